@@ -17,7 +17,7 @@ from searchers.journal import Journal
 def check_loggers(config: ExperimentConfig) -> None:
     """Check that the packages of the config's loggers are installed; `ConfigError` if one is not."""
     faults = [
-        (f"loggers.{name}", f"the package {name} is not installed here; pip install 'dray[loggers]', or remove it")
+        (f"loggers.{name}", f"the package {name} is not installed: pip install 'dray-train[loggers]', or remove it")
         for name in _named(config)
         if importlib.util.find_spec(name) is None
     ]

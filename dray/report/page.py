@@ -60,7 +60,7 @@ def _write(report: ReportData, file: Path) -> Path:
         import sklearn  # noqa: F401
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as missing:
-        raise ExperimentError(f"a report needs {missing.name}: pip install 'dray[report]'") from None
+        raise ExperimentError(f"a report needs {missing.name}: pip install 'dray-train[report]'") from None
     page = _Page(report)
     content = (
         (ASSETS / "page.html")

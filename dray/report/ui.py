@@ -42,7 +42,7 @@ def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
         if found["optuna_dashboard"] is not None:
             say(f"optuna-dashboard  {found['optuna_dashboard']}")
         elif not is_local_run(path):
-            say("optuna-dashboard is not installed here: pip install 'dray[ui]'")
+            say("optuna-dashboard is not installed here: pip install 'dray-train[ui]'")
         say("press Ctrl-C to stop them")
         threading.Event().wait()
 

@@ -67,7 +67,7 @@ def figures_of(reader: ExperimentReader, kind: str) -> bytes:
     try:
         found = _made(ReportData(reader), kind)
     except ModuleNotFoundError as missing:
-        error = {"error": f"these figures need {missing.name}: pip install 'dray[report]'"}
+        error = {"error": f"these figures need {missing.name}: pip install 'dray-train[report]'"}
     return html.script({"figures": found, "at": time.time(), "version": version, **error}).encode()
 
 

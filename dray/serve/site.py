@@ -61,7 +61,7 @@ async def _plotly(request: web.Request) -> web.StreamResponse:
             return web.Response(status=304, headers=headers)
         body = _packed_plotly()
     except ModuleNotFoundError:
-        raise web.HTTPNotFound(text="figures need plotly: pip install 'dray[report]'") from None
+        raise web.HTTPNotFound(text="figures need plotly: pip install 'dray-train[report]'") from None
     return web.Response(body=body, content_type="text/javascript", charset="utf-8", headers=headers)
 
 

@@ -146,7 +146,7 @@ def _filesystem(scheme: str, bucket: str, query: str, secrets: tuple[tuple[str, 
     try:
         return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme, **options)))
     except ImportError as error:
-        hint = "; for Azure: pip install 'dray[azure]'" if scheme in ("az", "abfs", "abfss") else ""
+        hint = "; for Azure: pip install 'dray-train[azure]'" if scheme in ("az", "abfs", "abfss") else ""
         raise ImportError(f"{scheme}:// needs a package that is not installed: {error}{hint}") from error
 
 

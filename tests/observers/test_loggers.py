@@ -76,8 +76,8 @@ def test_a_missing_library_is_reported_before_anything_starts(monkeypatch: pytes
     with pytest.raises(ConfigError) as raised:
         dray.Experiment(settings, model_dir=trials, path=tmp_path / "experiment")
     assert str(raised.value).splitlines()[1:] == [
-        "  loggers.mlflow: the package mlflow is not installed here; pip install 'dray[loggers]', or remove it",
-        "  loggers.wandb: the package wandb is not installed here; pip install 'dray[loggers]', or remove it",
+        "  loggers.mlflow: the package mlflow is not installed: pip install 'dray-train[loggers]', or remove it",
+        "  loggers.wandb: the package wandb is not installed: pip install 'dray-train[loggers]', or remove it",
     ]
     assert not (tmp_path / "experiment").exists()
 

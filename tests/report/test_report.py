@@ -415,5 +415,5 @@ def test_a_missing_experiment_or_package_is_an_error(
         write_report(tmp_path)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ExperimentError, match=r"needs sklearn: pip install 'dray\[report\]'"):
+    with pytest.raises(ExperimentError, match=r"needs sklearn: pip install 'dray-train\[report\]'"):
         write_report(path)

@@ -389,6 +389,6 @@ def test_child_locations_keep_the_query_and_the_secrets() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("adlfs") is not None, reason="it is installed")
 def test_the_error_about_a_missing_filesystem_package_names_it() -> None:
     with pytest.raises(
-        StorageError, match=r"az:// needs a package that is not installed: .*pip " r"install 'dray\[azure\]'"
+        StorageError, match=r"az:// needs a package that is not installed: .*pip " r"install 'dray-train\[azure\]'"
     ):
         RemoteDirectory(Location.of("az://container/results")).probe()
