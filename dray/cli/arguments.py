@@ -16,7 +16,7 @@ def _experiments(incomplete: str) -> list[str]:
     from dray.records.numbering import numbers_by_path
 
     paths, known = newest_first(experiment_directories(results_root())), numbers_by_path()
-    # Numbers only once a digit is typed: else they would be in the way of the names.
+    # Numbers only after a first digit: otherwise they would clutter the list of names.
     short = [str(known[path.resolve()]) for path in paths if path.resolve() in known] if incomplete else []
     names = [LATEST, *short, *(path.name for path in paths)]
     return [name for name in names if name.startswith(incomplete)]
@@ -45,7 +45,7 @@ ExperimentArg: TypeAlias = Annotated[
 OtherArg: TypeAlias = Annotated[
     str,
     typer.Argument(
-        metavar="OTHER", help="The experiment to compare it with, named likewise.", autocompletion=_experiments
+        metavar="OTHER", help="Experiment to compare with, given in the same way.", autocompletion=_experiments
     ),
 ]
 TrialArg: TypeAlias = Annotated[
@@ -75,16 +75,14 @@ Batches: TypeAlias = Annotated[
     typer.Option(
         "--batches",
         "-b",
-        help="Take the checkpoint after this many batches; by default, that of the trial's best validation.",
+        help="Take the checkpoint after this many batches; by default, the one at the trial's best validation.",
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
 Follow: TypeAlias = Annotated[
     bool, typer.Option("--follow", "-f", help="Keep printing new lines until the experiment or trial ends.")
 ]
-TailArg: TypeAlias = Annotated[
-    int | None, typer.Option("--tail", "-n", help="Print only this many lines, the last ones.", min=0)
-]
+TailArg: TypeAlias = Annotated[int | None, typer.Option("--tail", "-n", help="Print only the last N lines.", min=0)]
 Config: TypeAlias = Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment config file (YAML).")]
 Changes: TypeAlias = Annotated[
     list[str] | None,
@@ -109,7 +107,7 @@ def check_follow(follow: bool, json: bool) -> None:
 
 
 def target(output: Path | None, name: str) -> Path:
-    """The directory to write to, which must not exist yet, or be empty; else `BadUse`."""
+    """The directory to write to. `BadUse` if it exists and is not empty."""
     path = output if output is not None else Path(name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadUse(f"{path} already exists; give another directory with --output")

@@ -146,8 +146,8 @@ def export(
     """Export a checkpoint's weights and hyperparameters for use without dray.
 
     model.pt is the model's state_dict: model.load_state_dict(torch.load("model.pt", weights_only=True)). hparams.json
-    holds the hyperparameters that the model was created with. Of a sharded model, this makes one file; it needs no
-    GPU, and memory for the largest tensor alone.
+    holds the hyperparameters that the model was created with. The shards of a sharded model become one file. This
+    needs no GPU, and memory only for the largest tensor.
 
     \b
     dray checkpoint export latest -o model
@@ -166,11 +166,11 @@ def export(
 
 @contextmanager
 def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[Location, str]]:
-    """One checkpoint, and the name for a directory with it.
+    """A checkpoint, and a name for a directory with it.
 
-    Raises, also for errors that the block meets as it reads the checkpoint:
-        NoExperiment: there is none.
-        BadUse: it is damaged.
+    Raises, also for errors in the block:
+        NoExperiment: there is no such checkpoint.
+        BadUse: the checkpoint is damaged.
     """
     try:
         if (one := _one(experiment)) is not None:

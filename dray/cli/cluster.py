@@ -67,8 +67,8 @@ def check(
 ) -> None:
     """Check a cluster for problems before anything trains on it. Exit code 1 if there are any.
 
-    Checks each node's versions, GPUs, clock and access to the storage, the network between nodes, what NCCL can use of
-    it, and an all-reduce over the GPUs of several nodes. Only the all-reduce needs free slots.
+    Checks each node's versions, GPUs, clock and access to the storage, the network between nodes and NCCL's use of it,
+    and an all-reduce over the GPUs of several nodes. Only the all-reduce needs free slots.
 
     \b
     RAY_ADDRESS=auto dray cluster check --storage s3://bucket/results
@@ -89,7 +89,7 @@ def check(
 
 
 def _place(storage: str | None) -> Location | None:
-    """Where checkpoints go by the option, by the config that it names, or by the environment."""
+    """The checkpoint storage from the option, from the config that it names, or from the environment."""
     from dray.config.load import load_config
     from dray.storage import Location
 

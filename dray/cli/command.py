@@ -1,4 +1,4 @@
-"""The whole command with its groups, and its help."""
+"""The command ``dray``: its groups and its help."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @functools.cache
 def _command() -> Any:
-    """The click command of all of it, made once: that takes longer than most commands, and tests run hundreds."""
+    """The click command. Cached, because it takes longer to make than most commands, and tests run hundreds."""
     command = typer.main.get_command(app)
     _tidy(command)
     return command
 
 
 def _tidy(command: Any) -> None:
-    """Tidy the help: join the lines of each paragraph, as Typer wraps them for the terminal but keeps line breaks, and
-    show flags without their type, which is <bool> for all."""
+    """Tidy the help: join the lines of each paragraph, as Typer wraps them but keeps line breaks, and omit the type
+    of flags, which is always <bool>."""
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(each if each.startswith("\b") else each.replace("\n", " ") for each in paragraphs)
     for option in command.get_params(command.context_class(command, help_option_names=HELP)):

@@ -1,4 +1,4 @@
-"""What ``dray experiment list`` and ``describe`` print, as text and as JSON."""
+"""The output of ``dray experiment list`` and ``describe``, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def overview(each: Overview) -> dict[str, Any]:
 
 
 def show_all(where: str | None, *, json: bool) -> None:
-    """Print all experiments in a place; None: in the default storage, or on the server that ``DRAY_SERVER`` names."""
+    """Print all experiments in a directory or store; None: in the results directory, or on the server of
+    ``DRAY_SERVER``."""
     up = Server.find() if where is None else None
     submitted: dict[str, Mapping[str, Any]] = {}
     if up is None or up.is_here:
@@ -164,7 +165,7 @@ def _front(read: ReadExperiment) -> list[dict[str, Any]] | None:
 
 
 def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for all failures that came from the same line of the user's code."""
+    """One line for each group of failures from the same line of the user's code."""
     from dray.records.logs import grouped_failures, short_error, where
 
     lines = []
@@ -180,7 +181,7 @@ def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def local_details(run: LocalRun) -> dict[str, Any]:
-    """What a local run's description has besides its overview, as JSON."""
+    """The fields of a local run's description that its overview does not have, as JSON."""
     return {
         "batches": max((row["batches"] for row in run.rows), default=0),
         "metrics": last_values(run.metrics()),

@@ -27,12 +27,12 @@ from dray.training.errors import SearcherMetricError
 from searchers.errors import JournalError
 
 FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
-SIGNALLED = 128  # the exit code of a command that a signal stopped is this and the signal's number, as shells have it
+SIGNALLED = 128  # added to the number of the signal that stopped the command, as shells do
 _UNKNOWN = "no such command"
 _MEANT = {"run": "create", "train": "create", "start": "create", "compare": "diff", "show": "describe"}
-"""Commands by the names that other tools have for them."""
+"""Commands by their names in other tools."""
 
-# The classes of errors in a command line, from click or from the copy of it that newer versions of Typer bring.
+# click's classes of usage errors, or those of the copy of click in newer versions of Typer.
 _UsageError: Any
 _ClickException: Any
 _UsageError, _ClickException = typer.BadParameter.__mro__[1:3]
@@ -47,7 +47,7 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
         code = command(args=arguments, prog_name="dray", standalone_mode=False)
     except _UsageError as error:
         message, code = _in_our_style(error.format_message()), BAD_INPUT
-        if message:  # it is empty if no command was given; then the help was printed
+        if message:  # empty without a command: then the help was printed
             known = ""
             if _UNKNOWN in message:
                 known = _elsewhere(error) or _of_determined(sys.argv[1:] if arguments is None else arguments)
@@ -79,10 +79,10 @@ def handle_errors() -> Iterator[None]:
         raise typer.Exit(_print_error("\n".join([str(error), *users_line(error, None)]), FAILED)) from None
     except BdbQuit:
         raise typer.Exit(_print_error("the debugger was left, which ended the run", FAILED)) from None
-    except (PermissionError, ConnectionError) as error:  # ConnectionError also: no such Ray cluster
-        if users_line(error, None):  # it is the trial's, with --local
+    except (PermissionError, ConnectionError) as error:  # ConnectionError: for example, no such Ray cluster
+        if users_line(error, None):  # from the trial's code, with --local
             raise
-        if isinstance(error, BrokenPipeError):  # as of `dray ... | head`, which has read enough
+        if isinstance(error, BrokenPipeError):  # in `dray ... | head`, after head has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit from None
         raise typer.Exit(_print_error(str(error), FAILED)) from None
@@ -90,7 +90,7 @@ def handle_errors() -> Iterator[None]:
         if (full := is_full(error)) is None or users_line(error, None):
             raise
         where = f" to {full.filename}" if full.filename else ""
-        message = f"can't write{where}: {full.strerror}; free some space: what was recorded is intact"
+        message = f"can't write{where}: {full.strerror}; free some space: all records are intact"
         raise typer.Exit(_print_error(message, FAILED)) from None
     except KeyboardInterrupt as stopped:
         raise typer.Exit(_report_signal(stopped)) from None
@@ -98,7 +98,7 @@ def handle_errors() -> Iterator[None]:
 
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """Within the block SIGINT, SIGTERM and SIGHUP end the process at once, with one line.
+    """Let SIGINT, SIGTERM and SIGHUP end the process at once within the block, with one line.
 
     `Experiment.run` installs its own handlers, which call these at the second signal.
     """
@@ -117,7 +117,7 @@ def exit_on_signals() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Write what is buffered, or drop it if the terminal was closed: Python would drop it too, and exit with 120."""
+    """Flush the output, or drop it if the terminal was closed: Python would drop it too, and exit with 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -135,7 +135,7 @@ def _signal_name(number: signal.Signals) -> str:
 
 
 def _elsewhere(error: Any) -> str:
-    """Which commands of other groups were meant by an unknown one; "" if none has such a name."""
+    """A suggestion of commands with this name in other groups; "" if there is none."""
     word = error.message.split("'")[1] if "'" in error.message else ""
     word = _MEANT.get(word, word)
     groups = error.ctx.find_root().command.commands
@@ -148,7 +148,7 @@ def _elsewhere(error: Any) -> str:
 
 
 def _of_determined(arguments: Sequence[str]) -> str:
-    """What to use instead of a command that only Determined has; "" if that is not known."""
+    """A suggestion in place of a command that only Determined has; "" if there is none."""
     from dray.compat.names import COMMANDS
 
     short = {"e": "experiment", "t": "trial", "c": "checkpoint", "lt": "list-trials", "lc": "list-checkpoints"}

@@ -55,32 +55,32 @@ def create(
         typer.Option(
             "--path",
             "--storage",
-            help="Store the experiment in this directory; if there is one, or it is in the object store, continue it.",
+            help="Directory for the experiment; if it, or its copy in the object store, has one, continue that one.",
         ),
     ] = None,
     storage_path: Annotated[
         str | None, typer.Option(help="Store checkpoints in this directory, or in s3://BUCKET/PREFIX.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print its log until it ends, as without --detach.")
+        bool, typer.Option("--follow", "-f", help="Print its log until it ends; the default without --detach.")
     ] = False,
     detach: Detach = False,
     no_server: NoServer = False,
 ) -> None:
     """Create an experiment from a config file and run it until it ends.
 
-    If a server is up (see dray serve), it is submitted to that and followed, unless --local, --path or --storage-path
-    is given.
+    If a server is up (see dray serve), submit it to the server and follow it there, unless --local, --path or
+    --storage-path is given.
 
     \b
     dray experiment create asha.yaml .           model code in this directory
     dray experiment create asha.yaml . --local   one trial, for a debugger
     dray experiment create asha.yaml . --detach  submit it to the server
     dray experiment create asha.yaml . --config searcher.max_trials=8
-    dray experiment create asha.yaml . --path results/digits   again: continues it
+    dray experiment create asha.yaml . --path results/digits   run it again to continue
     """
     if local and storage_path is not None:
-        raise BadUse("--storage-path can't be used with --local, which stores all in one directory; use --path")
+        raise BadUse("--storage-path can't be used with --local, which stores everything in one directory; use --path")
     if detach and follow:
         raise BadUse("--detach does not follow; give only one of --detach and --follow")
     here = local or no_server or path is not None or storage_path is not None
@@ -103,7 +103,7 @@ def create(
             directory = run_local(checked, code, path=path, command=shlex.join([*again, "--local"]))
             typer.echo(f"results: {directory}")
         else:
-            # At once: to import the model, with torch, takes seconds.
+            # Printed first, because importing the model and torch takes seconds.
             typer.echo(f"{checked.name}: importing {checked.entrypoint} ...", err=True)
             _run(dray.Experiment.of_command(checked, model_dir=code, path=path, storage_path=storage_path))
 
@@ -114,7 +114,7 @@ def fork(
 ) -> None:
     """Run the code of an experiment again, with some fields of its config changed, as a new experiment.
 
-    If a server is up, it is submitted to that and followed.
+    If a server is up, submit it to the server and follow it there.
 
     \b
     dray experiment fork latest --config hyperparameters.lr=0.02
@@ -148,7 +148,8 @@ def list_(
     """List experiments and local runs with their state, progress and best metric, the newest last.
 
     RUNNING: a driver runs it. STOPPED: no driver runs it; it can be resumed. COMPLETED: it has ended. ERROR: it has
-    ended without a completed trial. On a server also QUEUED, STOPPING and PAUSED, and how many slots its trials have.
+    ended without a completed trial. With a server there are also QUEUED, STOPPING and PAUSED, and a column of the slots
+    in use.
 
     \b
     dray experiment list
@@ -183,7 +184,7 @@ def describe(experiment: ExperimentArg, json: Json = False) -> None:
 
 @app.command()
 def diff(experiment: ExperimentArg, other: OtherArg, json: Json = False) -> None:
-    """Show in what two experiments differ: their configs, field by field, and their code, as a unified diff.
+    """Show how two experiments differ: their configs, field by field, and their code, as a unified diff.
 
     \b
     dray experiment diff 11 12
@@ -253,7 +254,7 @@ def stop(experiment: ExperimentArg) -> None:
 
 @app.command()
 def resume(experiment: ExperimentArg, detach: Detach = False) -> None:
-    """Resume an experiment that was stopped, or whose driver died; on the server, if it was submitted to one.
+    """Resume an experiment after it was stopped or its driver died; on the server if it was submitted to one.
 
     \b
     dray experiment resume latest
@@ -270,7 +271,7 @@ def extend(
     ] = None,
     detach: Detach = False,
 ) -> None:
-    """Extend an experiment, finished or not, with more trials or longer ones, and run it.
+    """Extend an experiment, finished or not, with more or longer trials, and run it.
 
     \b
     dray experiment extend latest --max-trials 128
@@ -356,7 +357,7 @@ def _go_on(
     max_trials: int | None = None,
     max_length: int | None = None,
 ) -> None:
-    """Have an experiment run again: by this verb of the server that it was submitted to, else here."""
+    """Run an experiment again: through a verb of the server that it was submitted to, else in this process."""
     with exit_on_signals():
         there = server.begin(experiment, verb)
         if there is None:
@@ -378,7 +379,7 @@ def _run(experiment: dray.Experiment) -> None:
 
 
 def _log_info() -> None:
-    """Log from level INFO on in commands that train: with ``--local`` a trial's own ``logging.info`` too."""
+    """Log at level INFO in commands that train: with ``--local`` this includes the trial's own ``logging.info``."""
     logging.getLogger().setLevel(logging.INFO)
 
 
@@ -390,7 +391,7 @@ def _ask(question: str) -> None:
 
 
 def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
-    """Print a journal's new records, after the first ``known``."""
+    """Print a journal's records as it grows, after the first ``known``."""
     from dray.records.growing import GrowingJournal
     from dray.records.logs import event_lines, followed
     from searchers.journal import Journal

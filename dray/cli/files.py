@@ -19,7 +19,7 @@ app = typer.Typer(help="Print the schema of experiment configs.", no_args_is_hel
 
 @app.callback()
 def _group() -> None:
-    """Keeps this a group although it has only one command."""
+    """Make this a group although it has only one command."""
 
 
 @app.command()
@@ -42,7 +42,7 @@ def preview(
     changes: Changes = None,
     trials_per_hour: Annotated[
         float | None,
-        typer.Option(help="Full-length trials that the cluster trains per hour, to estimate the time that it takes."),
+        typer.Option(help="Full-length trials that the cluster trains per hour, to estimate the search's duration."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -67,10 +67,10 @@ def migrate(
     model_dir: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory written for Determined.")],
     json: Json = False,
 ) -> None:
-    """Report what must change in a model directory written for Determined. Exit code 1 if anything must.
+    """Report necessary changes in a model directory written for Determined. Exit code 1 if there are any.
 
     Reads Python files and experiment configs, without importing or running them. Each line says change (not supported,
-    and what to use instead) or ignored (has no effect here).
+    with the replacement) or ignored (has no effect here).
 
     \b
     dray migrate .

@@ -19,7 +19,7 @@ sets = typer.Typer(help="Change an experiment's share of the slots, its tags or 
 
 
 def pause(experiment: ExperimentArg) -> None:
-    """Pause an experiment on the server, also before it begins: its running trials save a checkpoint first.
+    """Pause an experiment on the server, running or queued. Its running trials save a checkpoint first.
 
     \b
     dray experiment pause latest
@@ -29,7 +29,7 @@ def pause(experiment: ExperimentArg) -> None:
 
 
 def activate(experiment: ExperimentArg) -> None:
-    """Queue an experiment on the server again that was paused or stopped; it continues where it was.
+    """Queue a paused or stopped experiment on the server again; it continues where it left off.
 
     \b
     dray experiment activate latest
@@ -39,7 +39,7 @@ def activate(experiment: ExperimentArg) -> None:
 
 
 def kill(experiment: ExperimentArg) -> None:
-    """End an experiment on the server at once: its running trials lose what they trained since their last checkpoints.
+    """End an experiment on the server at once. Its running trials lose all training since their last checkpoints.
 
     \b
     dray experiment kill latest
@@ -95,7 +95,7 @@ def weight(
     experiment: ExperimentArg,
     value: Annotated[float, typer.Argument(metavar="WEIGHT", help="More than 0; by default, 1.")],
 ) -> None:
-    """Set an experiment's weight: its share of the slots among those of one priority.
+    """Set an experiment's weight: its share of the slots relative to experiments of the same priority.
 
     \b
     dray experiment set weight latest 2
@@ -108,9 +108,9 @@ def weight(
 @sets.command(name="max-slots")
 def max_slots(
     experiment: ExperimentArg,
-    value: Annotated[str, typer.Argument(metavar="SLOTS", help="The most slots that it may have, or 'none'.")],
+    value: Annotated[str, typer.Argument(metavar="SLOTS", help="Maximum number of slots, or 'none'.")],
 ) -> None:
-    """Set the most slots that an experiment's trials may have together.
+    """Limit the number of slots that an experiment's trials use together.
 
     \b
     dray experiment set max-slots latest 4
@@ -124,7 +124,7 @@ def max_slots(
 def tags(
     experiment: ExperimentArg,
     values: Annotated[
-        list[str] | None, typer.Argument(metavar="[TAG]...", help="Its new tags; none removes them.")
+        list[str] | None, typer.Argument(metavar="[TAG]...", help="New tags; without any, all tags are removed.")
     ] = None,
 ) -> None:
     """Set an experiment's tags, which the page shows and searches.
@@ -139,7 +139,7 @@ def tags(
 @sets.command()
 def notes(
     experiment: ExperimentArg,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Its new notes; '' removes them.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="New notes; '' removes them.")],
 ) -> None:
     """Set an experiment's notes, which the page shows.
 

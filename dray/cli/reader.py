@@ -1,4 +1,4 @@
-"""Opens an experiment for the commands that describe it, and finds its trials as people name them."""
+"""Opens an experiment for the commands that describe it, and finds trials by their number or as 'best'."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadExperiment:
-    """An experiment, or a temporary copy of a remote one, and its reader, which has read it."""
+    """An experiment, or a temporary copy of a remote one, and its reader."""
 
     stored: StoredExperiment
     reader: ExperimentReader
 
     def checkpoints(self, trial: int | None) -> list[StoredCheckpoint]:
-        """The complete checkpoints of a trial, by batches; None: of all trials. Not verified."""
+        """The complete checkpoints of a trial, or of all trials, by batches; not verified."""
         from dray.records.checkpoints import list_checkpoints
 
         return [each for each in list_checkpoints(self.stored.directory, trial) if each.is_complete]
 
     def checkpoint(self, trial: int) -> str | None:
-        """The id of the checkpoint at a trial's best validation, else of its latest one; not verified."""
+        """The id of the checkpoint at a trial's best validation, else of its latest checkpoint; not verified."""
         store, best = self.stored.directory.store(trial), self.reader.trials[trial].best_batches
         for batches in [*([] if best is None else [best]), *(batches for batches, _ in store.listed())]:
             if store.is_complete(batches):
@@ -43,7 +43,7 @@ class ReadExperiment:
         return None
 
     def trial(self, named: str | None) -> int:
-        """The number of a trial; if none is named, of the only one."""
+        """The number of a trial, given by number or as "best"; None: the only trial."""
         name, trials, best = self.stored.name, self.reader.trials, self.reader.best()
         if named is None:
             if len(trials) == 1:
@@ -65,11 +65,11 @@ class ReadExperiment:
 
 @contextmanager
 def read_experiment(experiment: str) -> Iterator[ReadExperiment]:
-    """Read an experiment; a copy of a remote one exists only within the block.
+    """Read an experiment. The copy of a remote one exists only within the block.
 
     Raises:
         NoExperiment, StorageError: see ``open_experiment``.
-        BadUse: it has not started, or its metrics are damaged.
+        BadUse: the experiment has not started, or its metrics are damaged.
         JournalError: its journal is damaged.
     """
     from dray.records.listing import open_experiment

@@ -40,11 +40,11 @@ def ui(
     ] = None,
     port: Annotated[int, typer.Option(help="Port of TensorBoard; optuna-dashboard uses the next free one.")] = 6006,
 ) -> None:
-    """Serve a live page of all experiments until Ctrl-C, or find that of the server (see dray serve).
+    """Serve a live page of all experiments until Ctrl-C, or print the URL of the server's page (see dray serve).
 
-    With an experiment, finished or running, also its TensorBoard and optuna-dashboard.
+    With an experiment, finished or running, also serve its TensorBoard and optuna-dashboard.
 
-    To see them from another machine: ssh -L 8600:localhost:8600 -L 6006:localhost:6006 -L 6007:localhost:6007 HOST
+    To open them on another machine: ssh -L 8600:localhost:8600 -L 6006:localhost:6006 -L 6007:localhost:6007 HOST
 
     \b
     dray ui
@@ -77,10 +77,8 @@ def ui(
 
 
 def _page(results: Path, stack: contextlib.ExitStack) -> str | None:
-    """The address of the page: the server's, or if none is up, of one that is served until the stack is closed.
-
-    None if there is nothing to show.
-    """
+    """The URL of the server's page, or of one that is served until the stack is closed; None if there is nothing to
+    show."""
     from dray.serve.client import Server
 
     server = Server.find()

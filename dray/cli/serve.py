@@ -24,18 +24,16 @@ def serve(
         str | None,
         typer.Option(help="Ray cluster to train on; by default that of RAY_ADDRESS, or one on this machine."),
     ] = None,
-    idle_s: Annotated[
-        float, typer.Option(help="End worker groups that no experiment has needed for so many seconds.", min=0)
-    ] = 600.0,
+    idle_s: Annotated[float, typer.Option(help="End worker groups after this many idle seconds.", min=0)] = 600.0,
     status: Annotated[
-        bool, typer.Option("--status", help="Print the state of the server that is up, and its queue.")
+        bool, typer.Option("--status", help="Print the state and the queue of the running server.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Serve experiments: a queue, worker processes that stay up from one experiment to the next, and a live page.
 
-    While it is up, dray experiment create submits to it. Ctrl-C lets running trials save a checkpoint; what was queued
-    or running continues when it is started again.
+    While it is up, dray experiment create submits to it. Ctrl-C lets running trials save a checkpoint; queued and
+    running experiments continue when the server starts again.
 
     \b
     dray serve
@@ -91,8 +89,8 @@ def _status(json: bool) -> None:
 
 
 def _row(each: dict[str, Any]) -> list[object]:
-    it, share = each["submitted"], each["submitted"]["share"]
-    slots = f"{it['slots']:g}" + (f" of {share['max_slots']}" if share["max_slots"] else "")
+    submitted, share = each["submitted"], each["submitted"]["share"]
+    slots = f"{submitted['slots']:g}" + (f" of {share['max_slots']}" if share["max_slots"] else "")
     trials = f"{each['ended']}/{each['max_trials'] or each['trials']}"
     shown = [each["number"], each["name"], each["state"], share["priority"], f"{share['weight']:g}"]
-    return [*shown, slots, it["waiting"], trials]
+    return [*shown, slots, submitted["waiting"], trials]

@@ -1,4 +1,4 @@
-"""What the commands do through the server: which experiments are its, following one, and how that ends."""
+"""Commands that go through the server: finding its experiments, following one, and reporting its end."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from dray.text import counted
 if TYPE_CHECKING:
     from dray.records.overview import Overview
 
-END = 1 << 59  # a place behind every journal's end
+END = 1 << 59  # an offset beyond every journal's end
 
 Detach: TypeAlias = Annotated[
-    bool, typer.Option("--detach", "-d", help="With a server: return once it has the experiment, without following it.")
+    bool, typer.Option("--detach", "-d", help="Submit it to the server and return, without following it.")
 ]
 NoServer: TypeAlias = Annotated[
     bool, typer.Option("--no-server", help="Run it in this process even if a server is up (see dray serve).")
@@ -60,7 +60,7 @@ def find(experiment: str) -> tuple[Server, str] | None:
 
 
 def seen(overview: Overview) -> tuple[Overview, Submitted | None]:
-    """The overview of an experiment, and what the server that is up here knows of it, if it was submitted to that."""
+    """An experiment's overview, with the server's state, and its entry on the server if it was submitted to one."""
     from dray.records.root import results_root
 
     server = Server.find()
@@ -74,7 +74,7 @@ def seen(overview: Overview) -> tuple[Overview, Submitted | None]:
 
 
 def must(experiment: str, verb: Callable[[Server, str], Submitted], *, without: str = "") -> Submitted:
-    """Call a verb that only a server has; ``without`` is the subcommand to use without a server, if there is one."""
+    """Call a verb that only a server has; ``without`` names the subcommand for use without a server, if any."""
     found, instead = find(experiment), f"dray experiment {without} {shlex.quote(experiment)}"
     if found is None:
         from dray.records.lookup import locate
@@ -96,7 +96,7 @@ def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, 
 
 
 def submitted(server: Server, name: str, *, searched: str = "", detach: bool) -> None:
-    """Print the name of an experiment that was just submitted, and follow it, unless ``detach``."""
+    """Print the name of a newly submitted experiment, and follow it unless ``detach``."""
     number = server.number(name)
     label = name if number is None else f"experiment {number}: {name}"
     typer.echo(label if detach else f"{label}, submitted to {server.url}")
@@ -107,8 +107,8 @@ def submitted(server: Server, name: str, *, searched: str = "", detach: bool) ->
 
 
 def begin(experiment: str, verb: Callable[[Server, str], Submitted]) -> tuple[Server, str, int] | None:
-    """Call a verb that has an experiment run again: the server, its name, and where its journal ended before; None if
-    it was not submitted to a server that is up."""
+    """Call a verb that runs an experiment again. Returns the server, the experiment's name, and the offset of its
+    journal's end before; None if it was not submitted to a running server."""
     found = find(experiment)
     if found is None:
         return None
@@ -128,7 +128,7 @@ def begun(server: Server, name: str, after: int, *, detach: bool) -> None:
 
 
 def follow_log(server: Server, name: str, tail: int | None) -> None:
-    """Print the log of an experiment in the server's results directory, and what is added, until it has ended."""
+    """Print the log of an experiment in the server's results directory until the experiment ends."""
     lines: list[str] = []
     after = 0
     while (news := server.events(name, after))["lines"]:
@@ -138,7 +138,7 @@ def follow_log(server: Server, name: str, tail: int | None) -> None:
 
 
 def follow(server: Server, name: str, after: int = 0) -> None:
-    """Print an experiment's log as it grows, until it neither runs nor waits to; then its result."""
+    """Print an experiment's log until it is no longer active, and then its result."""
     if server.is_here:  # for the summary, while the experiment starts: pandas takes half a second to import
         threading.Thread(target=importlib.import_module, args=("dray.display.best_trials",)).start()
     _print_log(server, name, after)
@@ -146,14 +146,14 @@ def follow(server: Server, name: str, after: int = 0) -> None:
 
 
 def wait(server: Server, name: str) -> dict[str, Any]:
-    """Wait until an experiment neither runs nor waits to; its last news, see `Server.events`."""
+    """Wait until an experiment is no longer active. Returns its last events, see `Server.events`."""
     for _ in server.follow(name, END, say=tell):
         pass
     return server.events(name, END)
 
 
 def finish(server: Server, name: str, *, summary: bool) -> None:
-    """Report how an experiment ended, by a line and the exit code."""
+    """Report an experiment's end, by a line and the exit code."""
     from dray.records.overview import COMPLETED
     from dray.serve.submission import why_failed
 
@@ -170,8 +170,8 @@ def finish(server: Server, name: str, *, summary: bool) -> None:
 
 
 def stop(server: Server, name: str) -> bool:
-    """Stop an experiment, and wait until its trials have saved; one that is stopping already is ended at once.
-    Returns whether it was submitted to the server."""
+    """Stop an experiment and wait until its trials have saved; a second call ends it at once. Returns False if it was
+    not submitted to the server."""
     try:
         if server.events(name, END)["state"] == "STOPPING":
             tell(f"ending {name} at once")
@@ -191,8 +191,8 @@ def stop(server: Server, name: str) -> bool:
 
 
 def delete(path: str) -> bool:
-    """Delete an experiment in the results directory of a server that is up, so that it does not start it again.
-    Returns whether there is such a server."""
+    """Delete an experiment through the server of its results directory, which would start it again otherwise. Returns
+    False if there is no such server."""
     from dray.records.root import results_root
 
     server, where = Server.find(), Path(path)
@@ -203,7 +203,7 @@ def delete(path: str) -> bool:
 
 
 def _print_log(server: Server, name: str, after: int, lines: Sequence[str] = ()) -> None:
-    """Print these lines and what is added to a log, until the experiment neither runs nor waits to, or Ctrl-C."""
+    """Print lines and then a log's new lines, until the experiment is no longer active or Ctrl-C is pressed."""
     try:
         for line in itertools.chain(lines, server.follow(name, after, say=tell)):
             typer.echo(line)

@@ -1,4 +1,4 @@
-"""Prints results on standard output: a table for a person, one JSON value for a program."""
+"""Printing results to standard output: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WIDE = 10_000
-"""The width if standard output is no terminal: a program wants each row in one line."""
+"""The width if standard output is not a terminal: programs want each row on one line."""
 
 
 def as_json(value: Any) -> None:
@@ -30,10 +30,10 @@ def as_json(value: Any) -> None:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[str] = ()) -> None:
-    """Print aligned columns: those of ``left`` to the left, the others to the right.
+    """Print aligned columns; those in ``left`` are left-aligned, the others right-aligned.
 
-    Long text belongs in the last column, which is wrapped on a terminal; nothing is cut off. Rich's own table takes
-    seconds for 10,000 rows.
+    Long text belongs in the last column, which wraps on a terminal; nothing is cut off. Rich's own table takes seconds
+    for 10,000 rows.
     """
     cells = [list(headings), *([shown(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -62,7 +62,7 @@ def console() -> Console:
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> None:
-    """Print a line for each name and value; empty values are left out."""
+    """Print a line for each name and value, except empty values."""
     kept = [(name, shown(value)) for name, value in pairs if value not in (None, "", {}, [])]
     width = max((len(name) for name, _ in kept), default=0)
     for name, value in kept:
@@ -70,7 +70,7 @@ def fields(pairs: Iterable[tuple[str, object]]) -> None:
 
 
 def red(text: str) -> str:
-    """The text in red on a terminal; "" stays as it is."""
+    """The text, in red on a terminal."""
     return typer.style(text, fg=typer.colors.RED, bold=True) if text and sys.stdout.isatty() else text
 
 

@@ -191,7 +191,7 @@ def metrics(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print the metrics of a trial, one line for each point in its training at which any were reported.
+    """Print the metrics of a trial, one line for each batch at which any were reported.
 
     \b
     dray trial metrics latest best --kind validation

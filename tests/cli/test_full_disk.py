@@ -21,5 +21,5 @@ def test_it_is_one_line_also_if_more_failed_meanwhile(
         finally:
             raise OSError(errno.ENOSPC, "No space left on device")  # as of what is closed
     assert ended.value.exit_code == FAILED
-    said = "dray: can't write: No space left on device; free some space: what was recorded is intact\n"
+    said = "dray: can't write: No space left on device; free some space: all records are intact\n"
     assert capsys.readouterr().err == said
