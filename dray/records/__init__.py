@@ -1,1 +1,1 @@
-"""What an experiment leaves on disk: its directory, journal, metrics, logs and results."""
+"""An experiment's files: its directory, journal, metrics, logs and results."""

@@ -1,4 +1,4 @@
-"""An integer of each trial, in eight bytes: trials are numbered from 0, without gaps."""
+"""A compact map from trials to integers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 
 
 class ByTrial:
-    """An integer of each trial; -1 of those that were given none.
+    """An integer for each trial, in eight bytes; -1 by default. Trials are numbered from 0, without gaps.
 
     >>> batches = ByTrial()
     >>> batches[2] = 7

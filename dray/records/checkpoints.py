@@ -1,4 +1,4 @@
-"""List, verify, download and export the checkpoints of an experiment, or a single one."""
+"""Listing, verifying, downloading and exporting checkpoints."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ class StoredCheckpoint:
     """A checkpoint of an experiment.
 
     Attributes:
-        trial, batches: its trial, and after how many batches it was saved.
-        location: where it is.
+        trial, batches: its trial, and the batches trained when it was saved.
         size: total size of its files, in bytes.
-        is_complete: whether it has a manifest; without one it is being written or deleted, or that was interrupted.
+        is_complete: whether it has a manifest; otherwise its writing or deletion is in progress, or was interrupted.
     """
 
     trial: int
@@ -64,7 +63,7 @@ def list_checkpoints(directory: ExperimentDirectory, only: int | None = None) ->
 
 
 def damage(checkpoint: Location) -> str | None:
-    """Why a checkpoint can't be used; None if it is intact. All of it is read, and downloaded first if it is remote."""
+    """The reason why a checkpoint can't be used; None if it is intact. Reads all of it, after a download if remote."""
     try:
         with opened(checkpoint):
             return None
@@ -83,12 +82,11 @@ def export(checkpoint: Location, target: Path, form: Form = "state-dict") -> lis
 
     ``model.pt`` is the model's ``state_dict``, for ``torch.load(weights_only=True)``; with ``form="safetensors"`` it is
     ``model.safetensors``. With several models there are ``model_0.pt``, ``model_1.pt``, in the order of wrapping.
-    ``hparams.json`` has the hyperparameters, ``checkpoint.json`` the origin. A model need not fit
-    in memory.
+    ``hparams.json`` has the hyperparameters, ``checkpoint.json`` the origin. A model need not fit in memory.
 
     Raises:
         FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
-        ValueError: it holds something that can't be loaded as data, or that safetensors can't hold.
+        ValueError: the checkpoint contains objects that can't be loaded as data, or that safetensors can't store.
     """
     import torch
 
@@ -117,7 +115,7 @@ def export(checkpoint: Location, target: Path, form: Form = "state-dict") -> lis
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """A new directory to fill; it becomes ``target`` at the end of the block, or is removed if the block raises."""
+    """A new directory to fill. It is renamed to ``target`` after the block, or removed if the block raises."""
     target = target.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}-{uuid.uuid4().hex[:8]}")

@@ -1,4 +1,4 @@
-"""Download or delete an experiment."""
+"""Downloading and deleting experiments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def download(found: StoredExperiment, target: Path) -> list[str]:
     """Copy an experiment, from this machine and from its object store, into a new directory.
 
     Returns:
-        What is wrong with each damaged checkpoint; these are copied too.
+        An error for each damaged checkpoint; they are copied too.
     """
     directory = found.directory
     damages = []
@@ -30,7 +30,7 @@ def download(found: StoredExperiment, target: Path) -> list[str]:
             _fetch(RemoteDirectory(directory.storage), partial)
         there = {(each.trial, each.batches) for each in list_checkpoints(directory)}
         for each in list_checkpoints(ExperimentDirectory(partial)):
-            if (each.trial, each.batches) not in there:  # deleted meanwhile, perhaps half copied
+            if (each.trial, each.batches) not in there:  # deleted during the copy, which may be incomplete
                 shutil.rmtree(each.location.path)
             elif (why := damage(each.location)) is not None:
                 damages.append(why.replace(str(partial), str(target)))
@@ -38,10 +38,10 @@ def download(found: StoredExperiment, target: Path) -> list[str]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a tree, without files that are deleted meanwhile."""
+    """Copy a tree, ignoring files that are deleted meanwhile."""
     try:
         shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
-    except shutil.Error as error:  # lists the files that could not be copied; all others were
+    except shutil.Error as error:  # lists the files that could not be copied; all others are there
         left = [why for path, _, why in error.args[0] if Path(path).exists()]
         if left:
             raise OSError(f"can't copy {source}: {left[0]}") from None
@@ -61,7 +61,7 @@ def delete(found: StoredExperiment) -> None:
     Its config goes first, so that an interrupted deletion leaves no experiment that could be resumed.
     """
     directory = found.directory
-    # Locked until everything is deleted, so that nobody resumes it meanwhile.
+    # The lock keeps others from resuming it while it is being deleted.
     with Journal(directory.journal) if not found.is_copy else nullcontext():
         if not directory.storage.is_local:
             RemoteDirectory(directory.storage).delete(first=directory.config_file.name)

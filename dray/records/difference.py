@@ -1,4 +1,4 @@
-"""In what two experiments differ: their configs, field by field, and their code."""
+"""Differences between two experiments: their configs, field by field, and their code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dray.config.yaml_file import read_mapping
 from dray.records.directory import ExperimentDirectory
 
 MAX_TEXT_BYTES = 1 << 20
-"""Larger files are compared, but their lines are not: that takes minutes."""
+"""Larger files are compared as a whole: comparing their lines would take minutes."""
 _NOTHING = object()
 
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """A field of the config that has another value in each, or is only in one: its path, such as
-    ``hyperparameters.lr.minval``, and its values by ``"a"`` and ``"b"``, the experiment."""
+    """A field that differs, or that only one config has: its path, such as ``hyperparameters.lr.minval``, and its
+    values under ``"a"`` and ``"b"`` for the first and the second experiment."""
 
     path: str
     values: Mapping[str, Any]
@@ -43,7 +43,7 @@ def _fields(a: Any, b: Any, path: str) -> Iterator[FieldDifference]:
 
 
 def code_difference(a: ExperimentDirectory, b: ExperimentDirectory) -> list[str]:
-    """The lines of a unified diff of the copies of the code; for files that are no text, or too large, one line."""
+    """The lines of a unified diff of the code; one line for each differing file that is binary or too large."""
     lines: list[str] = []
     for name in sorted(_files(a.code) | _files(b.code)):
         files = [each.code / name for each in (a, b)]
@@ -67,7 +67,7 @@ def _files(code: Path) -> set[str]:
 
 
 def _text(content: bytes) -> list[str]:
-    """Lines, without their ends; a ValueError if it is no text, or too large."""
+    """The lines of a file; a ValueError if it is binary or too large."""
     if len(content) > MAX_TEXT_BYTES or b"\0" in content:
         raise ValueError
     return content.decode().splitlines()

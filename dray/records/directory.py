@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONGEST_NAME = 200
-"""Most bytes of an experiment's name in that of its directory, which also has the time; file systems allow 255."""
+"""Most bytes of an experiment's name in its directory's name, which also has the time; file systems allow 255."""
 
 PROBE_S = 10.0
-"""How long an unreachable object store is tried before a run begins."""
+"""How long an unreachable object store is retried before a run begins."""
 
 
 class ExperimentDirectory:
@@ -48,7 +48,7 @@ class ExperimentDirectory:
                metrics/                see `dray.records.metrics`
                trial_7/checkpoint_352/ see `dray.training.checkpoint.files`; or in an object store, below a like path
                trial_7/logs/           see `dray.worker.log`; trial_7/tensorboard/ and trial_7/outputs/ are beside them
-               storage.json            where that is, and the config's credentials for it; only its owner can read it
+               storage.json            the object store, and the config's credentials for it; only its owner can read it
                secrets.yaml            the config's secrets; only its owner can read it
                driver.json             this directory's id, in an object store see `dray.records.driver_lock`
                ray.log                 Ray's output in the driver's process, see `dray.cluster.ray_output`
@@ -67,12 +67,12 @@ class ExperimentDirectory:
         self.secrets_file = path / "secrets.yaml"
 
     def is_gone(self) -> bool:
-        """Whether it was deleted. Processes that still run may have written other files again, but never the config."""
+        """Whether it was deleted. Running processes may have written other files again, but never the config."""
         try:
             self.config_file.stat()
         except FileNotFoundError:
             return True
-        except OSError:  # of a file system that does not answer
+        except OSError:  # the file system does not answer
             pass
         return False
 
@@ -91,7 +91,7 @@ class ExperimentDirectory:
 
     @cached_property
     def storage(self) -> Location:
-        """Where checkpoints are: here, or in an object store."""
+        """The place of the checkpoints: this directory, or an object store."""
         if not self.storage_file.exists():
             return Location.of(self.path)
         stored = json.loads(self.storage_file.read_text())
@@ -101,14 +101,14 @@ class ExperimentDirectory:
         return store_at(self.storage.child(f"trial_{trial_id}"), self.trial(trial_id))
 
     def write_storage(self, where: Location) -> None:
-        """Record where checkpoints are, if not here."""
+        """Record that the checkpoints are in an object store."""
         with private.create(self.storage_file) as file:
             json.dump({"location": where.uri, "secrets": dict(where.secrets)}, file, indent=1)
 
     @classmethod
     def create(cls, path: Path, config: ExperimentConfig, code: Path | None) -> ExperimentDirectory:
-        """Create the directory, with the config and a copy of the model's code. If there is an experiment already,
-        or it can't be created, or the code is too large: `ConfigError`."""
+        """Create the directory, with the config and a copy of the model's code. Raises `ConfigError` if it has an
+        experiment already, can't be created, or the code is too large."""
         directory = cls(path)
         try:
             if directory.journal.exists():
@@ -129,7 +129,7 @@ class ExperimentDirectory:
         temporary = directory.config_file.with_suffix(".tmp")
         temporary.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
         os.replace(temporary, directory.config_file)
-        # The directory must be on the disk before its journal's records are.
+        # The directory must reach the disk before its journal's records do.
         force_to_disk(path)
         return directory
 
@@ -144,13 +144,13 @@ class ExperimentDirectory:
 
     def config(self) -> ExperimentConfig:
         """The config that the experiment was created with."""
-        from dray.config.load import stored_config  # not for a list, which needs less of it
+        from dray.config.load import stored_config  # lists do without this import
 
         return stored_config(self.config_file)
 
 
 def new_path(config: ExperimentConfig) -> Path:
-    """A directory for a new experiment: in the config's storage if that is a directory, else in ``DRAY_HOME``, else in
+    """A path for a new experiment: in the config's storage if that is a directory, else in ``DRAY_HOME`` or
     ``~/dray_results``."""
     where = config.checkpoint_storage.location
     root = where.path if where is not None and where.is_local else results_root()
@@ -159,8 +159,8 @@ def new_path(config: ExperimentConfig) -> Path:
 
 
 def link_into_results(path: Path) -> None:
-    """Link a new experiment that is elsewhere into the default storage, so that its name and ``latest`` find it."""
-    with suppress(OSError):  # the link exists; or the default storage can't be written, which is no reason not to run
+    """Link a new experiment into the results directory if it is elsewhere, so that its name and ``latest`` find it."""
+    with suppress(OSError):  # the link exists, or the results directory is not writable, which must not stop the run
         results_root().mkdir(parents=True, exist_ok=True)
         (results_root() / path.name).symlink_to(path)
 
@@ -172,8 +172,7 @@ def unlink_from_results(path: Path) -> None:
 
 
 def check_storage(where: Location | None) -> None:
-    """Check, before anything trains, that an object store can be written to, read and deleted from, by doing it;
-    `ConfigError` if not."""
+    """Write, read and delete a file in an object store before anything trains; `ConfigError` if that fails."""
     if where is None or where.is_local:
         return
     try:

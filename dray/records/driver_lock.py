@@ -1,10 +1,10 @@
-"""Only one driver at a time runs an experiment that is in an object store, whatever machine it is on.
+"""A lock across machines: only one driver at a time runs an experiment that is in an object store.
 
 On one machine the journal's lock ensures that. Across machines there is only the store, and no lock that every store
 supports. So the running driver rewrites `driver.json` there every few seconds, as a heartbeat. A driver on another
-machine takes over only once the heartbeat has stopped for a while. A driver that finds another one's file in place of
-its own was presumed dead, such as during a network failure, and exits. One of two drivers always goes on: each reads
-the file before it writes, and the one that reads the other's does not write again.
+machine takes over only after the heartbeat has stopped for a while. A driver that finds another driver's file in place
+of its own has been presumed dead, for example during a network failure, and exits. One of two drivers always goes on:
+each reads the file before it writes, and a driver that reads the other's file does not write again.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ FILE = "driver.json"
 EVERY_S = 10.0
 """Seconds between heartbeats."""
 SILENT_S = 3 * EVERY_S
-"""A driver without a heartbeat for so long is presumed dead."""
+"""A driver without a heartbeat for this long is presumed dead."""
 POLL_S = 1.0
-"""How often the heartbeat of another driver is looked at."""
+"""How often another driver's heartbeat is checked."""
 PATIENCE_S = 5.0
-"""How long an object store is tried: a user, or the next heartbeat or copy, waits for the answer."""
+"""How long an object store is retried: a user, or the next heartbeat or copy, is waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """What `driver.json` says.
+    """The contents of `driver.json`.
 
     Attributes:
-        directory: an id of the experiment's directory on the driver's machine; a copy of the experiment gets another.
-        host, path: the machine's name, and that directory.
-        time: when it was written, in seconds since 1970 by the driver's clock.
-        runs: False once it has exited cleanly.
+        directory: a unique id of the experiment's directory on the driver's machine; a copy gets its own id.
+        host, path: the machine's name, and the path of that directory.
+        time: the heartbeat, in Unix time (s) by the driver's clock.
+        runs: False after a clean exit.
     """
 
     directory: str
@@ -58,15 +58,15 @@ class Driver:
 
     @property
     def seems_to_run(self) -> bool | None:
-        """Whether it runs, as far as one look tells; None if it has not exited cleanly, or the clocks differ."""
+        """Whether the driver runs, judged by its last heartbeat; None if it may have died, or the clocks differ."""
         if not self.runs:
             return False
         return True if abs(time.time() - self.time) < SILENT_S else None
 
 
 class DriverLock:
-    """Held by the driver that runs an experiment; for one that is not in an object store it does nothing. `lost_to`:
-    the driver that has taken over the experiment, as text; None while none has."""
+    """The lock that a running driver holds; a no-op for an experiment without an object store. `lost_to`: a
+    description of the driver that has taken over the experiment, or None."""
 
     def __init__(self, directory: ExperimentDirectory) -> None:
         self.lost_to: str | None = None
@@ -75,7 +75,7 @@ class DriverLock:
         self._thread: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Hold it from now on. To be called by the one process that has the journal open.
+        """Take the lock. The caller must have the journal open.
 
         Raises:
             ExperimentError: another driver runs the experiment, or another directory has continued it.
@@ -93,7 +93,7 @@ class DriverLock:
                 f"move {path} away to resume from the newest copy. To go back to the state in {path} instead, delete "
                 f"{place}/{FILE} first"
             )
-        with contextlib.suppress(StorageError):  # the copies of the experiment go there too, and say so
+        with contextlib.suppress(StorageError):  # `Mirror` writes to the same store, and reports its failures
             self._write(runs=True)
         self._thread = threading.Thread(target=self._run, name="dray-driver-lock", daemon=True)
         self._thread.start()
@@ -126,18 +126,21 @@ class DriverLock:
 
 
 def last_driver(directory: ExperimentDirectory) -> Driver | None:
-    """The driver that ran an experiment last, if it is in an object store and had one; an `ExperimentError` if a driver
-    runs it. No process on this machine may have its journal open."""
+    """The last driver of an experiment in an object store, or None; an `ExperimentError` if a driver runs it. No
+    process on this machine may have its journal open."""
     if directory.storage.is_local:
         return None
     return wait_for_silence(directory.storage, own=_driver_of(directory, directory.path).directory)
 
 
 def wait_for_silence(place: Location, own: str | None = None) -> Driver | None:
-    """Wait until no driver runs the experiment at this place. Returns the last one that did, if any.
+    """Wait until the last driver of an experiment has been silent for long enough. Returns that driver, if any.
 
     Args:
-        own: the id of a directory on this machine that no driver uses now, as its journal's lock shows.
+        own: the id of a directory on this machine; its journal's lock shows that no driver uses it.
+
+    Raises:
+        ExperimentError: the driver is running.
     """
     remote = RemoteDirectory(place, patience_s=PATIENCE_S)
     last = read_driver(remote)
@@ -159,13 +162,13 @@ def wait_for_silence(place: Location, own: str | None = None) -> Driver | None:
 
 
 def take_over(directory: ExperimentDirectory, path: Path) -> None:
-    """Say that this copy of an experiment, which is about to move to this path, is the one that goes on."""
+    """Record in the store that this copy of an experiment, which is about to move to `path`, is the current one."""
     remote = RemoteDirectory(directory.storage, patience_s=PATIENCE_S)
     write_driver(remote, replace(_driver_of(directory, path), runs=False))
 
 
 def read_driver(remote: RemoteDirectory) -> Driver | None:
-    """What is in the file in an experiment's place in a store; None if there is none."""
+    """The driver recorded in a store; None if there is none."""
     try:
         return Driver(**json.loads(remote.read(FILE)))
     except (FileNotFoundError, ValueError, TypeError):
@@ -177,7 +180,7 @@ def write_driver(remote: RemoteDirectory, driver: Driver) -> None:
 
 
 def _driver_of(directory: ExperimentDirectory, path: Path) -> Driver:
-    file = directory.path / FILE  # made at its first use
+    file = directory.path / FILE  # created on first use
     if not file.exists():
         file.write_text(json.dumps({"directory": uuid.uuid4().hex}))
     mine = str(json.loads(file.read_text())["directory"])

@@ -1,7 +1,7 @@
-"""Follows an experiment's journal and metrics while they are written: after the first call, only what is new is read.
+"""Incremental readers of an experiment's journal and metrics: after the first call, they read only new records.
 
-The writer of metrics moves rows from its tail to Parquet every few seconds and begins a new tail. The old one stays for
-a while under another name, and its reader has it open, so that it can read its end first.
+The writer of metrics moves rows from its tail to Parquet every few seconds and begins a new tail. The old tail stays
+for a while under another name, and its readers have it open, so they can read its end first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class GrowingJournal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._end = 0  # of what was read, in bytes
+        self._end = 0  # offset of the first unread byte
 
     def new_records(self) -> tuple[list[dict[str, Any]], bool]:
-        """The records since the last call, and whether all were read again, because it has become shorter."""
+        """The records since the last call, and whether the file was read anew because it has become shorter."""
         try:
             with self._path.open("rb") as file:
                 is_another = file.seek(0, os.SEEK_END) < self._end
@@ -36,7 +36,7 @@ class GrowingJournal:
             return [], False
         data = data[: data.rfind(b"\n") + 1]
         records = Journal.parse(data, where=str(self._path))
-        if len(records) < data.count(b"\n"):  # a line did not reach the disk whole: resuming removes it
+        if len(records) < data.count(b"\n"):  # a line reached the disk only in part: resuming removes it
             data = b"".join(data.splitlines(keepends=True)[: len(records)])
         self._end += len(data)
         return records, is_another
@@ -52,11 +52,11 @@ class GrowingMetrics:
         self._began = False
 
     def new_rows(self) -> tuple[pa.Table | None, list[dict[str, Any]]]:
-        """The rows since the last call, in the order in which they were written; a row may come again.
+        """The rows since the last call, in the order of writing; rows may repeat.
 
         Returns:
-            The rows of the parts, if all was read (again), which makes what was returned before void; and those of the
-            tail.
+            The rows of the parts if everything was read anew, else None; and the rows of the tail. Rows from the parts
+            replace all rows returned before.
         """
         if not self._began:
             return self._from_the_start()
@@ -67,20 +67,20 @@ class GrowingMetrics:
             return None, rows
         if self._file is not None and os.fstat(self._file.fileno()).st_ino == now:
             return None, rows
-        rows += self._read()  # what was written between the first read and the end of the old tail
+        rows += self._read()  # rows written to the old tail since the read above
         if self._file is not None and not self._is_packed(self._file):
             return self._from_the_start()
         self._open()
         return None, rows + self._read()
 
     def close(self) -> None:
-        """Close the file that is open. The next call reads all again."""
+        """Close the open file. The next call reads everything anew."""
         if self._file is not None:
             self._file.close()
         self._file, self._partial, self._began = None, b"", False
 
     def _from_the_start(self) -> tuple[pa.Table, list[dict[str, Any]]]:
-        # The tail first: rows that move to a part meanwhile are then read twice rather than never.
+        # The tail first: rows that move to a part meanwhile are read twice rather than never.
         self.close()
         self._open()
         tail, parts = self._read(), read_parts(self._directory)
@@ -109,7 +109,7 @@ class GrowingMetrics:
         return rows
 
     def _is_packed(self, file: IO[bytes]) -> bool:
-        """Whether this is the tail before the present one."""
+        """Whether this is the tail before the current one."""
         try:
             return os.stat(self._directory / PACKED).st_ino == os.fstat(file.fileno()).st_ino
         except FileNotFoundError:

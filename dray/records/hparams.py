@@ -1,4 +1,4 @@
-"""Hyperparameters by dotted names."""
+"""Dotted names of hyperparameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested hyperparameters by dotted names.
+    """Flatten nested hyperparameters to dotted names.
 
     >>> flatten({"optimizer": {"name": "sgd", "lr": 0.1}, "hidden": 64})
     {'optimizer.name': 'sgd', 'optimizer.lr': 0.1, 'hidden': 64}
@@ -19,7 +19,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def in_order(names: Iterable[str], written: Iterable[str]) -> list[str]:
-    """Dotted names in the order in which a config has their first parts; those that it does not have come last.
+    """Sort dotted names by the order of their first parts in a config; names that it does not have come last.
 
     >>> in_order(["hidden", "lr", "optimizer.name"], ["lr", "optimizer", "hidden"])
     ['lr', 'optimizer.name', 'hidden']

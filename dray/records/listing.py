@@ -1,7 +1,7 @@
-"""Opens experiments in the default storage, a directory or an object store, and gives an overview of each.
+"""Opens experiments in the results directory, another directory or an object store, and lists their overviews.
 
-Reading an experiment in an object store makes a temporary copy of its small files and changes nothing there: it may be
-running on another machine.
+Reading an experiment in an object store makes a temporary copy of its small files and changes nothing in the store, as
+the experiment may be running on another machine.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredExperiment:
-    """An experiment that was found.
+    """An experiment, found by `open_experiment` or a list.
 
     Attributes:
-        directory: its directory; for one in an object store, that of a copy.
+        directory: its directory, or that of a copy if it is in an object store.
         where: its path, or its URI.
         is_copy: whether ``directory`` is a copy.
-        number: its number in the results directory; None if it has none.
+        number: its number in the results directory, or None.
     """
 
     directory: ExperimentDirectory
@@ -53,8 +53,8 @@ class StoredExperiment:
         return Location.of(self.where).name
 
     def read(self) -> ExperimentReader:
-        """Its reader, which has read it. A damaged journal is a `JournalError`; a config or metrics, a ValueError or
-        OSError."""
+        """A reader that has read the experiment. Raises `JournalError` if the journal is damaged, and ValueError or
+        OSError if the config or the metrics are."""
 
         def seems_to_run() -> bool | None:
             driver = read_driver(RemoteDirectory(self.directory.storage, patience_s=PATIENCE_S))
@@ -72,7 +72,7 @@ class StoredExperiment:
 
 @contextmanager
 def open_experiment(experiment: Name) -> Iterator[StoredExperiment]:
-    """The experiment, see `locate`; a copy of a remote one exists only within the block."""
+    """Open an experiment, see `locate`. The copy of a remote one exists only within the block."""
     where = locate(experiment)
     location = Location.of(where)
     if location.is_local:
@@ -86,7 +86,7 @@ def open_experiment(experiment: Name) -> Iterator[StoredExperiment]:
 
 
 def list_experiments(root: str | None = None) -> list[Overview]:
-    """All experiments below a directory or a place in an object store, the newest last. None: the default storage."""
+    """All experiments in a directory or below a URI, the newest last. None: the results directory."""
     location = Location.of(results_root()) if root is None else parse_location(root)
     if not location.is_local:
         with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -1,6 +1,6 @@
-"""Local runs: what `Trainer.fit()` and `core.init()` write outside of an experiment, in `DRAY_HOME/local`.
+"""Local runs, which `Trainer.fit()` and `core.init()` write to `DRAY_HOME/local` outside of an experiment.
 
-A run has a directory with `metrics.jsonl`, a line per report, and its checkpoints; see `dray.hosts.local`.
+A run's directory has `metrics.jsonl`, with a line per report, and its checkpoints; see `dray.hosts.local`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOCAL = "local"
 
 
 def is_local_run(path: Path) -> bool:
-    """Whether this is the directory of a local run. A checkpoint of one is not, although it has its metrics too."""
+    """Whether this is the directory of a local run. Its checkpoints have metrics too, but are not runs."""
     return (path / METRICS).is_file() and not (path / MANIFEST).exists() and not (path / "experiment.yaml").exists()
 
 
@@ -38,7 +38,7 @@ def local_runs(root: Path) -> list[Path]:
 
 
 def reject_local_run(path: Path) -> None:
-    """Raises `NoExperiment` if it is a local run, for what only experiments can do."""
+    """Raise `NoExperiment` for a local run, in commands that need an experiment."""
     if is_local_run(path):
         raise NoExperiment(
             f"{path.name} is a local run, not an experiment: look at it with dray experiment describe, dray trial "
@@ -53,19 +53,19 @@ class LocalRun:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """Its reports, without an incomplete last one."""
+        """The reports, except for an incomplete last one."""
         lines = (self.path / METRICS).read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     @property
     def state(self) -> Literal["RUNNING", "COMPLETED", "STOPPED", "UNKNOWN"]:
-        """UNKNOWN: it was killed or has failed; or it is a program with the core API, whose end is not recorded."""
+        """UNKNOWN: the run was killed or failed, or it is a program with the core API, whose end is not recorded."""
         with (self.path / METRICS).open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return "RUNNING"
-            except OSError:  # no locks here
+            except OSError:  # the file system has no locks
                 return "UNKNOWN"
         last = self.rows[-1] if self.rows else {}
         if not last.get("final"):
@@ -74,7 +74,7 @@ class LocalRun:
 
     @cached_property
     def searcher(self) -> dict[str, Any]:
-        """The ``searcher`` section of its config, from its latest checkpoint; {} for a script without a config."""
+        """The config's ``searcher`` section, from the latest checkpoint; {} for a script without a config."""
         for _, checkpoint in self.checkpoints:
             try:
                 return dict(read_mapping(Path(checkpoint) / "experiment.yaml").get("searcher") or {})
@@ -84,7 +84,7 @@ class LocalRun:
 
     @cached_property
     def best(self) -> tuple[float, int] | None:
-        """The best value of the searcher's metric, and after how many batches; None if none is known."""
+        """The best value of the searcher's metric, and its number of batches; None if unknown."""
         if not self.searcher:
             return None
         trial = TrialRecord(0, compared_by(self.searcher))
@@ -97,17 +97,17 @@ class LocalRun:
 
     @property
     def checkpoints(self) -> list[tuple[int, str]]:
-        """(batches, path) of each, the latest first."""
+        """Batches and path of each checkpoint, the latest first."""
         return [each for each in CheckpointStore(self.path).listed() if (Path(each[1]) / MANIFEST).exists()]
 
     def metrics(self, *, system: bool = False) -> pd.DataFrame:
-        """Its metrics, or figures of the machine, as a table like that of an experiment with one trial, 0."""
+        """The metrics, or the machine's figures, as a table like that of an experiment with one trial, 0."""
         import pandas as pd
 
         kinds = ["system"] if system else ["training", "validation"]
         columns = ["trial_id", "batches", "epochs", "kind", "name", "value", "time"]
         table = pd.DataFrame([(0, *values) for row in self.rows for values in _values(row, kinds)], columns=columns)
-        # A run that was resumed after it was killed has measured some batches again.
+        # A run that was killed and resumed has measured some batches twice.
         once = table.drop_duplicates(["batches", "kind", "name"], keep="last")
         return once.sort_values(["batches", "kind", "name"], kind="stable")
 

@@ -22,7 +22,7 @@ from searchers.space import Space
 POLL_S = 0.3
 """How often a growing file is read."""
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
-"""The UTC time at the beginning of each line of a trial's output."""
+"""The UTC time that begins each line of a trial's output."""
 _WHERE = re.compile(r"[^\s:]+ at (.+:\d+ in \S+)")
 _HEAD_ENDS = re.compile(rf"\n\n(?:Traceback \(most recent call last\):\n|{LOG_TAIL})")
 
@@ -34,15 +34,15 @@ def read_output(
 
     Args:
         places: directories with logs of the trial.
-        starts: where to begin in each file, in bytes; 0 by default.
-        rank: only this rank's output; by default that of all ranks.
-        most: the most bytes that are read of each file; -1: all.
-        final: whether incomplete last lines count.
+        starts: the offset to begin at in each file, in bytes; 0 by default.
+        rank: only this rank's output; None: all ranks.
+        most: the most bytes to read from each file; -1: all.
+        final: whether incomplete last lines are included.
 
     Returns:
-        The lines, and where to begin the next time.
+        The lines, and the offsets for the next call.
     """
-    # Sorted by name, a rank's files are in the order of their age, with this machine's own file last.
+    # Sorted by name, a rank's files are in the order of age, with this machine's own file last.
     found = {path.name: path for place in places for path in place.glob("rank_*.log")}
     ranks = {name: int(match[1]) for name in sorted(found) if (match := NAME.fullmatch(name))}
     files = {name: number for name, number in ranks.items() if rank in (None, number)}
@@ -62,8 +62,8 @@ def read_output(
 
 
 def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[str]]:
-    """The output of a trial's ranks, see `read_output`: a function that returns the lines since its last call; its
-    argument is whether incomplete last lines count."""
+    """A function that returns the new lines of a trial's output since its last call, see `read_output`. Its argument
+    tells whether incomplete last lines are included."""
     starts: dict[str, int] = {}
 
     def new(final: bool) -> list[str]:
@@ -75,16 +75,15 @@ def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[s
 
 
 def followed(new: Callable[[bool], list[str]], is_running: Callable[[], bool]) -> Iterator[str]:
-    """Lines as they are written, until their writer has exited. `new` returns the lines since its last call."""
+    """Yield lines as they are written, until their writer has exited. `new` returns the lines since its last call."""
     while is_running():
         yield from new(False)
         time.sleep(POLL_S)
-    # Lines that were written after the last read.
-    yield from new(True)
+    yield from new(True)  # lines written after the last read
 
 
 def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """A journal in readable form: one line per record, without the records that only the driver needs."""
+    """A journal in readable form: one line per record, omitting those that only the driver needs."""
     metric, unit, space = config.searcher.first_metric, config.searcher.unit, config.space
     for record in records:
         try:
@@ -98,10 +97,8 @@ def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
 
 
 def short_error(error: object) -> list[str]:
-    """A journaled error in at most three lines: the error, and the line of the user's code that raised it.
-
-    Without a line of the user's code, only the error's last line.
-    """
+    """A journaled error in at most three lines: the error, and the line of the user's code that raised it. An error
+    from elsewhere is reduced to its last line."""
     head, *rest = _HEAD_ENDS.split(str(error or "").strip(), maxsplit=1)
     # The head of an error with a cause may be the cause's traceback.
     if rest and not head.startswith("Traceback"):
@@ -111,7 +108,7 @@ def short_error(error: object) -> list[str]:
 
 
 def failure_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A failure's record as the commands and the API give it; its time is in Unix time, in s."""
+    """A failure's record as the commands and the API show it, with its time as Unix time in s."""
     return {
         "trial": record["trial"],
         "again": record["event"] == "restarted",
@@ -125,7 +122,7 @@ def failure_fields(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grouped_failures(records: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Failure records by the line of the user's code, or else by the first line of the error; largest group first."""
+    """Failure records by the line of the user's code, or else by the error's first line; the largest group first."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for failure in records:
         kinds.setdefault(failure.get("where") or short_error(failure.get("error"))[0], []).append(failure)

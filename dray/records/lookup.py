@@ -1,7 +1,6 @@
-"""Looks an experiment up by what a user types: a number, a name or a unique part of one, ``latest``, a path, or a URI.
+"""Finds an experiment by its number, its name or a unique part of that, ``latest``, a path, or a URI.
 
-Names are those of the directories below ``DRAY_HOME`` (else ``~/dray_results``), and those of local runs in its
-``local``.
+Names are those of the directories in ``DRAY_HOME`` (else ``~/dray_results``), and of the local runs in its ``local``.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from dray.storage import Location
 from dray.text import file_name, some
 
 Name: TypeAlias = str | os.PathLike[str] | int
-"""Which experiment: see `locate`."""
+"""A reference to an experiment: see `locate`."""
 LATEST = "latest"
 _SHOWN = 5
 _PART_DIGITS = 4
-"""Digits alone are part of a name from this many on: ``delete 7`` must not take any name with a 7 in it."""
+"""The fewest digits that match as a part of a name: ``delete 7`` must not match every name with a 7 in it."""
 
 
 def locate(experiment: Name) -> str:
-    """Where an experiment or a local run is: the path of its directory, or a URI as it was given.
+    """The path of an experiment's or local run's directory, or its URI as given.
 
     Args:
-        experiment: a path, ``s3://...``, or in the default storage: a number, a name, a unique part of one, or
+        experiment: a path or ``s3://...``; or, in the results directory, a number, a name, a unique part of a name, or
             ``latest``.
 
     Raises:
@@ -67,8 +66,8 @@ def locate(experiment: Name) -> str:
 
 
 def names_of(experiment: str, names: Sequence[str]) -> list[str]:
-    """The names that a user may mean, who has typed this and no number: the latest, or the one that is equal, else
-    those that begin with it, else those that contain it. `names`: of all experiments, the newest first."""
+    """The names that match a user's input other than a number: the latest, or an equal name, else names that begin
+    with the input, else names that contain it. `names`: all experiments, the newest first."""
     if experiment == LATEST:
         return list(names[:1])
     if experiment in names:
@@ -87,13 +86,13 @@ def _candidates(paths: Sequence[Path]) -> str:
 
 
 def local_run(experiment: Name) -> LocalRun | None:
-    """The local run of this name; None if an experiment is meant. Raises as `locate`."""
+    """The local run of this name; None if it is an experiment's. Raises as `locate`."""
     where = Location.of(locate(experiment))
     return LocalRun(where.path) if where.is_local and is_local_run(where.path) else None
 
 
 def experiment_directories(root: Path) -> list[Path]:
-    """The directories of the experiments and local runs in a directory, sorted; links are resolved."""
+    """The directories of the experiments and local runs below a root, sorted; links are resolved."""
     if not root.is_dir():
         return []
     # Hidden directories are incomplete copies.
@@ -111,7 +110,7 @@ def newest_first(experiments: Sequence[Path]) -> list[Path]:
 
 
 def parse_location(where: str | os.PathLike[str]) -> Location:
-    """The location that a user typed; `NoExperiment` if it is no valid path or URI."""
+    """The location of a path or URI; `NoExperiment` if it is invalid."""
     try:
         return Location.of(where)
     except ValueError as error:

@@ -1,9 +1,9 @@
 """The metrics of an experiment: appended while it runs, read as one table.
 
 Rows go to `_tail.jsonl` at once, and every few seconds from there to Parquet: the newest part is rewritten with them
-until it is large. So any tool can read `metrics/*.parquet` at any time, as of some seconds ago, and `read_metrics` adds
-the rest. If a row comes twice (a trial that resumed from a checkpoint measures some batches again), only the last one
-counts, and only that one stays in the parts.
+until it is large. So any tool can read `metrics/*.parquet` at any time, some seconds behind, and `read_metrics` adds
+the rest. If a row repeats, because a trial that resumed from a checkpoint measured some batches again, only the last
+one counts, and the parts keep only that one.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ SCHEMA = pa.schema(
 )
 NAMES = ("kind", "name")
 SYSTEM = "system"
-"""The kind of rows with a trial's use of its machine and of time, which are not metrics of the trial."""
+"""The kind of rows about a trial's use of its machine and its time, which are not metrics of the trial."""
 TAIL = "_tail.jsonl"
-"""Tools that read the directory as one table skip names with this prefix. It sorts before the parts, so that
+"""Tools that read the directory as one table skip names with an underscore. The name sorts before the parts, so that
 `dray.records.mirror` copies a row that moves meanwhile twice rather than never."""
 PACKED = ".packed.jsonl"
-"""The tail whose rows were moved to a part last, for readers that have not read its end, see `growing`."""
+"""The previous tail, whose rows are in a part now, for readers that have not read its end; see `growing`."""
 NEXT = ".next.jsonl"
-"""The next tail, while it is made."""
+"""The next tail while it is being made."""
 ROWS_PER_PART = 50_000
 PACK_EVERY_S = 5.0
 PACK_SHARE = 0.01
-"""The largest share of the driver's time that is spent on writing parts: if that takes long, it is done less often."""
+"""The largest share of the driver's time for writing parts: slow writes happen less often."""
 
 
 class MetricsLog:
-    """The metrics below `directory`, which is made, open for appending; only the experiment's driver may do that."""
+    """The metrics in `directory`, open for appending by the experiment's driver. Creates the directory."""
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory, self._clock = directory, clock
         directory.mkdir(parents=True, exist_ok=True)
         self._tail = directory / TAIL
-        #: By trial, the last batch in the full parts, and the first one that was measured again since.
+        #: For each trial, the last batch in the full parts, and the first batch that was measured again since.
         self._last = ByTrial()
         self._remeasured: dict[int, int] = {}
         self._full, self._open = 0, SCHEMA.empty_table()
@@ -80,7 +80,7 @@ class MetricsLog:
         self._file.truncate(end)
 
     def append(self, trial_id: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows of one trial; when the call returns, they survive the death of this process."""
+        """Add rows of one trial. They survive the death of this process once the call returns."""
         added = [{"trial_id": trial_id, **row} for row in rows]
         if added:
             self._file.write("".join([json.dumps(row) + "\n" for row in added]).encode())
@@ -92,7 +92,7 @@ class MetricsLog:
             self._pack()
 
     def pack(self) -> None:
-        """Write rows to Parquet if it is time. To be called now and then, also while nothing is appended."""
+        """Write rows to Parquet if they are due. Call it regularly, also while nothing is appended."""
         if self._rows and self._clock() >= self._due:
             self._pack()
 
@@ -113,7 +113,7 @@ class MetricsLog:
             self._last[trial_id] = max(batches, self._last[trial_id])
 
     def _pack(self) -> None:
-        """Move the tail into the newest part. After a kill in between, rows are in both, but are read once."""
+        """Move the tail into the newest part. A kill in between leaves rows in both; readers count them once."""
         began = self._clock()
         if self._rows:
             packed = _deduplicated(pa.concat_tables([self._open, _table(self._rows)]))
@@ -123,7 +123,7 @@ class MetricsLog:
             if packed.num_rows >= ROWS_PER_PART:
                 self._count_full(packed)
                 self._open = SCHEMA.empty_table()
-            # Not truncated: a reader that follows it may not have read its end. The next one is opened first, as that
+            # The tail is not truncated: a reader may not have read its end. The next one is opened first, because that
             # may fail on a full disk.
             fresh = self._tail.with_name(NEXT)
             file = fresh.open("ab")
@@ -132,7 +132,7 @@ class MetricsLog:
             self._file.close()
             self._file = file
         self._rows = []
-        pa.default_memory_pool().release_unused()  # or it keeps tens of MB
+        pa.default_memory_pool().release_unused()  # otherwise the pool keeps tens of MB
         now = self._clock()
         self._due = now + max(PACK_EVERY_S, (now - began) / PACK_SHARE)
 
@@ -167,7 +167,7 @@ class MetricsLog:
 def read_metrics(directory: Path) -> pd.DataFrame:
     """All rows, sorted by trial, batches, kind, name: columns trial_id, batches, epochs, kind, name, value, time.
 
-    Works while another process appends.
+    Works while another process appends rows.
     """
     return _read(directory, system=False)
 
@@ -183,7 +183,7 @@ def read_trials(directory: Path, trials: Collection[int]) -> pd.DataFrame:
 
 
 def read_parts(directory: Path) -> pa.Table:
-    """The rows that are in Parquet, in the order in which they were written; kinds and names are dictionaries."""
+    """The rows in Parquet, in the order of writing; kinds and names are dictionary-encoded."""
     names = pa.dictionary(pa.int32(), pa.string())
     schema = pa.schema({name: names if name in NAMES else SCHEMA.field(name).type for name in SCHEMA.names})
     parts = [_read_part(path, schema) for path in _parts(directory)] or [schema.empty_table()]
@@ -191,7 +191,7 @@ def read_parts(directory: Path) -> pa.Table:
 
 
 def _read(directory: Path, *, system: bool, trials: list[int] | None = None) -> pd.DataFrame:
-    # The tail first: rows that move to a part meanwhile are then read twice rather than never.
+    # The tail first: rows that move to a part meanwhile are read twice rather than never.
     rows, _ = _whole(directory / TAIL)
     tail = _table([row for row in rows if trials is None or row.get("trial_id") in trials])
     wanted = None if trials is None else [("trial_id", "in", trials)]
@@ -207,19 +207,19 @@ def _read(directory: Path, *, system: bool, trials: list[int] | None = None) -> 
 
 
 def _deduplicated(table: pa.Table, among: int | None = None) -> pa.Table:
-    """The rows without those that come again later, in their order; only those among so many first rows."""
+    """The rows that do not repeat later, in their order; with `among`, only those of the first so many rows."""
     kept = np.sort(_latest(table))
     return table.take(kept[kept < (table.num_rows if among is None else among)])
 
 
 def _latest(table: pa.Table) -> np.ndarray[Any, Any]:
-    """Indices of the rows sorted by trial, batches, kind, name; of equal ones only the last row of the table."""
+    """Indices that sort the rows by trial, batches, kind, name, keeping only the last of equal rows."""
     columns = [table["trial_id"].to_numpy(), table["batches"].to_numpy()]
     for name in NAMES:
         column = table[name].combine_chunks().dictionary_encode()
         rank = np.argsort(np.argsort(np.array(column.dictionary.to_pylist(), object)))
         columns.append(rank.astype(np.int64)[column.indices.to_numpy()])
-    # One number for all four, if they fit: it is sorted three times as fast.
+    # One number for all four if they fit: sorting it is three times as fast.
     sizes = [1 + int(column.max(initial=0)) for column in columns]
     if math.prod(sizes) < 2**62 and all(int(column.min(initial=0)) >= 0 for column in columns):
         key = columns[0]
@@ -238,16 +238,16 @@ def _parts(directory: Path) -> list[Path]:
 
 def _read_part(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     names = [name for name in NAMES if pa.types.is_dictionary(schema.field(name).type)]
-    # Not `read_table`, which takes three times as long for a small one.
+    # `read_table` takes three times as long for a small part.
     part = pq.ParquetFile(pa.BufferReader(path.read_bytes()), read_dictionary=names)
     table = part.read(columns=schema.names, use_threads=False)
     return table if table.schema.equals(schema) else table.cast(schema)
 
 
 def _whole(tail: Path) -> tuple[list[dict[str, Any]], int]:
-    """The rows of a tail, which need not exist, before the first incomplete one, and where they end.
+    """The rows of a tail, which need not exist, before the first incomplete one, and the offset of their end.
 
-    The incomplete one is the last if a process was killed; after a power failure it may be any.
+    After a kill only the last row can be incomplete; after a power failure, any row.
     """
     rows, end = list[dict[str, Any]](), 0
     for line in tail.read_bytes().split(b"\n")[:-1] if tail.exists() else ():

@@ -1,7 +1,7 @@
-"""Keeps a complete copy of an experiment in its checkpoints' object store, so that it outlives its driver's machine.
+"""Keeps a complete copy of an experiment in the object store of its checkpoints, so that it outlives the machine.
 
-The config, the code, the metrics, the trials' logs and the journal are copied there every few seconds while it runs,
-and at its end. A file in an object store can't be appended to, so one that has grown is copied again, and a large
+The config, the code, the metrics, the trials' logs and the journal are copied every few seconds while it runs, and at
+its end. A file in an object store can't be appended to, so a file that has grown is copied again, and a large
 experiment is copied less often: while it runs, copies take at most `BYTES_PER_S` on average.
 """
 
@@ -31,26 +31,26 @@ from searchers.journal import Journal
 log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
-"""Seconds between two copies, and so how much of a search can be lost with its driver's machine. More if the files that
-grow (journal, newest metrics, logs) are larger than `EVERY_S * BYTES_PER_S`: 100 s for 100 MiB, a million events. The
-trials that ended in that time run again, from their checkpoints."""
+"""Seconds between two copies, and so the part of a search that can be lost with its driver's machine. It is longer if
+the growing files (journal, newest metrics, logs) exceed `EVERY_S * BYTES_PER_S`: 100 s for 100 MiB, a million events.
+Trials that ended in that time run again, from their checkpoints."""
 FIRST_S = 1.0
-"""The first copy is made this long after the run begins."""
+"""Seconds from the beginning of the run to the first copy."""
 LAST_PATIENCE_S = 60.0
-"""How long the last copy is retried while the store is away: there is no other after it."""
+"""How long the last copy is retried while the store is unavailable."""
 _SHOWN = 5
 _TRIAL = re.compile(r"trial_(\d+)/")
 
 
 class Mirror:
-    """Copies an experiment to where its checkpoints are, in a thread; does nothing if that is its own directory.
+    """Copies an experiment to the object store of its checkpoints, in a thread; a no-op without an object store.
 
     Args:
-        directory: of the experiment.
-        may_copy: whether its driver is still the one that runs it.
+        directory: the experiment's directory.
+        may_copy: returns whether this process is still the experiment's driver.
 
     Attributes:
-        missing: after `close`, what the copy lacks, and how to copy it; None if it is complete.
+        missing: after `close`, an error that says what the copy lacks and how to copy it; None if it is complete.
     """
 
     def __init__(self, directory: ExperimentDirectory, may_copy: Callable[[], bool] = lambda: True) -> None:
@@ -70,7 +70,7 @@ class Mirror:
             self._thread.start()
 
     def close(self) -> None:
-        """Copy what is new, and end. To be called after the journal was closed."""
+        """Make the last copy, and end the thread. Close the journal before."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -82,7 +82,7 @@ class Mirror:
             if self._directory.journal.exists():
                 try:
                     wait_s = max(EVERY_S, self._copy() / BYTES_PER_S)
-                except OSError as error:  # StorageError, or a file here that can't be read
+                except OSError as error:  # StorageError, or a local file that can't be read
                     self._outage.began(error)
         if not self._directory.journal.exists():  # it has not started, or was deleted
             return
@@ -93,12 +93,12 @@ class Mirror:
             self._report_missing(error)
 
     def _copy(self) -> int:
-        """Copy what has changed; returns the bytes that were sent."""
+        """Copy the changed files, and return the number of bytes sent."""
         sent = 0
         if not self._may_copy():
             return 0
         for path, name, state in self._changed():
-            with contextlib.suppress(FileNotFoundError):  # metrics that were moved to another part meanwhile
+            with contextlib.suppress(FileNotFoundError):  # metrics that moved to another part meanwhile
                 content = path.read_bytes()
                 self._remote.write(name, content)
                 self._copied[name] = state
@@ -118,7 +118,7 @@ class Mirror:
         log.error("%s", self.missing)
 
     def _changed(self) -> Iterator[tuple[Path, str, tuple[int, int]]]:
-        """The files that are not copied as they are now, each looked at when its turn comes."""
+        """The files that differ from their copies, each checked when its turn comes."""
         for path in self._files():
             with contextlib.suppress(FileNotFoundError):
                 name, found = self._name_of(path), path.stat()
@@ -131,22 +131,22 @@ class Mirror:
         return (name.with_name(stored_as(path)) if NAME.fullmatch(path.name) else name).as_posix()
 
     def _files(self) -> list[Path]:
-        """The journal after the metrics, since it must not be ahead of them; the config last, which makes the copy
-        complete."""
+        """The files to copy: the journal after the metrics, because it must not be ahead of them, and the config last,
+        because a copy with a config is complete."""
         directory = self._directory
-        # Not the targets of links, which are too large to be code.
+        # Targets of links are too large to be code.
         root = directory.code.resolve()
         found = (path for path in sorted(directory.code.rglob("*")) if path.is_file())
         code = [path for path in found if path.resolve().is_relative_to(root)]
         metrics = [path for path in sorted(directory.metrics.glob("*")) if not path.name.startswith(".")]
-        # Logs that this machine sees; workers elsewhere copy their own.
+        # Only this machine's logs: workers elsewhere copy their own.
         logs = [path for path in directory.path.glob("trial_*/logs/*") if NAME.fullmatch(path.name)]
         return [*code, *logs, *metrics, directory.journal, directory.config_file]
 
 
 def fetch_experiment(where: str | os.PathLike[str]) -> Path:
-    """The directory of an experiment on this machine. For one in an object store: its directory here, if there is one,
-    else a new copy.
+    """The directory of an experiment on this machine. An experiment in an object store is copied here first, unless it
+    has a directory here.
 
     Args:
         where: a local directory, or the URI above its checkpoints, used with the environment's credentials.
@@ -166,7 +166,7 @@ def fetch_experiment(where: str | os.PathLike[str]) -> Path:
 
 
 def fetch_to(path: Path, location: Location) -> None:
-    """Copy an experiment from an object store to a new directory, to be continued there."""
+    """Copy an experiment from an object store to a new directory, in order to continue it there."""
     directory = ExperimentDirectory(path.with_name(f".{path.name}-partial"))
     shutil.rmtree(directory.path, ignore_errors=True)
     driver_lock.wait_for_silence(location)
@@ -174,18 +174,18 @@ def fetch_to(path: Path, location: Location) -> None:
     directory.code.mkdir(exist_ok=True)
     started = {record.get("trial") for record in Journal.read(directory.journal) if record["event"] == "started"}
     _delete(trials - started, location)
-    # First: without it, the directory could not be resumed.
+    # Before the rename: without it, the directory could not be resumed.
     driver_lock.take_over(directory, path)
     directory.path.rename(path)
 
 
 def delete_trials(location: Location) -> None:
-    """Delete what trials have stored at the place of an experiment that was never copied there."""
+    """Delete the trials' files of an experiment that was never copied to the store."""
     _delete(_trials_of(RemoteDirectory(location, patience_s=PATIENCE_S).sizes()), location)
 
 
 def _delete(trials: Iterable[int], location: Location) -> None:
-    """Delete trials that no journal knows: they start from scratch, perhaps with other hyperparameters."""
+    """Delete trials that are in no journal: they start from scratch, perhaps with other hyperparameters."""
     for trial in trials:
         RemoteDirectory(location.child(f"trial_{trial}"), patience_s=PATIENCE_S).delete()
 

@@ -1,8 +1,8 @@
-"""Numbers of experiments: the short names that people type, counted up in each results directory.
+"""Numbers of experiments: short names to type, counted up in each results directory.
 
 A number is a symbolic link, ``DRAY_HOME/.numbers/12 -> ../digits-asha-20261121-175912-ab9a``. Making the link takes the
-number and says whose it is in one atomic step, on NFS too, where locks may not work. The link outlives a deleted
-experiment, so its number never means another one. Directories keep their unique names, because machines that share an
+number and assigns it to an experiment in one atomic step, on NFS too, where locks may not work. The link outlives a
+deleted experiment, so numbers are never reused. Directories keep their unique names, because machines that share an
 object store each count for themselves.
 """
 
@@ -18,7 +18,7 @@ LINKS = ".numbers"
 
 
 def paths_by_number() -> dict[int, Path]:
-    """The place of each number in the results directory, oldest first; the experiment may have been deleted."""
+    """The path of each number's experiment, oldest first; the experiment may have been deleted."""
     found = {}
     with suppress(OSError):
         for link in (results_root() / LINKS).iterdir():
@@ -28,14 +28,14 @@ def paths_by_number() -> dict[int, Path]:
 
 
 def number_of(path: Path) -> int | None:
-    """The number of an experiment; None if it has none."""
+    """The number of an experiment, or None."""
     place = _place(path)
     return next((number for number, each in paths_by_number().items() if each == place), None)
 
 
 def take_number(path: Path) -> int | None:
-    """The number of an experiment; a new one if it has none yet. None if the results directory has neither the
-    experiment nor a link to it, or can't be written."""
+    """The number of an experiment, taken now if it has none yet. None if the results directory has neither the
+    experiment nor a link to it, or is not writable."""
     place, mine = _place(path), number_of(path)
     if place is None or mine is not None:
         return mine
@@ -43,19 +43,19 @@ def take_number(path: Path) -> int | None:
     with suppress(OSError):
         links.mkdir(exist_ok=True)
         for number in count(max(paths_by_number(), default=0) + 1):
-            with suppress(FileExistsError):  # another driver has just taken it
+            with suppress(FileExistsError):  # another driver has just taken this number
                 (links / str(number)).symlink_to(target)
                 return number
     return None
 
 
 def numbers_by_path() -> dict[Path, int]:
-    """The number of each experiment, by its resolved path."""
+    """The numbers of all experiments, by resolved path."""
     return {path.resolve(): number for number, path in reversed(paths_by_number().items())}
 
 
 def _place(path: Path) -> Path | None:
-    """Where the results directory has an experiment: itself, or a link to it."""
+    """The path of an experiment in the results directory: itself, or a link to it."""
     root, path = results_root(), path.resolve()
     if path.is_relative_to(root.resolve()):
         return root / path.relative_to(root.resolve())

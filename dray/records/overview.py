@@ -1,4 +1,4 @@
-"""An overview of an experiment: a line of a list."""
+"""Overviews of experiments, as lists show them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ class Overview:
     """An overview of an experiment.
 
     Attributes:
-        name, path: of its directory; or its URI in an object store.
-        number: in the results directory, see `numbering`.
+        name: its directory's name.
+        path: its directory, or its URI in an object store.
+        number: its number in the results directory, see `numbering`; None if it has none.
         title: the config's ``name``.
-        state: docs/cli.md says what each means; on a server also those of `dray.serve.control.ExperimentState`.
-        why: it is DAMAGED, or in ERROR, or does not run though it should; "" if that is not known.
-        trials, ended, failed: how many trials there are so far, have ended, and have failed.
-        max_trials: how many there will be; None if that is not known in advance.
-        metric: the searcher's metric; of several the first objective.
+        state: see docs/cli.md; on a server also the states of `dray.serve.control.ExperimentState`.
+        why: the reason for the states DAMAGED and ERROR, or for an experiment that should run but does not; or "".
+        trials, ended, failed: numbers of trials so far, of those that have ended, and of those that have failed.
+        max_trials: the total number of trials; None if it is not known in advance.
+        metric: the searcher's metric, or the first objective.
         best, best_trial: the best validation of a trial that did not fail and keeps the constraints, and its trial.
-        front: with several metrics, the trials of the Pareto front.
-        began, last: its creation and its last event, in Unix time (s).
-        ran_s: for how long drivers have run it.
-        is_local: it is a local run: one trial, without a search.
+        front: with several metrics, the trials on the Pareto front.
+        began, last: times of its creation and its last event, in Unix time (s).
+        ran_s: total time of its drivers, in s.
+        is_local: whether it is a local run: one trial, without a search.
     """
 
     name: str
@@ -53,9 +54,7 @@ class Overview:
     why: str = ""
 
     def on_server(self, state: str, error: str) -> Overview:
-        """The same of an experiment that was submitted to a server, which knows more of it: the command and the page,
-        the list and the description all show this.
-        """
+        """This overview with the state that a server gives: the list, the description and the page all show it."""
         if state == "COMPLETED" and self.state in (*COMPLETED, "DAMAGED"):
             return self
         return replace(self, state=cast("ExperimentState", state), why=self.why or error)
@@ -65,24 +64,24 @@ class Overview:
         return self.name if self.number is None else f"{self.number}: {self.name}"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for the commands and the API; times are Unix times in s."""
+        """JSON for the commands and the API; times are Unix times in s."""
         found = {_NAMES.get(name, name): value for name, value in asdict(self).items()}
         nothing = {"why": self.why or None, "metric": self.metric or None}
         return found | nothing | {"title": self.title or self.name, "front": list(self.front) or None}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Overview:
-        """The reverse of `to_json`; what is missing, or null, is as by default."""
+        """The inverse of `to_json`; missing and null fields get their defaults."""
         given = {each.name: found.get(_NAMES.get(each.name, each.name)) for each in fields(cls)}
         return cls(**{name: value for name, value in given.items() if value is not None})
 
 
 _NAMES = {"best": "best_metric"}
-"""Names of fields in JSON, where they are others."""
+"""Names of fields that differ in JSON."""
 
 
 def compared_by(searcher: Mapping[str, Any]) -> Objectives:
-    """What trials are compared by, of a searcher section as it is in a file: one metric is one objective."""
+    """The objectives of a raw ``searcher`` section; a single metric is one objective."""
     if metrics := searcher.get("metrics"):
         return of_names(metrics)
     smaller = bool(searcher.get("smaller_is_better", True))

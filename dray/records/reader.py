@@ -1,7 +1,7 @@
-"""Reads an experiment's journal and metrics: after the first time only what was appended, also while a driver writes.
+"""The reader of an experiment's journal and metrics: incremental, also while a driver writes.
 
-All views of an experiment read it here, so that they show the same numbers: the list, the commands, `dray.Result`, the
-report, the server's page, notifications, the study for Optuna's tools.
+All views of an experiment use it, so that they show the same numbers: the list, the commands, `dray.Result`, the
+report, the server's page, notifications, and the study for Optuna's tools.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ class ExperimentReader:
 
     Args:
         directory: its directory, or a copy of it.
-        where: its path or URI, by default the directory's.
-        number: its number in the results directory; None if it has none.
-        is_running: returns whether a driver runs it, None if that can't be known; by default, whether one has the
-            journal open.
+        where: its path or URI, by default the directory's path.
+        number: its number in the results directory, or None.
+        is_running: returns whether a driver runs it, or None if unknown; by default, whether a process has the journal
+            open.
 
     Attributes:
-        is_running: whether a driver ran it when it was last read.
-        version: grows with each change.
-        records: how many records of the journal were read.
-        trials: by number.
-        failures: the journal's records of failures, after each of which the trial was restarted or given up.
-        metrics: kinds and names of metrics that were reported.
-        objectives: what trials are compared by; one metric is one objective, `metric` the first of several.
+        is_running: whether a driver was running at the last refresh.
+        version: increases with each change.
+        records: number of journal records read.
+        trials: the trials by number.
+        failures: the journal's records of failures; each led to a restart or to giving the trial up.
+        metrics: kinds and names of the reported metrics.
+        objectives: the metrics that rank trials; `metric` is the first.
         sign: 1 if smaller is better, else -1.
         has_epochs: whether all validations have their epochs.
         derived: values that views have cached.
 
     Raises:
-        ValueError: its experiment.yaml can't be read.
+        ValueError: experiment.yaml can't be read.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ExperimentReader:
         self.failures: list[Mapping[str, Any]] = []
         self.metrics: set[tuple[str, str]] = set()
         self.has_epochs = True
-        self._measured: dict[int, TrialRecord] = {}  # also trials that the journal does not have yet
+        self._measured: dict[int, TrialRecord] = {}  # includes trials that are not in the journal yet
         self._extended: list[Mapping[str, Any]] = []
         self._config: ExperimentConfig | None = None
         self._rungs: tuple[float, ...] | None = None
@@ -118,25 +118,25 @@ class ExperimentReader:
         self.version += 1
 
     def refresh(self, *, max_age_s: float = 0.0) -> None:
-        """Read what is new, unless that was done less than this long ago. A damaged journal is a `JournalError`,
-        metrics a ValueError."""
+        """Read new records, unless the last refresh is at most this old. Raises `JournalError` if the journal is
+        damaged, and ValueError if the metrics are."""
         with self.lock:
             if time.monotonic() - self._read_at < max_age_s:
                 return
             try:
                 self._refresh()
             except JournalError:
-                self._begin()  # perhaps it is another experiment
+                self._begin()  # the file may belong to another experiment now
                 self._refresh()
             self._read_at = time.monotonic()
 
     def close(self) -> None:
-        """Close its files. Another `refresh` reads all metrics again."""
+        """Close the files. Another `refresh` reads all metrics anew."""
         with self.lock:
             self._metrics.close()
 
     def _refresh(self) -> None:
-        self.is_running = self._has_driver()  # first: if a driver ends in between, its last record is read too
+        self.is_running = self._has_driver()  # before the journal: the last record of a driver that ends is read too
         records, is_another = self._journal.new_records()
         if is_another:
             self._begin(self._journal)
@@ -154,7 +154,7 @@ class ExperimentReader:
             for row in rows:
                 if row["kind"] != SYSTEM:
                     self._reported(row)
-        except Exception as error:  # also of rows that dray does not write, with which anything may happen
+        except Exception as error:  # rows that dray has not written may raise anything
             self._begin()
             why = f"{type(error).__name__}: {one_line(error)}"
             raise ValueError(f"the metrics in {self.directory.metrics} can't be read: {why}") from error
@@ -209,8 +209,8 @@ class ExperimentReader:
 
     # ------------------------------------------------------------------ metrics
     def _load(self, parts: pa.Table) -> None:
-        """All metrics that are in Parquet: only those that trials are compared by, and losses of trials that may have
-        diverged, become Python's."""
+        """Load all metrics from Parquet. Only the objectives, and the losses of trials that may have diverged, become
+        Python objects."""
         import numpy as np
 
         for trial in self._measured.values():
@@ -262,7 +262,7 @@ class ExperimentReader:
     # ------------------------------------------------------------------ the experiment
     @property
     def config(self) -> ExperimentConfig:
-        """Its config, with the budget that the search was last extended to."""
+        """The config, with the budget that the search was last extended to."""
         from dray.config.search import as_extended
 
         if self._config is None:
@@ -271,7 +271,7 @@ class ExperimentReader:
 
     @property
     def rungs(self) -> tuple[float, ...]:
-        """The rungs of its search, in its unit; () if its method is the user's own."""
+        """The rungs of the search, in the searcher's unit; () for a custom search method."""
         from dray.config.search import rungs_of
 
         if self._rungs is None:
@@ -309,12 +309,12 @@ class ExperimentReader:
     # ------------------------------------------------------------------ its trials
     @property
     def states(self) -> Counter[str]:
-        """How many trials are in each state."""
+        """The number of trials in each state."""
         return Counter(trial.state for trial in self.trials.values())
 
     def ranked(self) -> list[TrialRecord]:
-        """The trials that have validated, best first: those that failed after all others, and none with invalid
-        hyperparameters. With several metrics by violation of the constraints, by front, and by the first objective."""
+        """The trials that have validated, best first. Failed trials come last, and trials with invalid hyperparameters
+        are left out. With several metrics, the order is by violation of the constraints, front, and first objective."""
         with self.lock:
             if self._ranked[0] != self.version:
                 there = [each for each in self.trials.values() if each.losses and each.state != "INVALID_HP"]
@@ -331,7 +331,7 @@ class ExperimentReader:
             return self._ranked[1]
 
     def fronts(self) -> dict[int, int]:
-        """With several metrics, the front of each trial that keeps every limit and did not fail, from 1: the Pareto
+        """With several metrics, the front of each trial that keeps every limit and did not fail; 1 is the Pareto
         front."""
         self.ranked()
         return self._ranked[2]
@@ -342,17 +342,17 @@ class ExperimentReader:
         return [trial.id for trial in self.ranked() if fronts.get(trial.id) == 1]
 
     def eligible(self) -> list[TrialRecord]:
-        """The trials that can be the best, best first: without those that failed, or exceed a limit."""
+        """The trials that can be the best, best first: they did not fail, and keep every limit."""
         return [trial for trial in self.ranked() if trial.is_eligible]
 
     def best(self) -> TrialRecord | None:
-        """The best trial of those; with several metrics, that in the first objective."""
+        """The best eligible trial; with several metrics, the best in the first objective."""
         return next((trial for trial in self.ranked()[:1] if trial.is_eligible), None)
 
     @property
     def varying(self) -> list[str]:
-        """Dotted names of the hyperparameters that differ between trials, or that only some have; in the config's
-        order."""
+        """Dotted names of the hyperparameters that differ between trials, or that only some trials have, in the
+        config's order."""
         with self.lock:
             for trial in self._started:
                 drawn = {name: str(value) for name, value in trial.hparams.items()}
@@ -365,13 +365,13 @@ class ExperimentReader:
 
     @property
     def hparam_names(self) -> list[str]:
-        """Dotted names of all hyperparameters that were drawn, in the config's order."""
+        """Dotted names of all sampled hyperparameters, in the config's order."""
         names = dict.fromkeys(name for trial in self.trials.values() for name in trial.hparams)
         return in_order(names, self.config.hyperparameters)
 
     # ------------------------------------------------------------------ in words
     def state_summary(self) -> str:
-        """ "2 completed, 1 with invalid hyperparameters": how many trials are in each state."""
+        """ "2 completed, 1 with invalid hyperparameters": the number of trials in each state."""
         words = {"INVALID_HP": "with invalid hyperparameters"}
         return ", ".join(f"{count:,} {words.get(state, state.lower())}" for state, count in self.states.most_common())
 
@@ -387,11 +387,12 @@ class ExperimentReader:
         return f"{counted(len(since), 'trial')} diverged: NaN since batch {some(each, _SHOWN)}" if since else ""
 
     def nan_since(self) -> dict[int, int]:
-        """By trial that has diverged: the batches since which a loss is NaN or infinite."""
+        """For each diverged trial, the batch since which a loss is NaN or infinite."""
         return {trial.id: trial.nan_since for trial in self.trials.values() if trial.nan_since is not None}
 
     def no_best_reason(self) -> str:
-        """Why there is no best trial although some have validated; "" if there is one, or none has validated."""
+        """The reason why no trial is the best although some have validated; "" if there is a best one, or none has
+        validated."""
         if not (there := self.ranked()) or self.best() is not None:
             return ""
         closest = f"trial {there[0].id} ({self.metric} {there[0].best_metric:.4g})"
@@ -416,20 +417,18 @@ def _numpy(column: pa.ChunkedArray | pa.Array) -> Any:
 
 
 def _sections(config: str) -> str:
-    """The sections of a config that a list needs: to parse all would take most of its time.
-
-    Not `load_config`, which imports what the config names, such as Optuna, to check it.
-    """
+    """The sections of a config that a list needs. Parsing all of it would take most of a list's time, and `load_config`
+    imports libraries that the config names, such as Optuna."""
     sections = re.split(r"^(?=\S)", config, flags=re.M)
     if "&" in config or not all(re.match(r"\w+:[ \n]", section) for section in sections[1:]):
-        return config  # dray has not written it
+        return config  # written by hand
     return "".join(each for each in sections if each.startswith(("name:", "searcher:")))
 
 
 @functools.lru_cache(maxsize=64)
 def _parsed(sections: str) -> Any:
-    """Many experiments of a list have the same."""
-    # The fast parser ends the process where values are nested some 50,000 deep; the other one raises an error.
+    """Cached, because many experiments of a list have the same sections."""
+    # The fast parser crashes at a nesting of some 50,000 levels; the other one raises an error.
     is_flat = sum(map(sections.count, "[{-?:")) < 1000
     return yaml.load(sections, getattr(yaml, "CSafeLoader", yaml.SafeLoader) if is_flat else yaml.SafeLoader)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 10
-"""Trials in a notebook's table."""
+"""Most trials in a notebook's table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,10 @@ class BestTrial:
     Attributes:
         trial_id: its number.
         hparams: its hyperparameters.
-        metric: the searcher's metric at its best validation; of several the first objective.
-        metrics: all metrics of the searcher there, by name.
+        metric: the searcher's metric, or the first objective, at its best validation.
+        metrics: all metrics of the searcher at that validation, by name.
         batches: batches trained at that validation.
-        checkpoint: the checkpoint of that validation; the trial's latest if ``checkpoint_policy`` kept none there.
+        checkpoint: the checkpoint of that validation, or the trial's latest if ``checkpoint_policy`` kept none there.
     """
 
     trial_id: int
@@ -61,13 +61,12 @@ class Result:
     """An experiment's results.
 
     Args:
-        path: the experiment, as the command takes it: its number, a unique part of its name, ``"latest"``, its
-            directory, or ``s3://bucket/results/digits-1``, whose small files are then copied for as long as this object
-            lives.
-        trial: its class, if the experiment was given one that can't be imported from the copy of its code.
+        path: the experiment, as for the command: its number, a unique part of its name, ``"latest"``, its directory, or
+            a URI such as ``s3://bucket/results/digits-1``, whose small files are copied for this object's lifetime.
+        trial: the trial class, if it can't be imported from the experiment's copy of the code.
 
     Attributes:
-        path: the experiment's directory; that of the copy, for one in an object store.
+        path: the experiment's directory, or that of the copy if it is in an object store.
 
     Raises:
         NoExperiment: there is none, or several match.
@@ -89,7 +88,7 @@ class Result:
             return f"<dray.Result {self.path}>"
 
     def _repr_html_(self) -> str:
-        """A line, and a table of the best trials with the hyperparameters that differ between them."""
+        """A summary line, and a table of the best trials with the hyperparameters that differ between them."""
         try:
             line, reader = self._line(), self.reader
         except Exception:
@@ -115,10 +114,10 @@ class Result:
 
     @property
     def overview(self) -> Overview:
-        """The experiment at a glance, as ``dray experiment list`` shows it: its state, name and number now.
+        """The experiment's current state, name and progress, as ``dray experiment list`` shows them.
 
         Raises:
-            JournalError: its journal is damaged.
+            JournalError: the journal is damaged.
         """
         return self._found.overview()
 
@@ -129,18 +128,17 @@ class Result:
 
     @cached_property
     def system_metrics(self) -> pd.DataFrame:
-        """What trials used of their machines, and of time: trial_id, batches, name, value, time (Unix, s).
+        """The trials' use of their machines and their time: trial_id, batches, name, value, time (Unix, s).
 
-        A row per figure, every few seconds and at the end of each trial; ``docs/results.md`` has the names.
+        A row per figure, every few seconds and at the end of each trial; ``docs/results.md`` lists the names.
         """
         return read_system(self._directory.metrics).drop(columns=["epochs", "kind"])
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
-        """When each worker group was in which phase, a row each: group, slots, trial_id, phase, start, end (Unix, s),
-        gpu_type.
+        """A row per phase of each worker group: group, slots, trial_id, phase, start, end (Unix, s), gpu_type.
 
-        ``docs/results.md`` has the phases.
+        ``docs/results.md`` lists the phases.
         """
         return read_timeline(self._directory.metrics, self.system_metrics)
 
@@ -151,32 +149,32 @@ class Result:
         ``trial_id`` (int), ``state`` (PENDING, RUNNING, PAUSED, COMPLETED, PRUNED, ERRORED, INVALID_HP, CANCELED),
         ``hparams.<name>`` (one column each, in the config's order), ``batches`` (int, trained), ``metric`` and
         ``best_metric`` (float: the searcher's metric at the last and at the best validation, NaN before the first),
-        ``nan_since`` (the batches at which a loss was first reported as NaN or infinite, if it has stayed so),
-        ``restarts`` (int), ``started`` and ``ended`` (UTC; NaT if it has not). Where nodes have GPUs: ``gpu_type``,
-        those that it ran on, by Ray's names.
+        ``nan_since`` (the batch at which a loss was first reported as NaN or infinite, if it has stayed so),
+        ``restarts`` (int), ``started`` and ``ended`` (UTC; NaT if it has not). If nodes have GPUs: ``gpu_type``, Ray's
+        names of the GPU types that the trial ran on.
 
-        With several metrics, ``metric`` and ``best_metric`` are the first objective, and there are in addition, at the
-        best validation, ``metrics.<name>`` (float), ``violation`` (float: by how much limits are exceeded, as a share
-        of them; 0 if none is) and ``front`` (int: 1 is the Pareto front; missing if a limit is exceeded or the trial
+        With several metrics, ``metric`` and ``best_metric`` are the first objective, and there are further columns for
+        the best validation: ``metrics.<name>`` (float), ``violation`` (float: the excess over the limits, relative to
+        them; 0 if all are kept) and ``front`` (int: 1 is the Pareto front; missing if a limit is exceeded or the trial
         failed).
         """
         return table_of(self.reader, gpu_types(self._directory.metrics))
 
     @cached_property
     def best_trial(self) -> BestTrial:
-        """The trial with the best validation, among those that did not fail; with several metrics that of
+        """The trial with the best validation among those that did not fail; with several metrics, the one of
         ``best_trials`` with the best first objective.
 
         Raises:
-            ExperimentError: no trial has validated, or all that have failed, or exceed a limit; or the best has no
-                checkpoint.
+            ExperimentError: no trial has validated, all trials that have failed or exceed a limit, or the best trial
+                has no checkpoint.
         """
         return self._best(self.reader.best())
 
     @cached_property
     def best_trials(self) -> list[BestTrial]:
-        """The Pareto front: the trials that no other one surpasses in every objective, the best in the first objective
-        first. With one metric only ``best_trial``.
+        """The Pareto front: the trials that no other trial surpasses in every objective, ordered by the first
+        objective. With one metric, only ``best_trial``.
 
         Raises:
             ExperimentError: as ``best_trial``.
@@ -214,7 +212,7 @@ class Result:
         """Your own trial with the weights of ``best_trial.checkpoint``, on this machine's first device.
 
         Args:
-            trial_kwargs: arguments of its constructor beside ``context``, if a program gives it some.
+            trial_kwargs: further arguments of its constructor besides ``context``.
         """
         from dray.pytorch import load_trial_from_checkpoint_path
 
@@ -223,13 +221,13 @@ class Result:
         if trial is None:
             assert entrypoint is not None, "an experiment without an entrypoint was given its class"
             found = FromDirectory(entrypoint=entrypoint, directory=str(self._directory.code))()
-            # Of a program: its checkpoints name the class that it trains.
+            # A program's checkpoints name the class that it trains.
             trial = None if isinstance(found, Script) else found
         with self.best_trial.checkpoint.as_directory() as checkpoint:
             return load_trial_from_checkpoint_path(checkpoint, trial_class=trial, trial_kwargs=dict(trial_kwargs or {}))
 
     def study(self, storage: str | optuna.storages.BaseStorage | None = None) -> optuna.Study:
-        """The trials so far as a study for Optuna's tools; ``docs/looking.md`` has what its fields mean.
+        """The trials so far as a study for Optuna's tools; ``docs/looking.md`` explains its fields.
 
         Args:
             storage: as for ``optuna.create_study``; by default the study is in memory.
@@ -240,12 +238,12 @@ class Result:
 
     @cached_property
     def config(self) -> ExperimentConfig:
-        """The config that it was created with."""
+        """The config that the experiment was created with."""
         return self._directory.config()
 
     @cached_property
     def reader(self) -> ExperimentReader:
-        """The reader of its journal and metrics."""
+        """The reader of the experiment's journal and metrics."""
         return self._found.read()
 
 

@@ -1,4 +1,4 @@
-"""The results directory; in a module of its own, so that a command finds the server in it at once."""
+"""The results directory, in a module of its own, so that commands find the server without further imports."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def results_root() -> Path:
-    """The default storage: ``DRAY_HOME``, else ``~/dray_results``."""
+    """The results directory: ``DRAY_HOME``, else ``~/dray_results``."""
     return Path(os.environ.get("DRAY_HOME", "~/dray_results")).expanduser()

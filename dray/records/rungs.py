@@ -1,4 +1,4 @@
-"""What each rung of a search says of the next, from the reports in its journal."""
+"""Estimates of how well each rung of a search predicts the next, from the reports in its journal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from searchers.records import event_from_json
 from searchers.rung import Rung
 
 _LEAST = 3
-"""With fewer trials at both rungs nothing is said of them."""
+"""The fewest trials at both rungs for an estimate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +24,12 @@ class RungEstimate:
     """A rung, and how well it ranks.
 
     Attributes:
-        length: in the search's unit.
-        trials: trials that reached it.
-        compared: those of them that reached the next rung, too.
-        correlation: the estimated rank correlation of all trials' values here with those at the next rung; None while
-            too few were compared.
-        continues: the share of trials that continue from here: one in divisor, or more if uninformative rungs are
-            skipped.
+        length: its length, in the searcher's unit.
+        trials: number of trials that reached it.
+        compared: number of those that also reached the next rung.
+        correlation: estimated rank correlation of the trials' values at this rung and at the next; None while too few
+            trials are compared.
+        continues: share of trials that continue: one in divisor, or more if uninformative rungs are skipped.
     """
 
     length: int
@@ -48,7 +47,7 @@ class RungEstimate:
 
 
 def rung_estimates(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> list[RungEstimate]:
-    """For each rung but the last, of an ASHA search on one metric; none for other searches."""
+    """The estimate for each rung but the last of an ASHA search on one metric; [] for other searches."""
     searcher = config.searcher
     if not isinstance(searcher, ASHASearcher | AdaptiveASHASearcher) or searcher.metrics is not None:
         return []

@@ -1,8 +1,8 @@
-"""A config's secrets in an experiment's directory: they are in one file that only its owner can read.
+"""A config's secrets in an experiment's directory, in one file that only its owner can read.
 
-``experiment.yaml`` has ``********`` for each value below ``data.secrets``, each environment variable's, and the
-webhook's URL. The true values are in ``secrets.yaml``, for resuming the experiment on this machine; that file is never
-copied. The credentials of a store are kept in ``storage.json`` in the same way.
+``experiment.yaml`` has ``********`` in place of each value in ``data.secrets``, the values of environment variables,
+and the webhook's URL. The real values are in ``secrets.yaml``, for resuming the experiment on this machine; that file
+is never copied. The credentials of a store are kept in ``storage.json`` in the same way.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
 
 LARGEST = 16 << 20
-"""Size in bytes of the largest file of code that is searched for secrets."""
+"""Size in bytes of the largest file that is searched for secrets."""
 _DATA, _VARIABLES, _WEBHOOK = (".".join(place) for place in PLACES)
 
 
 def check_secrets(config: ExperimentConfig) -> None:
-    """Check that no secret is masked in a config that is to be run, as in a copy from another experiment or a
-    checkpoint; else it is a `ConfigError`."""
+    """Raise `ConfigError` if a secret is masked in a config to run, which may be copied from an experiment or a
+    checkpoint."""
     what = "is masked, as in an experiment's own copy of its config; write the real value"
     if faults := [(path, what) for path in _masked_in(config)]:
         raise ConfigError(faults)
@@ -44,8 +44,7 @@ def write_secrets(path: Path, config: ExperimentConfig) -> None:
 
 
 def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
-    """The config from an experiment's directory, with its secrets filled in; a `ConfigError` if they are not on this
-    machine."""
+    """Fill in the secrets of a config from an experiment's directory; `ConfigError` if they are not on this machine."""
     masked = _masked_in(config)
     if not masked:
         return config
@@ -56,7 +55,7 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         what = f"is missing: secrets stay on the machine that they were given on; write all of them to {path}"
         raise ConfigError([(name, what) for name in masked]) from None
-    if not found.keys() & _secrets(config).keys():  # written by hand: only what is below data.secrets
+    if not found.keys() & _secrets(config).keys():  # written by hand: only the contents of data.secrets
         found = {_DATA: found}
     data, environment, notify = dict(config.data), config.environment, config.notify
     if _DATA in found:
@@ -71,7 +70,7 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
 
 
 def unmasked(config: ExperimentConfig) -> dict[str, Any]:
-    """The config as ``to_dict`` gives it, but with its secrets: to send it on, not to write it down."""
+    """The config as from ``to_dict``, but with its secrets: for sending it, not for writing it to disk."""
     plain = config.to_dict()
     for section, field in PLACES:
         if secret := _secrets(config)[f"{section}.{field}"]:
@@ -98,10 +97,10 @@ def _masked_in(config: ExperimentConfig) -> list[str]:
 
 
 def hide_in(directory: Path, secrets: Sequence[str]) -> list[str]:
-    """Replace secrets by xxx in a copy of a model's code, which often includes the config or a driver script. Returns
+    """Replace secrets with xxx in a copy of a model's code, which often includes the config or a driver script. Returns
     the relative paths of the changed files.
 
-    A link to a file that contains one becomes a file. Files larger than `LARGEST` are left as they are.
+    A link to a file with a secret is replaced by a file. Files larger than `LARGEST` are not searched.
     """
     changed = []
     for path in sorted(directory.rglob("*")) if secrets else ():

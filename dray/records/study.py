@@ -1,9 +1,9 @@
-"""An experiment as an `optuna.Study`, for Optuna's plots and its dashboard: made from the journal and the metrics.
+"""An experiment as an `optuna.Study`, made from the journal and the metrics, for Optuna's plots and its dashboard.
 
 Trials have Optuna's states: WAITING until they start, RUNNING (also while paused), then COMPLETE, PRUNED if the search
 stopped them, or FAIL. A trial's intermediate values are the searcher's metric at each validation, by batches trained;
-its value, once it has ended, is the best of these. The user attribute `state` is dray's own state. The sampler's study
-is a separate one, with comparable values only.
+its value, after it has ended, is the best of these. The user attribute `state` is dray's own state. The sampler uses a
+different study, which has only comparable values.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from searchers.optuna_space import encoded, to_optuna
 from searchers.space import Space
 
 _ENDS = {"COMPLETED": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED}
-"""Other ends are FAIL."""
+"""All other final states become FAIL."""
 
 
 def create_study(reader: ExperimentReader, storage: str | BaseStorage | None) -> optuna.Study:
-    """The study, of a reader that has read the experiment, whose name it has; `storage`: as for
-    `optuna.create_study`."""
+    """Create the study, named after the experiment. `storage`: as for `optuna.create_study`."""
     config = reader.config
     internal, names = to_optuna(config.space), shown(config.space)
 
@@ -41,7 +40,7 @@ def create_study(reader: ExperimentReader, storage: str | BaseStorage | None) ->
         state = TrialState.WAITING if trial.drawn is None else TrialState.RUNNING
         if trial.has_ended:
             state = _ENDS.get(trial.state, TrialState.FAIL)
-            if state == TrialState.COMPLETE and trial.best_metric is None:  # in Optuna such a trial must have a value
+            if state == TrialState.COMPLETE and trial.best_metric is None:  # Optuna requires a value of complete trials
                 state = TrialState.FAIL
         params = {} if trial.drawn is None else encoded(config.space.root, trial.drawn, internal)
         begin = None if state == TrialState.WAITING else trial.started or trial.ended or 0.0
@@ -60,7 +59,7 @@ def create_study(reader: ExperimentReader, storage: str | BaseStorage | None) ->
         )
 
     verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # without the message that a study was created
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # no message that a study was created
     try:
         study = optuna.create_study(
             storage=storage,
@@ -79,8 +78,8 @@ def create_study(reader: ExperimentReader, storage: str | BaseStorage | None) ->
 def shown(space: Space) -> dict[str, tuple[str, BaseDistribution]]:
     """Readable names of a space's parameters, and their distributions, by their names in `to_optuna`.
 
-    `optimizer.momentum` for `optimizer[0].momentum`, unless another category has a different one of that name.
-    Categories are shown by value instead of number, those that are spaces by their constants.
+    `optimizer[0].momentum` becomes `optimizer.momentum`, unless another category has a different parameter of that
+    name. Categories are shown by value instead of number; those that are spaces, by their constants.
     """
     labels = {
         each.name: _labels(each.domain) for each in parameters(space.root) if isinstance(each.domain, Categorical)

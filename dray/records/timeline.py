@@ -1,6 +1,6 @@
-"""What each worker group did when: written by the driver while it runs, read as one table.
+"""The timeline of the worker groups: written by the driver, read as one table.
 
-The driver records when a group starts, is up, is leased to a trial, and is free again. Workers report how many seconds
+The driver records when a group starts, is up, is leased to a trial, and is free again. Workers report the seconds that
 their trial spent in each phase (`dray.training.usage`). Together they give a sequence of phases for each group.
 """
 
@@ -20,17 +20,17 @@ import pandas as pd
 FILE = "_timeline.jsonl"
 PHASES = ("starting", "training", "data", "validating", "checkpointing", "waiting", "ending", "idle", "booting")
 """Phases of a trial: "starting", before its first batch; "data", waiting for data; "waiting", for the search's
-decisions and for other ranks; "ending", from its last report, with the decision on it, to its end. Phases of a group:
-"idle", up without a trial; "booting", its processes start."""
+decisions and for other ranks; "ending", from its last report to its end. Phases of a group: "idle", up without a trial;
+"booting", its processes are starting."""
 COLUMNS = ("group", "slots", "trial_id", "phase", "start", "end", "gpu_type")
 
 
 class Timeline:
-    """Records what happens to groups, below `directory`; used only by the experiment's driver."""
+    """Records the events of groups in `directory`; used only by the experiment's driver."""
 
     def __init__(self, directory: Path) -> None:
         self._slots: dict[str, float] = {}  # by group
-        self._trains: set[str] = set()  # groups with a trial
+        self._trains: set[str] = set()  # groups that have a trial
         path = directory / FILE
         if path.exists():
             data = path.read_bytes()
@@ -39,18 +39,18 @@ class Timeline:
         self._note("opened")
 
     def starts(self, group: str, slots: float, at: float | None = None) -> None:
-        """A group of this many slots, or of this share of one, is started, or lent by a server; by default now."""
+        """A group with this many slots, or a fraction of one, is being started, or is lent by a server."""
         self._slots[group] = slots
         self._note("starts", at, group=group, slots=slots)
 
     def ends(self, group: str, at: float | None = None) -> None:
-        """A group has ended, or is given back; by default now."""
+        """A group has ended, or is returned to the server."""
         self._slots.pop(group, None)
         self._trains.discard(group)
         self._note("ends", at, group=group)
 
     def ready(self, group: str, at: float) -> None:
-        """All processes of a group were up at this time, in seconds since the epoch."""
+        """All processes of a group were up at this time (Unix time in s)."""
         self._note("joined", at, group=group)
 
     def granted(self, group: str, trial: int, at: float, gpu_type: str = "") -> None:
@@ -63,7 +63,7 @@ class Timeline:
 
     @property
     def busy_slots(self) -> float:
-        """Slots of the groups that have a trial now."""
+        """Slots of the groups that have a trial."""
         return sum(self._slots.get(group, 0) for group in self._trains)
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class Timeline:
 
     def _note(self, event: str, at: float | None = None, **fields: Any) -> None:
         record = {"event": event, "time": time.time() if at is None else at, **fields}
-        with contextlib.suppress(OSError):  # a full disk; what is buffered is written with a later event
+        with contextlib.suppress(OSError):  # a full disk; a later event writes the buffer
             self._file.write(json.dumps(record).encode() + b"\n")
             self._file.flush()
 
@@ -86,9 +86,9 @@ def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:
     gpu_type (Ray's name; "" without a GPU, or if unknown).
 
     Args:
-        directory: of the metrics.
-        system: the result of `dray.records.metrics.read_system`. A trial's report, of at most five seconds,
-            becomes one piece for each of its phases, in the order of `PHASES`.
+        directory: the directory of the metrics.
+        system: the result of `dray.records.metrics.read_system`. A trial's report covers at most five seconds, and
+            becomes one row for each of its phases, in the order of `PHASES`.
     """
     reports, times = _Reports(system), sorted(system["time"].unique())
     rows = [row for stretch in _stretches(_events(directory), times) for row in reports.split(stretch)]
@@ -97,7 +97,7 @@ def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:
 
 
 def gpu_types(directory: Path) -> dict[int, str]:
-    """The types of the GPUs that each trial ran on, the first one first, as text; {} if all are unknown."""
+    """The GPU types that each trial ran on, in order, as text; {} if all are unknown."""
     found: dict[int, dict[str, None]] = {}
     for event in _events(directory, b'"gpu_type"'):
         found.setdefault(event["trial"], {})[event["gpu_type"]] = None
@@ -114,8 +114,8 @@ _Row = tuple[str, float, int, str, float, float, str]
 
 
 def _stretches(events: list[dict[str, Any]], report_times: list[float]) -> Iterator[_Row]:
-    """The states of each group: booting, idle, or leased to a trial (phase ""). `report_times`: when trials
-    reported, sorted."""
+    """The states of each group: booting, idle, or leased to a trial (phase ""). `report_times`: the sorted times of the
+    trials' reports."""
     groups: dict[str, tuple[float, int, str, float]] = {}  # slots, trial, phase, since
     now = 0.0
     of_starts, gpu_type = _gpu_types_of_starts(events), dict[str, str]()
@@ -127,7 +127,7 @@ def _stretches(events: list[dict[str, Any]], report_times: list[float]) -> Itera
 
     for number, event in enumerate(events):
         if event["event"] == "opened":
-            # The previous run has ended, or was killed; then its last known time may be that of a trial's report.
+            # If the previous run was killed, the last trial's report may be its last known time.
             now = max([now, *report_times[: bisect(report_times, event["time"])][-1:]])
             for one in list(groups):
                 yield from end(one)
@@ -157,7 +157,7 @@ def _stretches(events: list[dict[str, Any]], report_times: list[float]) -> Itera
 
 
 def _gpu_types_of_starts(events: list[dict[str, Any]]) -> dict[int, str]:
-    """By the number of a group's start among the events: it is known when the group gets its first trial."""
+    """The GPU type of each start, by its index among the events; it is known from the group's first trial on."""
     found, later = dict[int, str](), dict[str, str]()
     for number, event in reversed(list(enumerate(events))):
         if "gpu_type" in event:
@@ -168,7 +168,7 @@ def _gpu_types_of_starts(events: list[dict[str, Any]]) -> dict[int, str]:
 
 
 class _Reports:
-    """The trials' reports of their time, sorted: when, and the seconds of each phase since the report before."""
+    """The trials' reports of their time, sorted: the time, and the seconds in each phase since the previous report."""
 
     def __init__(self, system: pd.DataFrame) -> None:
         found: dict[int, dict[float, dict[str, float]]] = {}

@@ -1,4 +1,4 @@
-"""What an experiment's files say of one trial."""
+"""One trial, as read from an experiment's files."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ FAILED: State = "ERRORED"
 
 @dataclass(slots=True, eq=False)
 class TrialRecord:
-    """A trial, kept up with its events and metrics.
+    """A trial, updated with its events and metrics.
 
-    The validation with the least violation of the constraints, then with the best first objective, then the earliest
-    represents the trial: it is the trial's best.
+    Its best validation has the least violation of the constraints, then the best first objective, then the fewest
+    batches.
 
     Attributes:
-        objectives: what trials are compared by; one metric is one objective.
-        state: as of `searchers.views.TrialView`.
-        drawn: its hyperparameters as drawn; None before it started.
+        objectives: the metrics that rank trials.
+        state: see `searchers.views.TrialView`.
+        drawn: the sampled hyperparameters; None before it started.
         started, ended: Unix time in s; None: not yet, or it runs again.
-        restarts: how often it was restarted.
-        last_step: greatest step that it has reported to the search, in the search's unit; 0 before.
-        batches: trained, as its last metrics say.
-        at, epochs, times: of its validations, by batches.
-        measured: their values of each metric that trials are compared by; NaN for one that is missing.
-        best_batches, losses: its best validation, and as the search compares it; None: it has none.
-        rank: of that, the violation of the constraints, the first objective's loss, and its batches.
-        nan: by kind and name of a loss that is NaN or infinite, since which batches.
-        derived: values that views have cached; cleared when it changes.
+        restarts: number of restarts.
+        last_step: the greatest step reported to the search, in the searcher's unit; 0 before the first.
+        batches: batches trained, from its last metrics.
+        at, epochs, times: batches, epochs and times of its validations, in the order of batches.
+        measured: the values of each objective at these validations; NaN if missing.
+        best_batches, losses: its best validation, and the losses that the search compares; None without one.
+        rank: the sort key of the best validation: violation of the constraints, first objective's loss, batches.
+        nan: for each loss (kind, name) that is NaN or infinite, the batch since which it is.
+        derived: values that views have cached; cleared with each change.
     """
 
     id: int
@@ -62,7 +62,7 @@ class TrialRecord:
     def start(self, drawn: Mapping[str, Any] | None, time: float | None) -> None:
         if self.drawn is None:
             self.drawn, self.started = drawn, time
-        if self.state != "PAUSED":  # its restart crossed the pause
+        if self.state != "PAUSED":  # else its restart crossed the pause
             self.state = "RUNNING"
         self.derived.clear()
 
@@ -84,7 +84,7 @@ class TrialRecord:
         self.derived.clear()
 
     def validated(self, name: str, batches: int, epochs: float | None, value: float, time: float) -> None:
-        """A validation by a metric that trials are compared by; one at the same batches replaces an earlier one."""
+        """Add the value of an objective at a validation, in place of an earlier value at the same batch."""
         place = bisect_left(self.at, batches) if self.at and batches <= self.at[-1] else len(self.at)
         if not self.measured:
             self.measured = {each: [] for each in self.objectives.names}
@@ -104,7 +104,7 @@ class TrialRecord:
             self._compare(place)
 
     def _compare(self, place: int) -> None:
-        """Take a validation for the best if it is better."""
+        """Make a validation the best one if it is better."""
         losses = self.objectives.normalised(tuple([self.measured[name][place] for name in self.objectives.names]))
         if losses is not None:
             rank = (losses.violation, losses.values[0], self.at[place])
@@ -124,12 +124,12 @@ class TrialRecord:
 
     @property
     def is_eligible(self) -> bool:
-        """Whether it can be the best: it has validated, keeps every limit, and did not fail."""
+        """Whether it can be the best trial: it has validated, keeps every limit, and did not fail."""
         return self.rank is not None and not self.rank[0] and self.state not in NEVER_BEST
 
     @property
     def hparams(self) -> dict[str, Any]:
-        """Its hyperparameters by dotted name; {} before it started."""
+        """The hyperparameters by dotted name; {} before it started."""
         if self._hparams is None:
             if self.drawn is None:
                 return {}
@@ -138,17 +138,17 @@ class TrialRecord:
 
     @property
     def values(self) -> list[float]:
-        """The searcher's metric at its validations; of several metrics the first objective."""
+        """The searcher's metric, or the first objective, at each validation."""
         return self.measured.get(self.objectives.first.name, [])
 
     @property
     def metric(self) -> float | None:
-        """The last of `values`, which may be NaN."""
+        """The last value, which may be NaN."""
         return self.values[-1] if self.at else None
 
     @property
     def best_metrics(self) -> dict[str, float]:
-        """The metrics that trials are compared by, at its best validation; {} if it has none."""
+        """The objectives at its best validation; {} without one."""
         if self.best_batches is None:
             return {}
         place = bisect_left(self.at, self.best_batches)
@@ -156,18 +156,18 @@ class TrialRecord:
 
     @property
     def best_metric(self) -> float | None:
-        """The first objective at its best validation."""
+        """The searcher's metric, or the first objective, at its best validation."""
         if self.losses is None:
             return None
         return self.losses.values[0] if self.objectives.first.smaller_is_better else -self.losses.values[0]
 
     @property
     def nan_since(self) -> int | None:
-        """The batches at which a loss was first reported as NaN or infinite, if it has stayed so."""
+        """The batch at which a loss was first reported as NaN or infinite, if it has stayed so."""
         return min(self.nan.values(), default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, for the commands and the API, except that numbers may be NaN; times are Unix times in s."""
+        """JSON for the commands and the API, except that numbers may be NaN; times are Unix times in s."""
         return {
             "trial": self.id,
             "state": self.state,
