@@ -1,1 +1,1 @@
-"""The experiment config: parsed once into frozen values, or refused with all its faults at once."""
+"""The experiment config: parsed once into frozen values, or rejected with all its faults at once."""

@@ -1,7 +1,7 @@
-"""A user's own search method and sampler: classes in the model's directory that the config names, or objects.
+"""A user's own search method and sampler: classes in the model directory that the config names, or objects.
 
 searcher:
-  name: median_stopping:MedianStopping        # module:Class, imported as the entrypoint is
+  name: median_stopping:MedianStopping        # module:Class, imported like the entrypoint
   options: {max_trials: 20, rungs: [1, 2, 4]} # arguments of the class
   sampler: {name: my_sampler:MySampler, options: {...}}   # MySampler(space, seed=..., rungs=..., **options)
   metric: validation_loss
@@ -31,15 +31,15 @@ from searchers.space import Constraint, Space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custom:
-    """The user's own objects that a search is made of, in place of those that its config names. Each gets a copy."""
+    """The user's own parts of a search, in place of those that its config names. Each search uses copies of them."""
 
-    directory: Path | None = None  # where classes that the config names are imported from
+    directory: Path | None = None  # the model directory, for classes that the config names
     method: Method | None = None  # the config then has ``name: custom``
     sampler: Sampler | None = None
-    constraint: Constraint | None = None  # whether a point may be tried; others are drawn again
+    constraint: Constraint | None = None  # whether a point may be tried; rejected points are drawn again
 
     def names(self) -> dict[str, str | None]:
-        """The names of objects given from Python, by argument: an experiment's directory can't store the objects."""
+        """The names of objects given from Python, by argument, for its directory, which can't store objects."""
         given = {"constraint": self.constraint, "method": self.method, "sampler": self.sampler}
         return {
             argument: None if value is None else str(getattr(value, "__qualname__", type(value).__qualname__))
@@ -91,7 +91,7 @@ class Custom:
     def _found(self, field: str, name: str) -> type:
         """The class that a field names as ``module:Class``."""
         if self.directory is None:
-            what = f"{name} is imported from the model's directory, but there is none; give model_dir="
+            what = f"{name} is imported from the model directory, but there is none; give model_dir="
             raise ConfigError([(field, what)])
         module_name, _, class_name = name.partition(":")
         try:
@@ -128,13 +128,13 @@ def _made(section: str, make: Callable[..., Any], name: str, options: Mapping[st
 
 
 def _below_options(section: str, path: str) -> str:
-    """The path, below ``options``, of an argument that its class calls ``searcher.max_trials``."""
+    """The path below ``options`` of an argument that its class calls, for example, ``searcher.max_trials``."""
     inside = path.startswith("searcher.") and not path.startswith(f"{section}.options")
     return f"{section}.options.{path.removeprefix('searcher.')}" if inside else path
 
 
 def _check_protocol(field: str, made: object, protocol: type) -> None:
-    # In a protocol, only the names that it requires have no leading underscore.
+    # The names that a protocol requires are those without a leading underscore.
     lacks = [name for name in vars(protocol) if not name.startswith("_") and not hasattr(made, name)]
     if lacks:
         kind, noun = type(made).__name__, protocol.__name__
@@ -143,7 +143,7 @@ def _check_protocol(field: str, made: object, protocol: type) -> None:
 
 
 def _check_rungs(field: str, method: Method, searcher: Searcher) -> None:
-    """Check that the method's last rung, which is its trials' length, is that of the config."""
+    """Check that the method's last rung equals the length of trials in the config."""
     rungs, length = method.rungs, searcher.length
     try:
         valid = all(0 < rung < math.inf for rung in rungs) and list(rungs) == sorted(rungs)

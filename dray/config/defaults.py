@@ -1,3 +1,3 @@
-"""Defaults that are also needed where no config is read."""
+"""Defaults for code that reads no config."""
 
-PRIORITY = 42  # of an experiment on a server; Determined's
+PRIORITY = 42  # an experiment's priority on a server, as in Determined

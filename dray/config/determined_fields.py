@@ -1,7 +1,7 @@
-"""Fields of Determined's experiment file that dray does not have: ignored, or refused.
+"""Fields of Determined's experiment file that dray does not have: ignored, or rejected.
 
-Ignored fields describe its master, containers or web UI: the experiment runs, and one warning names them. Fields of old
-versions that say how much is trained can't be ignored: they are errors, as unknown fields are.
+Ignored fields concern Determined's master, containers or web UI: the experiment runs, and one warning names them.
+Fields of old versions that set the amount of training can't be ignored: they are errors, like unknown fields.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ IGNORED_FIELDS: dict[str, str] = {
     "workspace": _WEB_UI,
 }
 
-#: What Determined's master fills in, where that is not empty; `det experiment config` writes it out.
+#: The nonempty defaults that Determined's master fills in, and `det experiment config` prints.
 _DEFAULTS: dict[str, object] = {
     "checkpoint_storage.propagation": "rprivate",
     "data_layer": {"type": "shared_fs"},

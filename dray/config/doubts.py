@@ -1,7 +1,7 @@
-"""What is valid in a config, but hardly what its author meant: ranges that are constants, exponents that are values,
-or a direction that was left out.
+"""Valid configs that their authors hardly meant: constants that look like ranges, values in place of exponents, or a
+missing direction.
 
-Each doubt has a cure, and where the config means what it says, a way to write that without a warning.
+Each warning names a cure, and a spelling without a warning for the case that the config is right.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dray.config.searcher import SingleSearcher
 from searchers.domains import Categorical, Nested, ranges
 from searchers.numeric import Log
 
-_LISTS = ("values", "vals", "choices")  # names of other tools for the values of a categorical
+_LISTS = ("values", "vals", "choices")  # other tools' names for the values of a categorical
 _ENDS = (("minval", "maxval"), ("min", "max"), ("low", "high"), ("lower", "upper"))
 _LARGER_IS_BETTER = re.compile(
     # A word of the name, as in val_acc, acc@1, BinaryAUROC or f1_macro.
@@ -26,11 +26,11 @@ _LARGER_IS_BETTER = re.compile(
     r"|psnr|ssim|reward)(?![a-z])"
 )
 _SMALLER_IS_BETTER = re.compile(r"loss|err|neg|one_minus|(?<!\w)1-", re.IGNORECASE)
-_FAR = 1e12  # no hyperparameter is this large: it comes of a value that was taken for an exponent
+_FAR = 1e12  # no hyperparameter is this large: the exponent must be a value
 
 
 def doubts(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-    """The path of each doubtful field, and what is doubtful."""
+    """The path of each doubtful field, and a warning."""
     searcher = config.searcher
     compares = not isinstance(searcher, SingleSearcher)
     for name, spec in config.hyperparameters.items():
@@ -43,9 +43,9 @@ def doubts(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
 
 
 def _constants(spec: Any, path: str, *, compares: bool) -> Iterator[tuple[str, str]]:
-    """Constants that were meant as ranges. One that is written with ``type: const`` is meant."""
+    """Constants that look like ranges. ``type: const`` marks an intended one."""
     if isinstance(spec, list):
-        # Integers may well be one value, such as the sizes of layers.
+        # A list of integers may be one value, such as the sizes of layers.
         if compares and len(spec) > 1 and any(isinstance(item, float) for item in spec):
             shown = json.dumps(spec)
             what = f"is one constant, the list {shown}; to search over its values, write {{type: categorical, vals: "
@@ -65,7 +65,7 @@ def _constants(spec: Any, path: str, *, compares: bool) -> Iterator[tuple[str, s
 
 
 def _range_meant(spec: Mapping[str, Any]) -> str:
-    """The range that a mapping without a type was meant to be, as YAML; "" if it is a mapping of hyperparameters."""
+    """The range that a mapping without a type seems to mean, as YAML; "" for a mapping of hyperparameters."""
     if values := next((spec[name] for name in _LISTS if isinstance(spec.get(name), list)), None):
         return f"{{type: categorical, vals: {json.dumps(values)}}}"
     ends = next((ends for ends in _ENDS if all(isinstance(spec.get(end), int | float) for end in ends)), None)
@@ -79,7 +79,7 @@ def _range_meant(spec: Mapping[str, Any]) -> str:
 
 
 def _exponents(domain: object, path: str) -> Iterator[tuple[str, str]]:
-    """The log ranges whose minval and maxval are values in place of exponents."""
+    """Log ranges whose minval and maxval look like values instead of exponents."""
     match domain:
         case Nested(domains=domains):
             for name, each in domains:
@@ -104,8 +104,8 @@ def _log_range(low: float, high: float, base: float) -> str:
 
 
 def direction_doubts(searcher: object) -> Iterator[tuple[str, str]]:
-    """The path of each metric in a raw section ``searcher`` that is minimized by default, although by its name larger
-    values are better, and what is doubtful."""
+    """For each metric in a raw ``searcher`` section that is minimized by default, although its name suggests that
+    larger values are better: its path, and a warning."""
     if not isinstance(searcher, Mapping):
         return
     metrics = searcher.get("metrics")

@@ -1,4 +1,4 @@
-"""Parses ``entrypoint``: the name of a trial's class, or a program that trains a model."""
+"""Parses ``entrypoint``: the name of a trial class, or a program that trains a model."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 _CLASS = re.compile(CLASS_PATTERN.strip("^$"))
 _PYTHON = re.compile(r"(.*/)?python(\d+(\.\d+)*)?")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-# Launchers that start one process per slot; a worker group has these processes already.
+# Launchers that start one process per slot; a worker group already has these processes.
 _LAUNCHERS = re.compile(r"(determined|dray)\.launch\.(torch_distributed|(auto_?)?(deepspeed|horovod))")
 _OTHER_LAUNCHERS = re.compile(
     r"(.*/)?(torchrun|horovodrun|mpirun|deepspeed|accelerate)"
     r"|torch\.distributed\.(run|launch)|accelerate\.commands\.launch"
 )
-# Determined's module that runs a class; its oldest configs name it.
+# Determined's module that runs a trial class, named in its oldest configs.
 _HARNESS = "determined.exec.harness"
-# Options of the interpreter without effect here.
+# Options of the interpreter that have no effect here.
 _IDLE_OPTIONS = ("-u", "-B", "-q")
 _OPERATORS = "();<>|&"
 _SHELLS = re.compile(r"(.*/)?(ba|z|da|k)?sh")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-# What only a shell understands, outside of single quotes: a second line, or an expansion.
+# Shell syntax outside of single quotes: a second line, or an expansion.
 _FOR_A_SHELL = re.compile(r"\n|\$[\w{(]+|`")
 
 EXAMPLES = "for example model_def:DigitsTrial or python3 train.py --epochs 1"
@@ -34,11 +34,11 @@ EXAMPLES = "for example model_def:DigitsTrial or python3 train.py --epochs 1"
 
 @dataclass(frozen=True, slots=True)
 class ClassName:
-    """Where a trial's class is imported from: ``module:Class``, either with dots for one inside another."""
+    """The name of a trial class: ``module:Class``; both parts may contain dots."""
 
     module: str
     name: str
-    written: str | tuple[str, ...] = ""  # by the user, if it was a launcher's command
+    written: str | tuple[str, ...] = ""  # the user's text, if it was a launcher's command
 
     def __str__(self) -> str:
         return f"{self.module}:{self.name}"
@@ -64,10 +64,11 @@ def is_class(text: object) -> bool:
 
 
 def parse_entrypoint(entrypoint: object) -> Entrypoint:
-    """The class that ``module:Class`` names, or the program that a command starts.
+    """Parse ``module:Class``, or the command of a program.
 
     Determined's launchers (``python3 -m determined.launch.torch_distributed [options --] ...``) and their options are
-    dropped: a trial's processes exist already. Its harness (``python3 -m determined.exec.harness``) runs a class.
+    dropped, because a trial's processes exist already. Its harness (``python3 -m determined.exec.harness``) runs a
+    class.
 
     >>> str(parse_entrypoint("model_def:DigitsTrial"))
     'model_def:DigitsTrial'
@@ -86,7 +87,7 @@ def _parsed(entrypoint: object) -> Entrypoint:
     if len(words) == 1 and is_class(words[0]):
         return _class(words[0])
     command = entrypoint if isinstance(entrypoint, str) else shlex.join(words)
-    if isinstance(entrypoint, str):  # in a list no word is for a shell
+    if isinstance(entrypoint, str):  # a list involves no shell
         _check_needs_no_shell(entrypoint, words)
     while words:
         program, *words = words
@@ -118,7 +119,7 @@ def _parsed(entrypoint: object) -> Entrypoint:
         words = _without_options(rest, command)
         if words[0] == "--trial":
             return _class_after("--trial", words[1:], command)
-        if len(words) == 1 and is_class(words[0]):  # the old launchers took just this
+        if len(words) == 1 and is_class(words[0]):  # the argument of the old launchers
             return _class(words[0])
     raise ValueError(
         f"must be module:Class, or a Python program, got {command!r}; dray runs it inside its workers, so it can't be "
@@ -127,7 +128,7 @@ def _parsed(entrypoint: object) -> Entrypoint:
 
 
 def _check_program(program: str, arguments: list[str], command: str) -> None:
-    """Refuses, each with its cure, what can't run inside a worker."""
+    """Reject programs that can't run inside a worker, each with its cure."""
     if _OTHER_LAUNCHERS.fullmatch(program):
         raise ValueError(
             f"can't start {program}, got {command!r}: dray starts a trial's processes itself, one per slot "
@@ -136,7 +137,7 @@ def _check_program(program: str, arguments: list[str], command: str) -> None:
     if _SHELLS.fullmatch(program):
         raise ValueError(
             f"can't be a shell script, got {command!r}: dray runs the program itself, in its workers; give the program "
-            f"that the script runs, {EXAMPLES}, and put what comes before it into startup-hook.sh, in the model's "
+            f"that the script runs, {EXAMPLES}, and put the commands before it into startup-hook.sh, in the model "
             "directory"
         )
     if _ASSIGNMENT.fullmatch(program):
@@ -197,12 +198,12 @@ def _class_after(what: str, words: list[str], command: str) -> ClassName:
 
 
 def _check_needs_no_shell(command: str, words: list[str]) -> None:
-    """Check that there is a single command, with nothing that a shell would expand."""
+    """Check that the command needs no shell: it is a single command without expansions."""
     operator = next((word for word in words if word and set(word) <= set(_OPERATORS)), None)
     found = _FOR_A_SHELL.search(re.sub(r"\\.|'[^']*'", "", command.strip().replace("\\\n", "")))
     if operator is not None or found is not None:
         what = operator or str(found and found[0]).replace("\n", "a second line")
         raise ValueError(
             f"can't use {what}, got {command!r}: it runs without a shell; read variables in the program (os.environ), "
-            "and put what comes before the training into startup-hook.sh, in the model's directory"
+            "and put commands to run before the training into startup-hook.sh, in the model directory"
         )

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into messages: ``path: what was expected, what was given; what to write``."""
+"""Turns pydantic's errors into messages: ``path: the requirement, the value given; the remedy``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dray.config.yaml_file import as_yaml
 from dray.errors import Fault
 from searchers.errors import SHOWN, FieldError, did_you_mean
 
-#: The model of each section by its path; of one with several kinds, the model that has the fields of all.
+#: The model of each section by its path. For a section of several kinds: the model with the fields of all kinds.
 SECTIONS: dict[str, type[Section]] = {
     each.place: each
     for each in (
@@ -59,7 +59,7 @@ _KINDS_OF_VALUES = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
-#: Where pydantic's locations have, after the path of a field, which of its forms was tried.
+#: Fields whose path is followed, in pydantic's locations, by the form that was tried.
 _WITH_FORMS = (*KINDS, SlotRange.place)
 
 
@@ -69,14 +69,14 @@ def faults_of(error: ValidationError) -> list[Fault]:
     listed: set[str] = set()
     for details in error.errors(include_url=False):
         cause = details.get("ctx", {}).get("error")
-        if isinstance(cause, FieldError):  # has whole paths
+        if isinstance(cause, FieldError):  # its paths are complete
             found += (Fault(path, what) for path, what in cause.faults)
             continue
         field = _located(details)
         if details["type"] == "missing" and field.kind == UNKNOWN and not field.is_common:
             continue
         what = _what(details, field, hint=len(found) < SHOWN)
-        if what.startswith(_KNOWN):  # which is long: once for each section
+        if what.startswith(_KNOWN):  # a long message: once for each section
             what = _UNKNOWN if field.section in listed else what
             listed.add(field.section)
         found.append(Fault(field.path, what))
@@ -84,14 +84,14 @@ def faults_of(error: ValidationError) -> list[Fault]:
 
 
 def missing_field(path: str) -> Fault:
-    """The fault of a missing field, with what it means and an example."""
+    """The fault of a missing field, with its meaning and an example."""
     section, _, name = path.rpartition(".")
     field = _fields_of(section)[name]
     return Fault(path, f"missing required field; {field.description}, {_example(name, field)}")
 
 
 class _Field(NamedTuple):
-    """Where pydantic found a fault."""
+    """The place of a fault that pydantic found."""
 
     section: str
     name: str
@@ -122,7 +122,7 @@ def _located(details: ErrorDetails) -> _Field:
 
 
 def _fields_of(section: str) -> Mapping[str, FieldInfo]:
-    """The fields of a section, or of an entry of a list of sections: ``searcher.metrics[2]``; none of another path."""
+    """The fields of a section, or of an entry of a list of sections (``searcher.metrics[2]``); {} for other paths."""
     model = SECTIONS.get(re.sub(r"\[\d+\]", "[]", section))
     return {} if model is None else model.model_fields
 
@@ -140,7 +140,7 @@ def _what(details: ErrorDetails, field: _Field, *, hint: bool) -> str:
 
 
 def _unknown_field(section: str, name: str) -> str:
-    """That a field is unknown, with the nearest known one, which takes a while to find."""
+    """The message for an unknown field, with the nearest known one, which takes a while to find."""
     known = _fields_of(section)
     prefix = f"{section}." if section else ""
     ignored = [path.removeprefix(prefix) for path in IGNORED_FIELDS if path.startswith(prefix)]

@@ -1,7 +1,7 @@
-"""The JSON Schema of an experiment's config file, for editors: that of the models, and hyperparameters.
+"""The JSON Schema of experiment config files, for editors: the schema of the models, and of hyperparameters.
 
-It accepts everything that ``load_config`` accepts. Rules that join several fields (``rules.py``) are left to
-``load_config``.
+It accepts everything that ``load_config`` accepts; only ``load_config`` checks the rules about several fields
+(``rules.py``).
 """
 
 from __future__ import annotations

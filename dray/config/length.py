@@ -1,4 +1,4 @@
-"""Lengths of training: a number of batches, epochs or records, as in Determined's configs."""
+"""Lengths of training in batches, epochs or records, as in Determined's configs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Length:
         return f"{self.value} {self.unit}"
 
     def to_dict(self) -> dict[str, int]:
-        """As in a config: ``{"epochs": 16}``."""
+        """The form in a config: ``{"epochs": 16}``."""
         return {self.unit: self.value}
 
     def to_unit(self) -> TrainUnit:
-        """As the training loop takes it: ``Epoch(16)``."""
+        """The training loop's form: ``Epoch(16)``."""
         kinds: dict[LengthUnit, type[TrainUnit]] = {"batches": Batch, "epochs": Epoch, "records": Records}
         return kinds[self.unit](self.value)
 
@@ -41,7 +41,7 @@ def _length(raw: object) -> Length:
 
 
 def _period(raw: object) -> Length | None:
-    """A period, which has a unit; Determined writes "no period" as ``{batches: 0}``."""
+    """A period with its unit; None for ``{batches: 0}``, Determined's form of "no period"."""
     if raw is None or isinstance(raw, Length):
         return raw
     if not isinstance(raw, Mapping):
@@ -73,9 +73,9 @@ def _schema(minimum: int) -> dict[str, Any]:
 
 _BATCHES = {"type": "integer", "minimum": 1, "description": "in batches"}
 _as_written = PlainSerializer(lambda length: None if length is None else length.to_dict())
-#: How long a trial trains.
+#: The length of a trial.
 MaxLength: TypeAlias = Annotated[
     Length, BeforeValidator(_length), _as_written, WithJsonSchema({"anyOf": [_schema(1), _BATCHES]})
 ]
-#: How often something happens; None: never.
+#: The period of an event; None: never.
 Period: TypeAlias = Annotated[Length | None, BeforeValidator(_period), _as_written, WithJsonSchema(_schema(0))]

@@ -1,4 +1,4 @@
-"""An experiment's config: read from a file or a mapping into a frozen, checked object, or all faults at once."""
+"""Loads an experiment config from a file or a mapping into a frozen, checked object, or reports all faults at once."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Parsed:
     """A parsed config."""
 
     config: ExperimentConfig | None  # None: it has faults
-    faults: list[Fault]  # of each field the first
-    ignored: dict[str, str]  # Determined's fields without effect, by path, each with what to use instead
+    faults: list[Fault]  # the first fault of each field
+    ignored: dict[str, str]  # Determined's fields without effect, by path, with their replacements
 
 
 def load_config(
@@ -42,15 +42,15 @@ def load_config(
     """Read and check an experiment config.
 
     Args:
-        source: The path of a YAML file, or a mapping of the same shape. A field that is null gets its default.
+        source: the path of a YAML file, or a mapping of the same form. A field that is null gets its default.
             In a mapping, ``hyperparameters`` may also be Optuna's distributions, or domains of ``ray.tune``.
             Without a ``name``, the experiment is named after the file, or the entrypoint's class. Without an
-            ``experiment_seed``, one is drawn; the result has it. Determined's fields that have no meaning here are
-            ignored; one warning in the log names them, and another one what is valid but hardly meant (`doubts`).
-        changes: Fields of a file to set to other values: ``searcher.max_trials=8``.
+            ``experiment_seed``, a random one is set. Determined's fields that have no meaning here are ignored, with
+            one warning in the log; another warning names likely mistakes (`doubts`).
+        changes: values for fields of a file, such as ``searcher.max_trials=8``.
 
     Raises:
-        ConfigError: the file cannot be read, or the config has faults; all are listed, each with its path.
+        ConfigError: the file can't be read, or the config has faults; all are listed, each with its path.
 
     >>> config = load_config({"searcher": {"name": "single", "metric": "loss", "max_length": {"epochs": 2}}})
     >>> str(config.searcher.max_length), config.max_restarts
@@ -79,7 +79,7 @@ def load_config(
 
 
 def stored_config(path: Path) -> ExperimentConfig:
-    """The config that an experiment has stored; warnings were given when it was created."""
+    """The config in an experiment's directory, without warnings: they were given when it was created."""
     parsed = parse_config(read_mapping(path))
     if parsed.config is None:
         raise ConfigError(parsed.faults, str(path))
@@ -98,7 +98,7 @@ def parse_config(content: Mapping[Any, Any]) -> Parsed:
         except ValidationError as error:
             faults = faults_of(error)
         faults += broken_rules(notes.given, {fault.path for fault in faults})
-        # The user's own methods are checked where they are known.
+        # The user's own methods are checked once their classes can be imported.
         if config is not None and not faults and not isinstance(config.searcher, CustomSearcher | ClassSearcher):
             build_method(config)
     except FieldError as error:
@@ -111,7 +111,7 @@ def parse_config(content: Mapping[Any, Any]) -> Parsed:
 
 def load_storage(section: Mapping[str, Any]) -> Location:
     origin = "core.init(checkpoint_storage=...)"
-    # Only the section is checked: the other fields are those that every config must have.
+    # Only the section is checked: the other fields are required in every config.
     alone = {"entrypoint": "python3 program.py", "searcher": {"name": "single", "metric": "any"}}
     try:
         where = load_config({**alone, "checkpoint_storage": section}).checkpoint_storage.location
@@ -123,7 +123,7 @@ def load_storage(section: Mapping[str, Any]) -> Location:
 
 
 def _with_domains(source: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config with hyperparameters that are objects of Optuna or Ray Tune converted to YAML's form."""
+    """The config with hyperparameters converted from objects of Optuna or Ray Tune to YAML's form."""
     hyperparameters = source.get("hyperparameters")
     if not isinstance(hyperparameters, Mapping):
         return source
@@ -131,7 +131,7 @@ def _with_domains(source: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A copy of plain lists, mappings and scalars, as YAML would give it: configs are stored and compared."""
+    """A copy made of plain lists, mappings and scalars, as from YAML: configs are stored and compared."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

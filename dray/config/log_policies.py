@@ -1,4 +1,4 @@
-"""The section ``log_policies``: what to do about a line in a trial's log."""
+"""The section ``log_policies``: reactions to a line in a trial's log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLE_POLICY = "{pattern: CUDA out of memory, action: cancel_retries}"
 
 
 class LogPolicy(Section):
-    """What to do about a line in a trial's log."""
+    """A reaction to a line in a trial's log."""
 
     place: ClassVar[str] = "log_policies[]"
 
@@ -28,12 +28,12 @@ class LogPolicy(Section):
         description="a regular expression to find in the log of a trial that failed", examples=["CUDA out of memory"]
     )
     action: Literal["cancel_retries"] = Field(
-        description="cancel_retries: the trial is not started again", examples=["cancel_retries"]
+        description="cancel_retries: the trial is not restarted", examples=["cancel_retries"]
     )
 
 
 def policies(raw: object, info: ValidationInfo) -> object:
-    """The policies that have an effect: those that cancel retries. Other actions are noted as ignored."""
+    """The policies that cancel retries. Other actions have no effect, and are noted as ignored."""
     if not isinstance(raw, list):
         return raw
     kept: list[dict[str, str]] = []
@@ -55,7 +55,7 @@ def policies(raw: object, info: ValidationInfo) -> object:
 
 
 def _checked_actions(policy: object) -> list[str]:
-    """The actions of a policy; none if the config only disables the policy of this name."""
+    """The actions of a policy; [] if the config only disables the policy of this name."""
     if not isinstance(policy, Mapping):
         raise ValueError(f"must be a mapping, got {policy!r:.60}; for example {EXAMPLE_POLICY}")
     for field in policy:
@@ -79,11 +79,11 @@ def _checked_actions(policy: object) -> list[str]:
             raise ValueError(f"action must be one of {', '.join(_ACTIONS)}, got {action}")
     if not found and name is None:
         raise ValueError(f"must have an action; for example {EXAMPLE_POLICY}")
-    return found or ["signal"]  # the name is shown like one
+    return found or ["signal"]  # Determined shows the name like a signal
 
 
 def actions(policy: Mapping[str, Any]) -> list[str]:
-    """The actions of a policy, as any version of Determined writes them.
+    """The actions of a policy, in the form of any version of Determined.
 
     >>> actions({"pattern": "ECC", "action": {"type": "exclude_node"}, "signal": "bad memory"})
     ['exclude_node', 'signal']

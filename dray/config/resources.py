@@ -1,4 +1,4 @@
-"""The section ``resources``: what one trial runs on."""
+"""The section ``resources``: the slots that one trial runs on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dray.config import defaults
 from dray.config.section import Section, replace_older_field
 
 MAX_SLOTS = 1_000_000  # more than any cluster has
-MAX_SHARES = 50  # about as many processes as NVIDIA's MPS serves on one GPU; and 1/n is far enough from 1/(n + 1)
+MAX_SHARES = 50  # about the number of processes that NVIDIA's MPS serves on one GPU; 1/n is distinct from 1/(n + 1)
 
 
 #: Ray's names of GPUs, as in the label ray.io/accelerator-type of its nodes.
@@ -27,16 +27,16 @@ GpuType: TypeAlias = Literal[
 
 
 class SlotRange(Section):
-    """As many slots as are available, within bounds; only if one trial runs at a time."""
+    """All available slots within bounds; only if one trial runs at a time."""
 
     place: ClassVar[str] = "resources.slots_per_trial"
 
-    min: int = Field(ge=1, le=MAX_SLOTS, description="minimum number of workers, which a trial waits for", examples=[1])
+    min: int = Field(ge=1, le=MAX_SLOTS, description="minimum number of workers; a trial waits for them", examples=[1])
     max: int = Field(ge=1, le=MAX_SLOTS, description="maximum number of workers", examples=[4])
 
 
 class MeshSizes(Section):
-    """How a trial's slots are laid out, for models larger than a slot; names and meanings are torchtitan's."""
+    """The layout of a trial's slots, for models larger than a slot, with torchtitan's names."""
 
     place: ClassVar[str] = "resources.mesh"
 
@@ -91,14 +91,14 @@ class Resources(Section):
 
     slots_per_trial: SlotsPerTrial = Field(
         default=1,
-        description="number of workers that train one trial; {min: 1, max: 4}: as many of these as the cluster has "
-        "room for, if one trial runs at a time; 0.25: four trials share a slot",
+        description="number of workers that train one trial; {min: 1, max: 4}: as many as the cluster has room for, if "
+        "one trial runs at a time; 0.25: four trials share a slot",
         examples=[1],
     )
     max_slots: int | None = Field(
         default=None,
         ge=1,
-        description="maximum number of slots that all trials use together; by default, all of the cluster's",
+        description="maximum number of slots that all trials use together; by default, all slots of the cluster",
         examples=[8],
     )
     priority: int = Field(
@@ -114,25 +114,25 @@ class Resources(Section):
         gt=0,
         le=1_000_000,
         allow_inf_nan=False,
-        description="for experiments that share a server: the share of slots among those of one priority",
+        description="for experiments that share a server: the share of slots relative to others of the same priority",
         examples=[2.0],
     )
     slot: Literal["gpu", "cpu"] | None = Field(
         default=None,
-        description="what a slot is; by default, found from what the cluster has; trials on cpu slots see no GPUs",
+        description="what a slot is; by default gpu if the cluster has GPUs; trials on cpu slots see no GPUs",
         examples=["gpu"],
     )
     slot_type: list[GpuType] | None = Field(
         default=None,
         min_length=1,
-        description="types of GPUs that trials may run on, by Ray's names, the preferred one first; all slots of a "
-        "trial are of one type; by default, of any",
+        description="GPU types that trials may run on, by Ray's names, in order of preference; all slots of a trial "
+        "have the same type; by default, any type",
         examples=[["A100", "L4"]],
     )
     cpus_per_slot: int = Field(default=1, ge=1, description="number of CPUs of each slot", examples=[1])
     mesh: MeshSizes | None = Field(
         default=None,
-        description="sizes of dimensions of context.device_mesh; what they leave of slots_per_trial is dp_shard",
+        description="dimensions of context.device_mesh; slots_per_trial divided by their product is dp_shard",
         examples=[{"tp": 2}],
     )
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(
@@ -146,19 +146,19 @@ class Resources(Section):
     )
     reuse_workers: bool = Field(
         default=True,
-        description="run successive trials in the same processes, as new ones take seconds to start",
+        description="run successive trials in the same processes, because new ones take seconds to start",
         examples=[False],
     )
 
     @property
     def trials_per_slot(self) -> int:
-        """How many trials share a slot: 4 if a trial has 0.25 of one; otherwise 1."""
+        """The number of trials that share a slot: 4 for ``slots_per_trial: 0.25``; otherwise 1."""
         asked = self.slots_per_trial
         return round(1 / asked) if isinstance(asked, float) else 1
 
     @property
     def share(self) -> str:
-        """What a trial has of a slot that it shares, as text: 1/4 slot; "" if trials share none."""
+        """A trial's share of its slot, as text: "1/4 slot"; "" if trials share no slots."""
         return f"1/{self.trials_per_slot} slot" if self.trials_per_slot > 1 else ""
 
     @classmethod

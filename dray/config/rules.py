@@ -1,7 +1,6 @@
-"""The rules of a config that join several fields.
+"""The rules of a config that concern several fields.
 
-Each reads the fields that are given and valid, by path, whatever else is wrong, so that all faults are reported at
-once.
+Each reads the valid fields by path, even if other fields are wrong, so that all faults are reported at once.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ _BATCH = "hyperparameters.global_batch_size"
 
 
 def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
-    """The faults that no single field shows, from the valid fields that are given, and the paths of known faults."""
+    """The faults that no single field shows, found in the valid fields, given the paths of known faults."""
     for field, other in _PAIRS:
         if field in given and other not in given:
             yield missing_field(other)
-    if any(path.startswith("searcher.") for path in given):  # else all of it is wrong
+    if any(path.startswith("searcher.") for path in given):  # else the whole section is wrong
         yield from _searcher(given)
         yield from _metrics(given, wrong)
         yield from _length(given, wrong)
@@ -92,7 +91,7 @@ def _metrics(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
 
 
 def _length(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
-    """A search has a length, unless it compares trials at their ends and a program's ``fit()`` sets it."""
+    """A search needs a length, unless it compares trials only at their ends and a program's ``fit()`` sets it."""
     if "entrypoint" in wrong:
         return  # it may be a program
     is_program = isinstance(given.get("entrypoint"), Script)
@@ -108,14 +107,14 @@ def _length(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
 
 
 def _batch_size(given: Mapping[str, Any]) -> Iterator[Fault]:
-    """``global_batch_size`` is divided among a trial's slots: each possible value must give every slot a record."""
+    """Each possible ``global_batch_size`` is divided among a trial's slots, and must give every slot a record."""
     hyperparameters, asked = given.get("hyperparameters", {}), given.get(_SLOTS, 1)
     if "global_batch_size" not in hyperparameters:
         lengths = [given.get(f) for f in ("searcher.max_length", "min_validation_period", "min_checkpoint_period")]
         if any(isinstance(length, Length) and length.unit == "records" for length in lengths):
             yield Fault(_BATCH, "required for lengths in records, which are converted to batches of this size")
         return
-    # Of those that get different data: not each of a tensor-parallel group.
+    # The slots of a tensor-parallel group get the same data.
     slots = asked // given.get("resources.mesh.tp", 1) if isinstance(asked, int) else 1
     for value in _batch_sizes(hyperparameters["global_batch_size"]):
         if isinstance(value, bool) or not isinstance(value, int):
@@ -125,13 +124,13 @@ def _batch_size(given: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault(
                 _BATCH,
                 f"must be at least {_SLOTS} ({slots}) so that every slot gets a record, got {value}; "
-                "raise it, or ask for fewer slots",
+                "raise it, or use fewer slots",
             )
             return
 
 
 def _slot_range(given: Mapping[str, Any]) -> Iterator[Fault]:
-    """A trial takes all available slots up to the range's end, and divides its global batch among them."""
+    """A trial uses all available slots of the range, and divides its global batch among them."""
     asked = given.get(_SLOTS)
     if not isinstance(asked, SlotRange):
         return
@@ -177,7 +176,7 @@ def _mesh(given: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _batch_sizes(spec: object) -> list[object]:
-    """The values that a batch size can take; of a range, the least; none if it is invalid, a fault of its own."""
+    """The possible values of a batch size; the smallest one of a range; [] if it is invalid, which is another fault."""
     try:
         [(_, domain)] = parse({"global_batch_size": spec}).root.domains
     except FieldError:

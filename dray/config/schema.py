@@ -1,7 +1,7 @@
 """The fields of an experiment config, with Determined's names, each with its type, bounds and default.
 
-Small sections are in ``sections.py``, each larger one has a module. Rules that join several fields are in ``rules.py``,
-the wording of faults is in ``faults.py``.
+Small sections are in ``sections.py``, each larger one has its own module. Rules about several fields are in
+``rules.py``, the wording of faults in ``faults.py``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _records(raw: object) -> object:
 
 
 def _with_text_names(value: Any) -> Any:
-    """A copy in which all names are text, as in JSON, through which a config comes to the code of a trial."""
+    """A copy in which all names are text: a config is sent to a trial's code as JSON."""
     if isinstance(value, Mapping):
         return {
             name if isinstance(name, str) else json.dumps(name): _with_text_names(item) for name, item in value.items()
@@ -91,7 +91,7 @@ def _without_spaces_in_lists(spec: Any) -> Any:
 
 
 def _name_of(fields: dict[str, Any]) -> str:
-    """The name of the class, or of the program's file, if the experiment has none."""
+    """The default name of an experiment: the class's name, or that of the program's file."""
     entrypoint: Entrypoint | None = fields.get("entrypoint")
     if entrypoint is None:
         return "experiment"
@@ -112,7 +112,7 @@ class ExperimentConfig(Section):
         PlainValidator(parse_entrypoint, json_schema_input_type=str | list[str]),
         PlainSerializer(as_written),
     ] = Field(
-        default=None, description="the trial's class, or the program that trains it", examples=["model_def:DigitsTrial"]
+        default=None, description="the trial class, or the program that trains", examples=["model_def:DigitsTrial"]
     )
     name: Annotated[str, AfterValidator(_printable)] = Field(
         default_factory=_name_of,
@@ -179,7 +179,7 @@ class ExperimentConfig(Section):
     )
     checkpoint_format: Literal["sharded", "full"] = Field(
         default="sharded",
-        description="of a model that is sharded over the slots: each slot saves its part (sharded), or the whole is "
+        description="for models that are sharded over the slots: each slot saves its part (sharded), or the model is "
         "gathered into state-dict.pth (full)",
         examples=["full"],
     )
@@ -191,18 +191,18 @@ class ExperimentConfig(Section):
     max_restarts: int = Field(default=5, ge=0, description="maximum number of restarts of a trial", examples=[5])
     profiling: Profiling = Field(
         default_factory=Profiling,
-        description="traces and snapshots of memory of some batches",
+        description="traces and memory snapshots of some batches",
         examples=[{"enabled": True}],
     )
     stop_on_nan: bool = Field(
         default=False,
         description="stop a trial at the first report with a loss that is NaN or infinite; otherwise only ASHA stops "
-        "it, at its next rung, where a metric that is NaN is the worst",
+        "it, at its next rung, where NaN ranks last",
         examples=[True],
     )
     log_policies: Annotated[list[LogPolicy], BeforeValidator(policies), WithJsonSchema(policies_schema())] = Field(
         default_factory=list,
-        description="what to do when a trial that failed has printed a line with a given pattern",
+        description="reactions to lines in the log of a failed trial",
         examples=[[{"pattern": "CUDA out of memory", "action": "cancel_retries"}]],
     )
     hang_timeout_s: Seconds = Field(
@@ -213,7 +213,7 @@ class ExperimentConfig(Section):
     collective_timeout_s: Annotated[float, Field(ge=1, le=1_000_000_000), AfterValidator(int_if_whole)] = Field(
         default=600,
         description="seconds that the slots of a trial may wait for one another in a collective, such as the exchange "
-        "of gradients; then the trial is ended and restarted",
+        "of gradients, before the trial is ended and restarted",
         examples=[1800],
     )
     loggers: Annotated[Loggers, BeforeValidator(named_loggers, json_schema_input_type=LoggersForm)] = Field(
@@ -221,7 +221,7 @@ class ExperimentConfig(Section):
     )
     notify: Notify = Field(
         default_factory=Notify,
-        description="who is told when the experiment ends",
+        description="notifications about the experiment's end",
         examples=[{"command": 'notify-send "$DRAY_NOTIFY_TEXT"'}],
     )
     reproducibility: Reproducibility = Field(
@@ -236,7 +236,7 @@ class ExperimentConfig(Section):
         hyperparameters = {name: _without_spaces_in_lists(spec) for name, spec in given.items()}
         if (notes := info.context) is not None:
             notes.ignored.update(dict.fromkeys(spaces_in_lists(given, "hyperparameters"), _IN_LIST))
-            # First what rules read, even if it is no space.
+            # Stored before parsing, because rules read it even if it is invalid.
             notes.given["hyperparameters"] = hyperparameters
             notes.given["space"] = parse(hyperparameters)
         return hyperparameters
@@ -250,31 +250,29 @@ class ExperimentConfig(Section):
 
     @property
     def slots_per_trial(self) -> tuple[int, ...]:
-        """The possible numbers of workers of a trial, in order: more than one only if ``resources`` give a range.
-
-        Of a range, those among which ``global_batch_size`` can be divided evenly.
-        """
+        """The possible numbers of workers of a trial, in order: those of a range that divide ``global_batch_size``
+        evenly, or a single number."""
         asked = self.resources.slots_per_trial
         if not isinstance(asked, SlotRange):
             return (asked if isinstance(asked, int) else 1,)
         return even_sizes(asked, constant(self.hyperparameters["global_batch_size"]), self.resources.max_slots)
 
     def to_dict(self) -> dict[str, Any]:
-        """The config as plain lists, mappings and scalars, with every default filled in and without its secrets.
+        """The config as plain lists, mappings and scalars, with all defaults filled in and without its secrets.
 
-        ``load_config(config.to_dict()) == config`` for a config without secrets, also by way of a YAML file.
+        ``load_config(config.to_dict()) == config`` for a config without secrets, also through a YAML file.
         """
         plain = self.model_dump(mode="python", exclude_none=True)
-        # None is a constant here like any other.
+        # Here None is a value, which `exclude_none` must not drop.
         if isinstance(self.searcher, ClassSearcher):
             plain["searcher"]["options"] = self.searcher.options
         if self.searcher.metrics is not None:
-            del plain["searcher"]["smaller_is_better"]  # each of the metrics has its own
+            del plain["searcher"]["smaller_is_better"]  # each metric has its own
         plain["hyperparameters"], plain["data"] = self.hyperparameters, self.data
         return masked(plain)
 
     def for_code(self) -> dict[str, Any]:
-        """``to_dict`` for a trial's code: with the values that Determined's config has for fields that are not set."""
+        """``to_dict`` for a trial's code, with Determined's values for fields that are not set."""
         defaults = {
             "min_validation_period": {"batches": 0},
             "min_checkpoint_period": {"batches": 0},

@@ -1,4 +1,4 @@
-"""From a config to its search: the space, the method and the sampler that the ``searcher`` section names."""
+"""Builds the search of a config: the space, the method and the sampler that the ``searcher`` section names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from searchers.space import Space
 _NOT_CUSTOM = Custom()
 
 
-#: Fields that methods have by the same names.
+#: Fields that methods have under the same names.
 _FIELDS = (
     *("max_trials", "max_concurrent_trials", "num_rungs", "divisor", "skip_uninformative_rungs"),
     *("max_rungs", "mode", "bracket_rungs"),
@@ -42,7 +42,7 @@ _FIELDS = (
 
 
 def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Method:
-    """The search method of a config, at its start; lengths and rungs are in ``config.searcher.unit``."""
+    """A new search method of a config; lengths and rungs are in ``config.searcher.unit``."""
     searcher = config.searcher
     fields: dict[str, Any] = {name: getattr(searcher, name) for name in _FIELDS if hasattr(searcher, name)}
     fields |= {"max_length": searcher.length}
@@ -63,8 +63,8 @@ def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Meth
 
 
 def rungs_of(config: ExperimentConfig) -> tuple[float, ...]:
-    """The rungs of a search, in its unit; () if its method is the user's own."""
-    # That is in the experiment's code, which may not be importable here.
+    """The rungs of a search, in the searcher's unit; () for the user's own method."""
+    # The user's method is in the experiment's code, which may not be importable here.
     is_own = isinstance(config.searcher, CustomSearcher | ClassSearcher)
     return () if is_own else tuple(build_method(config).rungs)
 
@@ -111,7 +111,7 @@ def sampling_faults(
     space: Space,
     objectives: Objectives | None = None,
 ) -> Iterator[Fault]:
-    """Why the sampler or the first points don't fit the space."""
+    """The faults of a sampler or of first points that don't fit the space."""
 
     def make_sampler() -> object:
         if method == "grid":

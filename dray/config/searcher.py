@@ -1,4 +1,4 @@
-"""The section ``searcher``: which trials run, and for how long. Each search method has a model with just its fields."""
+"""The section ``searcher``: the search method and its settings. Each method has a model with just its fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from searchers.objectives import Metric, Objectives
 Variant: TypeAlias = Literal["stopping", "promotion"]
 Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
 
-#: The units of length that every trial counts by itself; another one is a metric that it reports.
+#: The units of length that every trial counts itself; any other unit is a metric that it reports.
 COUNTED: tuple[LengthUnit, ...] = ("batches", "epochs")
 
 _NAME = Field(description="the search method")
@@ -32,7 +32,7 @@ def _no_number(raw: object) -> object:
 
 
 class MetricChoice(Section):
-    """A metric of several: an objective, or with a limit a constraint."""
+    """One of several metrics: an objective, or with a limit a constraint."""
 
     place: ClassVar[str] = "searcher.metrics[]"
 
@@ -46,7 +46,7 @@ class MetricChoice(Section):
     @classmethod
     def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
         if "at_most" not in raw and "at_least" not in raw:
-            # The default is stored, too: what an experiment's own copy says was not left open.
+            # Set here, so that an experiment's own copy of the config says it explicitly.
             return {"smaller_is_better": True, **raw}
         if "smaller_is_better" in raw:
             raise ValueError(
@@ -76,7 +76,7 @@ def _have_objective(metrics: list[MetricChoice]) -> list[MetricChoice]:
 
 
 class SamplerChoice(Section):
-    """How hyperparameters are sampled."""
+    """The sampler of hyperparameters."""
 
     place: ClassVar[str] = "searcher.sampler"
 
@@ -102,7 +102,7 @@ RungCount: TypeAlias = Annotated[int, Field(ge=1, le=MAX_RUNGS)]
 
 
 class Searcher(Section):
-    """Which trials run, and for how long."""
+    """The search: its method, its metric, and the length of trials."""
 
     place: ClassVar[str] = "searcher"
 
@@ -147,7 +147,7 @@ class Searcher(Section):
 
     @property
     def first_metric(self) -> str:
-        """The metric that the search optimizes; of several the first objective."""
+        """The metric that the search optimizes, or the first objective."""
         if (objectives := self.objectives) is not None:
             return objectives.first.name
         assert self.metric is not None, "the rules require it"
@@ -161,36 +161,36 @@ class Searcher(Section):
 
     @property
     def trial_count(self) -> int | None:
-        """``max_trials``, or the number that an extension has set; None if the method determines it."""
+        """``max_trials``, or the number set by an extension; None if the method determines it."""
         return self._extended_to
 
     @property
     def time(self) -> tuple[int, str] | None:
-        """The greatest length of a trial and its unit, if ``max_time`` gives them."""
+        """The maximum length of a trial and its unit, if ``max_time`` is set."""
         return None
 
     @property
     def length(self) -> int | None:
-        """The greatest length of a trial, in the search's unit; None if a program's ``fit()`` sets it."""
+        """The maximum length of a trial, in the searcher's unit; None if a program's ``fit()`` sets it."""
         if self.time is not None:
             return self.time[0]
         return None if self.max_length is None else self.max_length.value
 
     @property
     def unit(self) -> str:
-        """The search's unit of length: batches, epochs, records, or a metric's name."""
+        """The searcher's unit of length: batches, epochs, records, or a metric's name."""
         if self.time is not None:
             return self.time[1]
         return "batches" if self.max_length is None else self.max_length.unit
 
     @property
     def counted_by(self) -> str | None:
-        """The validation metric that is the unit of length; None for units that every trial counts by itself."""
+        """The validation metric that is the unit of length; None for units that every trial counts itself."""
         return None if self.time is None or self.time[1] in COUNTED else self.time[1]
 
     @property
     def counted_length(self) -> Length | None:
-        """The greatest length of a trial, as every trial counts it by itself."""
+        """The maximum length of a trial in a unit that every trial counts itself."""
         if self.time is None or self.counted_by is not None:
             return self.max_length
         return Length(unit=cast(LengthUnit, self.unit), value=self.time[0])
@@ -237,7 +237,7 @@ class _Concurrent(Searcher):
 
 
 class SamplingSearcher(Searcher):
-    """A method whose hyperparameters are drawn by a sampler."""
+    """A method that draws hyperparameters from a sampler."""
 
     sampler: SamplerField = Field(
         default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"]
@@ -248,7 +248,7 @@ class SamplingSearcher(Searcher):
 
     @classmethod
     def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        # The configs of older experiments are stored with the default of a field that is gone.
+        # Stored configs of older experiments have the default of a removed field.
         return {name: value for name, value in raw.items() if (name, value) != ("warm_start", [])}
 
 
@@ -273,13 +273,13 @@ class _Halving(_Budgeted, _Timed):
     )
     variant: Variant = Field(
         default="stopping",
-        description="what happens at a rung to a trial that does not continue: it is stopped for good, or paused, and "
-        "perhaps promoted later",
+        description="the fate of a trial that does not continue at a rung: stopping ends it, promotion pauses it and "
+        "may promote it later",
         examples=["promotion"],
     )
     skip_uninformative_rungs: bool = Field(
         default=False,
-        description="at rungs whose ranking says little of the next rung's, more trials than one in divisor continue",
+        description="let more trials than one in divisor continue at rungs that predict the next rung poorly",
         examples=[True],
     )
     stop_once: bool | None = Field(
@@ -305,7 +305,7 @@ class GridSearcher(_Concurrent):
 
 
 class RandomSearcher(_Budgeted):
-    """Trials that all have the same length."""
+    """Independent trials of the same length."""
 
     name: Literal["random"] = _NAME
 
@@ -332,13 +332,13 @@ class AdaptiveASHASearcher(_Halving):
 
 
 class CustomSearcher(SamplingSearcher, _Timed):
-    """A search method that is given from Python, as in Determined."""
+    """A search method given from Python, as in Determined."""
 
     name: Literal["custom"] = _NAME
 
 
 class ClassSearcher(SamplingSearcher, _Timed):
-    """A search method of the user's, imported from the model's directory."""
+    """A user's search method, imported from the model directory."""
 
     name: Annotated[str, WithJsonSchema({"type": "string", "pattern": CLASS_PATTERN})] = _NAME
     options: dict[str, Any] = Field(
@@ -357,7 +357,7 @@ METHODS: dict[str, type[Searcher]] = {
     "custom": CustomSearcher,
     CLASS: ClassSearcher,
 }
-#: Methods of Determined's older configs, and what to use instead.
+#: Methods of Determined's older configs, with their replacements.
 _REMOVED = {
     "sync_halving": "asha (its max_length, num_rungs and divisor mean the same)",
     "adaptive": "adaptive_asha",
@@ -368,7 +368,7 @@ _REMOVED = {
 
 
 class AnySearcher(ASHASearcher, AdaptiveASHASearcher, ClassSearcher):
-    """The fields of all methods."""
+    """The fields of all search methods."""
 
     name: Annotated[str, unknown_kind(METHODS, _REMOVED)] = Field(  # type: ignore[assignment]
         description="the search method", examples=["asha"]

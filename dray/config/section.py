@@ -1,4 +1,4 @@
-"""What the sections of an experiment config have in common, also those of several kinds."""
+"""The base class of the sections of an experiment config, and sections of several kinds."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from searchers.errors import FieldError, did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class ConfigNotes:
-    """What validation finds in a config besides its faults, by path; it is pydantic's context."""
+    """Results of validation besides faults, by path; this is pydantic's context."""
 
-    given: dict[str, Any] = field(default_factory=dict)  # valid, so that ``rules.py`` can join them
-    ignored: dict[str, str] = field(default_factory=dict)  # Determined's, without effect; with what to use instead
+    given: dict[str, Any] = field(default_factory=dict)  # the valid fields, for ``rules.py``
+    ignored: dict[str, str] = field(default_factory=dict)  # Determined's fields without effect, with replacements
 
 
 class Section(BaseModel):
-    """A mapping with these fields only; a null field has its default."""
+    """A mapping with these fields only; a null field gets its default."""
 
-    # strict: "64" is not a number and 1 is not true; a config with these is wrong.
+    # strict: "64" is not a number, and 1 is not true.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     place: ClassVar[str] = ""  # the section's path
@@ -53,7 +53,7 @@ class Section(BaseModel):
 
     @classmethod
     def ignored_fields(cls) -> dict[str, str]:
-        """Determined's fields of this section that have no effect, each with what to use instead."""
+        """Determined's fields of this section that have no effect, with their replacements."""
         found = {path.rpartition(".")[::2]: why for path, why in IGNORED_FIELDS.items()}
         return {name: why for (place, name), why in found.items() if place == cls.place}
 
@@ -83,7 +83,7 @@ class Section(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The section's JSON Schema: with its ignored fields, and null for each field that is not required."""
+        """The section's JSON Schema, including its ignored fields, and null for each optional field."""
         schema = handler.resolve_ref_schema(found := handler(core_schema))
         schema["description"] = one_line((cls.__doc__ or "").partition("\n\n")[0])
         schema.pop("title", None)
@@ -106,7 +106,7 @@ def _or_null(form: dict[str, Any]) -> dict[str, Any]:
 
 
 def replace_older_field(raw: dict[str, Any], place: str, older: str, field: str, values: Mapping[bool, str]) -> None:
-    """Replace an older field, true or false, by the current one."""
+    """Replace an older boolean field with the current one."""
     if isinstance(raw.get(older), bool) and (value := values.get(raw[older])) is not None:
         given = str(raw.pop(older)).lower()
         if raw.setdefault(field, value) != value:
@@ -116,7 +116,7 @@ def replace_older_field(raw: dict[str, Any], place: str, older: str, field: str,
 
 def int_if_whole(number: float) -> float:
     """A float without a fraction as an integer: 4 for 4.0."""
-    # 4.0 and 4 are the same divisor; with an integer, rungs are computed exactly.
+    # Rungs are exact with an integer divisor.
     return int(number) if number == int(number) else number
 
 
@@ -135,7 +135,7 @@ Url: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_without_cre
 Directory: TypeAlias = Annotated[str, Field(min_length=1), BeforeValidator(as_text)]
 
 
-CLASS = "module:Class"  # the kind of all names of classes
+CLASS = "module:Class"  # the kind that stands for all class names
 _NOT_IN_JSON_SCHEMA = SkipJsonSchema()  # type: ignore[type-arg]
 ABSENT, UNKNOWN = "absent", "unknown"
 
@@ -144,10 +144,10 @@ ABSENT, UNKNOWN = "absent", "unknown"
 class Kinds:
     """The kinds of a section. As a field's annotation, it selects the model that validates the section."""
 
-    field: str  # says which kind a section is
+    field: str  # the field with the kind
     models: Mapping[str, type[Section]]
-    unknown: type[Section]  # has the fields of all kinds: it finds the other faults of a section of an unknown kind
-    absent: type[Section] | None = None  # of a section without that field; None: it is required
+    unknown: type[Section]  # the fields of all kinds, to find further faults in a section of an unknown kind
+    absent: type[Section] | None = None  # the model without that field; None: the field is required
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         models: dict[str, Any] = {**self.models, UNKNOWN: Annotated[self.unknown, _NOT_IN_JSON_SCHEMA]}
@@ -165,7 +165,7 @@ class Kinds:
 
 
 def unknown_kind(known: Collection[str], removed: Mapping[str, str]) -> BeforeValidator:
-    """Refuses an unknown kind, with the nearest known one."""
+    """A validator that rejects an unknown kind and names the nearest known one."""
 
     def refuse(kind: object) -> object:
         if isinstance(kind, str) and kind in removed:

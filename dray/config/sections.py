@@ -18,9 +18,8 @@ Outcome: TypeAlias = Literal["completed", "failed", "stopped"]
 
 
 class Optimizations(Section):
-    """How gradients are aggregated and exchanged, and in which precision. ``aggregation_frequency`` and
-    ``mixed_precision`` are for a trial that is a class; a program sets the first in ``pytorch.init()`` and the second
-    with ``context.experimental.use_amp()``.
+    """Gradient aggregation and exchange, and precision. ``aggregation_frequency`` and ``mixed_precision`` are for trial
+    classes; a program sets the first in ``pytorch.init()`` and the second with ``context.experimental.use_amp()``.
     """
 
     place: ClassVar[str] = "optimizations"
@@ -40,27 +39,26 @@ class Optimizations(Section):
 
 
 class Profiling(Section):
-    """Traces of some batches of each trial by torch's profiler; on a GPU also a snapshot of its memory.
+    """Traces of some batches of each trial by torch's profiler, and snapshots of GPU memory.
 
-    Both are in the trial's directory ``tensorboard``, a file for each slot. A trial that resumes after the window, or
-    ends before, has none. A program sets them with ``pytorch.init(exp_conf={"profiling": {"enabled": True}})``.
+    Both are in the trial's directory ``tensorboard``, with a file for each slot. A trial that resumes after the traced
+    batches, or ends before them, has none. A program sets this with
+    ``pytorch.init(exp_conf={"profiling": {"enabled": True}})``.
     """
 
     place: ClassVar[str] = "profiling"
 
     enabled: bool = Field(default=False, description="trace batches of each trial", examples=[True])
     begin_on_batch: int = Field(
-        default=FIRST_TRACED, ge=0, description="the first batch that is traced, from 0", examples=[20]
+        default=FIRST_TRACED, ge=0, description="the first traced batch, counted from 0", examples=[20]
     )
     end_after_batch: int | None = Field(
-        default=None, ge=0, description="the last batch; by default ten are traced", examples=[24]
+        default=None, ge=0, description="the last traced batch; by default, ten are traced", examples=[24]
     )
 
 
 class Reproducibility(Section):
-    """The seed, and how far results are the same again; experiments with equal configs and equal seeds run equal
-    searches.
-    """
+    """The seed, and determinism; experiments with equal configs and equal seeds run equal searches."""
 
     place: ClassVar[str] = "reproducibility"
 
@@ -74,19 +72,19 @@ class Reproducibility(Section):
     deterministic: bool = Field(
         default=False,
         description="use only torch's deterministic algorithms, so that equal trials on equal GPUs are bit-identical; "
-        "they are slower, and an operation that has none is an error",
+        "they are slower, and an operation without one is an error",
         examples=[True],
     )
 
 
-DEVICES = ("cpu", "cuda", "gpu", "rocm")  # Determined's names for the devices of slots; gpu is an older name for cuda
+DEVICES = ("cpu", "cuda", "gpu", "rocm")  # Determined's names of slots' devices; gpu is an older name for cuda
 _ENTRY = re.compile(r"[^=]+=.*|[A-Za-z_]\w*", re.DOTALL)
 _ByName: TypeAlias = dict[str, str | None]
 _Written: TypeAlias = list[str] | dict[str, str | float | None]
 
 
 def _variables(raw: object) -> object:
-    """A list of ``NAME=VALUE``, or a mapping, or one of these for each kind of device; None is for what to unset."""
+    """A list of ``NAME=VALUE``, a mapping, or one of these for each kind of device; None unsets a variable."""
     if not isinstance(raw, Mapping):
         return _named(raw, "")
     found: dict[str, Any] = {}
@@ -99,13 +97,13 @@ def _variables(raw: object) -> object:
 
 
 def _named(raw: object, where: str) -> _ByName:
-    """The variables by name. Values may be secrets, so messages don't contain them."""
+    """The variables by name. Values may be secrets, so errors don't show them."""
     if isinstance(raw, list):
         valid = [isinstance(entry, str) and _ENTRY.fullmatch(entry) is not None for entry in raw]
         if not all(valid):
             wrong = ", ".join(str(place) for place, is_valid in enumerate(valid, start=1) if not is_valid)
             raise ValueError(f"{where}must be a list of NAME=VALUE; these entries are not: {wrong} (from 1)")
-        # A name alone is removed from the container's environment in Determined, as in Docker's API.
+        # In Determined, as in Docker's API, a name alone unsets the variable.
         return {name: value if sign else None for name, sign, value in (entry.partition("=") for entry in raw)}
     if not isinstance(raw, Mapping):
         raise ValueError(f"{where}must be a list of NAME=VALUE or a mapping, got a {type(raw).__name__}")
@@ -136,7 +134,7 @@ class Environment(Section):
     )
 
     def variables(self, device: Literal["cpu", "cuda", "rocm"]) -> dict[str, str | None]:
-        """The variables for trials on this device; None for those to unset."""
+        """The variables for trials on this device; None unsets a variable."""
         given = self.environment_variables
         found = {name: value for name, value in given.items() if not isinstance(value, dict)}
         for kind in (device, "gpu") if device == "cuda" else (device,):
@@ -146,7 +144,7 @@ class Environment(Section):
 
 
 class MLflow(Section):
-    """Where MLflow stores its runs: one for the experiment, and a nested one for each trial."""
+    """MLflow runs: one for the experiment, and a nested one for each trial."""
 
     place: ClassVar[str] = "loggers.mlflow"
 
@@ -164,7 +162,7 @@ class MLflow(Section):
 
 
 class WandB(Section):
-    """Where Weights & Biases stores its runs: one for each trial, in a group for the experiment."""
+    """Runs in Weights & Biases: one for each trial, grouped by experiment."""
 
     place: ClassVar[str] = "loggers.wandb"
 
@@ -206,14 +204,14 @@ def named_loggers(raw: object) -> object:
 
 
 def _web_address(url: str) -> str:
-    """Check that it is one. It is a secret, so the message doesn't contain it."""
+    """Check that a secret URL is one. The error doesn't show it."""
     if not url.startswith(("http://", "https://")) and url != MASK:
         raise ValueError("must be a URL that begins with https:// or http://")
     return url
 
 
 class Notify(Section):
-    """Tell somebody when the experiment has ended: by a webhook, a command, or both."""
+    """Notifications when the experiment has ended: by a webhook, a command, or both."""
 
     place: ClassVar[str] = "notify"
 
@@ -234,6 +232,6 @@ class Notify(Section):
     states: list[Outcome] = Field(
         default_factory=lambda: list(get_args(Outcome)),
         min_length=1,
-        description="the ends to tell of",
+        description="the outcomes to notify about",
         examples=[["completed", "failed"]],
     )

@@ -1,4 +1,4 @@
-"""The section ``checkpoint_storage``: where experiments and checkpoints are stored, and how many of these are kept.
+"""The section ``checkpoint_storage``: the place of experiments and checkpoints, and the number of checkpoints to keep.
 
 Each type of storage has a model with just its fields.
 """
@@ -26,7 +26,7 @@ def _bucket(name: str) -> str:
 
 
 def _normal(prefix: str) -> str:
-    """A prefix as Determined uses it: a/b for /a/.//b/."""
+    """A prefix as Determined normalizes it: a/b for /a/.//b/."""
     if ".." in prefix.split("/"):
         raise ValueError(f"must not contain .., got {prefix!r}; write the path itself")
     return posixpath.normpath(f"/{prefix}").strip("/")
@@ -35,7 +35,7 @@ def _normal(prefix: str) -> str:
 def _true_secret(raw: object) -> object:
     if raw == MASK:
         raise ValueError(
-            "is masked, as det experiment config shows it; write the true key, or none for that of the environment"
+            "is masked, as det experiment config shows it; write the real key, or omit it to use the environment's"
         )
     return raw
 
@@ -47,16 +47,15 @@ Secret: TypeAlias = Annotated[
 ]
 
 _TYPE = Field(description="the kind of storage")
-_STORAGE_PATH = "the directory; of a shared_fs, a directory below host_path; of a uri, the URI"
+_STORAGE_PATH = "the directory; for shared_fs a directory below host_path; for uri the URI"
 
 
 class CheckpointStorage(Section):
-    """Where experiments and checkpoints are stored, and how many checkpoints are kept.
+    """The place of experiments and checkpoints, and the number of checkpoints to keep.
 
-    Without a ``type`` they are in ``DRAY_STORAGE``, or else below ``~/dray_results``. Experiments are in a directory
-    that every node sees, or only their checkpoints are in an object store. The section may also be just a path or a
-    URI: ``s3://bucket/results``. ``to_dict`` never has its secrets; if there are none, those of the environment are
-    used.
+    Without a ``type``, the place is ``DRAY_STORAGE``, or else ``~/dray_results``. It is a directory that every node
+    sees, or an object store for the checkpoints. The section may also be just a path or a URI, such as
+    ``s3://bucket/results``. Its secrets are never stored or shown; without them, credentials come from the environment.
     """
 
     place: ClassVar[str] = "checkpoint_storage"
@@ -76,12 +75,12 @@ class CheckpointStorage(Section):
 
     @property
     def uri(self) -> str | None:
-        """A path or a URI without secrets; None if it is not set."""
+        """The path, or the URI without secrets; None if it is not set."""
         return None
 
     @property
     def location(self) -> Location | None:
-        """Where it is, with its secrets; None if it is not set."""
+        """The location with its secrets; None if it is not set."""
         if self.uri is None:
             return None
         secrets = {name: getattr(self, name, None) for name in SECRETS}
@@ -95,7 +94,7 @@ class CheckpointStorage(Section):
 
 
 class DirectoryStorage(CheckpointStorage):
-    """A directory, which every node sees if there are several."""
+    """A directory that every node sees."""
 
     type: Literal["directory"] = _TYPE
     container_path: Directory | None = Field(default=None, description="the directory", examples=["/mnt/results"])
@@ -117,7 +116,7 @@ class DirectoryStorage(CheckpointStorage):
 
 
 class SharedFSStorage(CheckpointStorage):
-    """A directory of a file system that every node mounts."""
+    """A directory on a file system that every node mounts."""
 
     type: Literal["shared_fs"] = _TYPE
     host_path: Directory = Field(description="the shared directory", examples=["/mnt/results"])
@@ -132,7 +131,7 @@ class SharedFSStorage(CheckpointStorage):
 
     @classmethod
     def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        # Beside storage_path it has no effect, as in Determined.
+        # As in Determined, it has no effect if storage_path is given.
         older = raw.pop("checkpoint_path", None)
         return raw if older is None else {"storage_path": older, **raw}
 
@@ -158,7 +157,7 @@ class _AzureKeys(CheckpointStorage):
 
 
 class S3Storage(_BucketStorage, _S3Keys):
-    """A bucket of S3, or of a store that is compatible with it."""
+    """A bucket of S3 or of an S3-compatible store."""
 
     type: Literal["s3"] = _TYPE
     endpoint_url: Url | None = Field(
@@ -236,7 +235,7 @@ BY_TYPE = Kinds("type", STORAGES, unknown=AnyStorage, absent=CheckpointStorage)
 
 
 def _section_at(where: str | os.PathLike[str]) -> dict[str, Any]:
-    """The section for a path, or a URI with its filesystem's options, as in Ray."""
+    """The section for a path, or for a URI with its filesystem's options, as in Ray."""
     if not os.fspath(where):
         raise ValueError("must not be empty; for example checkpoint_storage: s3://bucket/results")
     location = Location.of(where)
@@ -249,7 +248,7 @@ def _section_at(where: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def as_section(raw: object) -> object:
-    """The section for a path or a URI; a URI's credentials become fields of their own, which are not stored."""
+    """The section for a path or a URI; credentials in a URI become separate fields, which are not stored."""
     if isinstance(raw, str | os.PathLike):
         return _section_at(raw)
     if isinstance(raw, dict) and isinstance(where := raw.get("storage_path"), str) and "://" in where:

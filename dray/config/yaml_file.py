@@ -1,6 +1,6 @@
-"""Reads a YAML file as a mapping, safely; errors name the line.
+"""Safe reading of YAML files; errors name the line.
 
-What may be in a config is limited, so that a broken or hostile one is a short error instead of running out of memory.
+Sizes are limited, so that a broken or hostile file is a short error instead of running out of memory.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dray.errors import ConfigError, Fault
 from dray.text import one_line
 from searchers.errors import FieldError
 
-MAX_DEPTH = 100  # mappings and lists inside each other
-MAX_VALUES = 100_000  # values in all, each counted wherever an anchor repeats it
-MAX_BYTES = 2**24  # of a config file
-MAX_TEXT = 100_000  # characters of one value; Linux takes a few more in an environment variable
-MAX_NUMBER = 2**64  # integers must be smaller in magnitude: NumPy, Parquet and seeds take no larger ones
+MAX_DEPTH = 100  # nested mappings and lists
+MAX_VALUES = 100_000  # values in total, each counted wherever an anchor repeats it
+MAX_BYTES = 2**24  # size of a config file
+MAX_TEXT = 100_000  # characters of one value; Linux allows a few more in an environment variable
+MAX_NUMBER = 2**64  # magnitude of integers: NumPy, Parquet and seeds take no larger ones
 
 TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, or contains itself"
 TOO_MANY = f"has more than {MAX_VALUES:,} values, counting each where an anchor repeats it"
@@ -33,7 +33,7 @@ class _Loader(yaml.SafeLoader):
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)
-        if len(node.value) > MAX_VALUES:  # a merge copies what it merges: merges of merges fill the memory
+        if len(node.value) > MAX_VALUES:  # merges copy their values: merges of merges fill the memory
             raise yaml.constructor.ConstructorError(None, None, TOO_MANY, node.start_mark)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:

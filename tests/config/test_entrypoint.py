@@ -97,7 +97,7 @@ def test_command_is_kept_as_it_was_written() -> None:
         ("python3 'train.py", "can't be split into words"),
         ("model_def", "must be module:Class, or a Python program, got 'model_def'"),
         ("perl train.pl", "so it can't be another program"),
-        ("bash train.sh", "put what comes before it into startup-hook.sh"),
+        ("bash train.sh", "put the commands before it into startup-hook.sh"),
         ("A=1 python3 train.py x", "write environment: {environment_variables: [A=1]}, and here only python3 tr"),
         ("python3 train.py --name ''; python3 test.py", "can't use ;, got"),
         ("python3 train.py 2>&1 | tee log", "can't use >&, got"),
