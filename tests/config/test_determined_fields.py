@@ -206,7 +206,7 @@ hyperparameters: {day: 2026-11-22, weights: {0: 0.5}}
 
 def test_masked_keys_are_refused() -> None:
     storage = {"type": "s3", "bucket": "b", "access_key": MASK, "secret_key": MASK}
-    with pytest.raises(ConfigError, match=r"is masked, as .* shows it; write the true") as caught:
+    with pytest.raises(ConfigError, match=r"is masked, as .* shows it; write the real") as caught:
         load_config(with_field("checkpoint_storage", storage))
     assert [fault.path for fault in caught.value.faults] == [
         "checkpoint_storage.access_key",
