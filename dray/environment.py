@@ -1,4 +1,4 @@
-"""The environment variables of trials: in this process, and in those that it starts."""
+"""The environment variables of trials, in this process and in those that it starts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Device = Literal["cpu", "cuda", "rocm"]
 
 
 def set_variables(changes: Mapping[str, str | None]) -> None:
-    """Set these variables, and remove those that are None."""
+    """Set variables, and remove those that are None."""
     for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    # Python read PYTHONPATH when it started.
+    # Python reads PYTHONPATH only when it starts.
     for entry in reversed((changes.get("PYTHONPATH") or "").split(os.pathsep)):
         if entry and entry not in sys.path:
             sys.path.insert(1, entry)
@@ -27,7 +27,7 @@ def set_variables(changes: Mapping[str, str | None]) -> None:
 
 @contextlib.contextmanager
 def variables_set(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set these variables, and remove those that are None, until the end of the block."""
+    """Set variables, and remove those that are None, for the duration of the block."""
     before, path = {name: os.environ.get(name) for name in changes}, list(sys.path)
     set_variables(changes)
     try:
@@ -38,7 +38,7 @@ def variables_set(changes: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def device(*, gpu: bool) -> Device:
-    """Determined's name of a slot's device. torch is not imported for it, because it reads some of the variables."""
+    """Determined's name of a slot's device. This does not import torch, which reads some of the variables."""
     if not gpu:
         return "cpu"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

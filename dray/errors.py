@@ -10,21 +10,21 @@ from searchers.errors import shown
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong with a config."""
+    """One fault of a config."""
 
-    path: str  # the field, such as ``searcher.divisor``, or the line of a file that could not be parsed
-    what: str  # what was expected, what was given, and what to do: ``must be > 1, got 1; ...``
+    path: str  # the field, such as ``searcher.divisor``, or the line of a file that can't be parsed
+    what: str  # the requirement, the value given, and the remedy: ``must be > 1, got 1; ...``
 
     def __str__(self) -> str:
         return f"{self.path}: {self.what}"
 
 
 class ConfigError(ValueError):
-    """An experiment config that cannot be run; lists its faults, one per line: the first 20 of ``faults``.
+    """An experiment config that can't be run. The message lists the first 20 of its faults, one per line.
 
     Args:
         faults: ``Fault`` or ``(path, what)`` pairs; at least one.
-        source: where the config comes from: a file's name, or a phrase.
+        source: the origin of the config: a file's name, or a phrase.
 
     >>> print(ConfigError([("searcher.divisor", "must be > 1, got 1")], source="asha.yaml"))
     asha.yaml has 1 error:
@@ -44,11 +44,11 @@ class ConfigError(ValueError):
 
 
 class FoundInTraining(ConfigError):
-    """A fault of the config that only a trial could show, or a worker that was started later: some may have trained."""
+    """A fault of the config that only a trial, or a worker started later, could reveal: trials may have trained."""
 
 
 class EntrypointError(ConfigError):
-    """``entrypoint`` names neither a class that can be trained nor a program."""
+    """``entrypoint`` names neither a trial class nor a program."""
 
 
 class ImportRaisedError(EntrypointError):
@@ -64,14 +64,14 @@ class ExperimentError(RuntimeError):
 
 
 class DirectoryGone(ExperimentError):
-    """The experiment's directory, the argument, was deleted, or moved, while it ran."""
+    """The experiment's directory, given as the argument, was deleted or moved while it ran."""
 
     def __str__(self) -> str:
         return f"the experiment's directory {self.args[0]} was deleted or moved while it ran, so it was ended"
 
 
 class TakenOver(ExperimentError):
-    """Another driver, the argument, has taken over the experiment, because this one's heartbeat had stopped."""
+    """Another driver, given as the argument, has taken over the experiment after this one's heartbeat had stopped."""
 
     def __str__(self) -> str:
         lost = "this driver's heartbeat did not reach the object store for a while"

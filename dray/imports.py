@@ -1,6 +1,6 @@
-"""Imports users' model code, from one directory after another, in one process.
+"""Imports of users' model code, from one directory after another, in one process.
 
-Such code may import `determined`: if that is not installed, it gets dray.
+If `determined` is not installed, importing it gives dray.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import FrameType, ModuleType
 
 from dray.compat import install_if_absent
 
-# Never a user's module, wherever they are: two copies of one of these in a process don't work together.
+# Never treated as a user's module, because two copies of one of these in a process don't work together.
 _OURS = frozenset({"__main__", "dray", "searchers", "ray", "torch", "numpy"})
 _DRAY = f"{Path(__file__).parent}{os.sep}"  # also under the name of Determined's package
 _PLACES = {*site.getsitepackages(), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))}
@@ -27,13 +27,13 @@ _INSTALLED_TEXT = tuple(f"{place}{os.sep}" for place in {*_PLACES, *map(str, _IN
 _SHOWN_TRACEBACK_LINES = 12
 
 _current: Path | None = None  # the model directory that `use_model_dir` put on sys.path
-_older: frozenset[str] = frozenset()  # the modules imported before, which are the driver's own
-_read_while_importing = False  # whether a module has called `get_cluster_info()` while it was imported
+_older: frozenset[str] = frozenset()  # the driver's own modules, imported before
+_read_while_importing = False  # whether a module has called `get_cluster_info()` during its import
 
 
 @contextmanager
 def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Import from a directory in a ``with`` block, as ``determined.import_from_path`` does.
+    """Import from a directory in a ``with`` block, like ``determined.import_from_path``.
 
     Modules imported from it are forgotten afterwards, so that several directories can each have a ``model_def``:
 
@@ -82,23 +82,23 @@ def use_model_dir(path: str | os.PathLike[str]) -> None:
 
 
 def forget_model_dir() -> None:
-    """Remove from ``sys.modules`` what was imported from the directory of ``use_model_dir`` since that call."""
+    """Remove the modules imported from the directory of ``use_model_dir`` since that call from ``sys.modules``."""
     if _current is not None:
         _forget(_current, keep=_older)
 
 
 def note_cluster_info_read() -> None:
-    """Called by `get_cluster_info()`: a module that calls it while it is imported may keep the trial it gets."""
+    """Called by `get_cluster_info()`: a module that calls it during its import may keep the trial that it gets."""
     global _read_while_importing
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not _read_while_importing:
-        # Not the program itself: it is executed again for each trial.
+        # The program itself does not count: it is executed again for each trial.
         _read_while_importing = frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__"
         frame = frame.f_back
 
 
 def forget_kept_cluster_info() -> None:
-    """Call `forget_model_dir` if a module has read the cluster info while it was imported, since the last call."""
+    """Call `forget_model_dir` if a module has read the cluster info during its import, since the last call."""
     global _read_while_importing
     if _read_while_importing:
         forget_model_dir()
@@ -113,7 +113,7 @@ def _forget(directory: Path, *, keep: Collection[str]) -> None:
 
 
 def _forget_clashes(directory: Path) -> dict[str, ModuleType]:
-    """Remove modules loaded from elsewhere whose names ``directory`` has too; returns them by name."""
+    """Remove modules from elsewhere with the same names as modules in ``directory``, and return them by name."""
     names = {entry.stem for entry in directory.iterdir() if entry.suffix == ".py" or entry.is_dir()}
     gone = {}
     for name, module in list(sys.modules.items()):
@@ -125,7 +125,7 @@ def _forget_clashes(directory: Path) -> dict[str, ModuleType]:
 
 def is_installed(file: str) -> bool:
     """Whether a file belongs to Python or to an installed package."""
-    # Text is compared first: resolving the paths of all modules of torch and Ray takes 0.3 s.
+    # Comparing text first is faster: resolving the paths of all modules of torch and Ray takes 0.3 s.
     if file.startswith(_INSTALLED_TEXT):
         return True
     origin = Path(file).resolve()
@@ -133,10 +133,10 @@ def is_installed(file: str) -> bool:
 
 
 def _origin(name: str, module: ModuleType) -> Path | None:
-    """Where a user's module was imported from; None for an installed one, or one of dray's."""
+    """The file of a user's module; None for an installed module, or one of dray's."""
     place = getattr(module, "__file__", None)
     if not isinstance(place, str):
-        try:  # a package without __init__.py has no file, but a path; none if its parent could not be imported
+        try:  # a package without __init__.py has no file, but a path, unless its parent could not be imported
             place = next(iter(getattr(module, "__path__", [])), None)
         except KeyError:
             return None
@@ -147,7 +147,7 @@ def _origin(name: str, module: ModuleType) -> Path | None:
 
 def import_model(name: str, directory: Path) -> ModuleType:
     """Import a module from ``directory``, which stays at the front of ``sys.path``."""
-    # Here, not above: a worker imports this module first, and these import more.
+    # Imported here, because a worker imports this module first, before these.
     from dray.errors import EntrypointError, ImportRaisedError
 
     use_model_dir(directory)
@@ -160,7 +160,7 @@ def import_model(name: str, directory: Path) -> ModuleType:
         failure: BaseException = error
     except (Exception, SystemExit) as error:
         failure = error
-    # The next attempt, with a corrected file, must not find a partial import.
+    # The next attempt, perhaps with a corrected file, must not find a partial import.
     forget_model_dir()
     raise ImportRaisedError([("entrypoint", raised(name, directory, failure))]) from failure
 
@@ -175,7 +175,7 @@ def module_file(directory: Path, module: str) -> Path | None:
 
 
 def no_module(name: str, directory: Path) -> str:
-    """The message that there is no such module, with the existing ones."""
+    """The message for a missing module, which names the existing ones."""
     from searchers.errors import did_you_mean
 
     modules = sorted(file.stem for file in directory.glob("*.py"))
@@ -184,7 +184,7 @@ def no_module(name: str, directory: Path) -> str:
 
 
 def raised(name: str, directory: Path, error: BaseException, *, doing: str = "importing") -> str:
-    """The message about an error in the user's file, with the end of the traceback, from that file on."""
+    """The message for an error in the user's file, with the end of the traceback, from that file on."""
     frames = traceback.extract_tb(error.__traceback__)
     first = next((i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(directory)), len(frames))
     lines = "".join(

@@ -1,7 +1,7 @@
-"""The secrets of an experiment's config, and masking them in whatever is written.
+"""The secrets of an experiment's config, and masking them in all output.
 
 Secrets are the values in ``data.secrets`` at any depth, as in Determined, the values of environment variables,
-``notify.url``, and the credentials of ``checkpoint_storage``. A trial's code gets the true values; no file of the
+``notify.url``, and the credentials of ``checkpoint_storage``. A trial's code gets the real values; no file of the
 experiment has them, except one that only its owner can read.
 """
 
@@ -14,15 +14,15 @@ from typing import Any
 from urllib.parse import quote
 
 MASK = "********"  # replaces a secret, as in Determined
-MIN_SECRET_LENGTH = 8  # in characters. A shorter secret is not masked: it could be any word of a program
+MIN_SECRET_LENGTH = 8  # characters; shorter secrets are not masked, because they could be any word of a program
 
 PLACES = (("data", "secrets"), ("environment", "environment_variables"), ("notify", "url"))
-"""Where secrets are in a config: (section, field)."""
+"""The (section, field) pairs of a config that contain secrets."""
 _SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 def masked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment's config with each secret value replaced by ``MASK``; the names stay."""
+    """An experiment's config with each secret value replaced with ``MASK``; names stay."""
     found = dict(config)
     for section, field in PLACES:
         inner = found.get(section)
@@ -40,7 +40,7 @@ def _masked(secret: Any) -> Any:
 
 
 def leaves(secret: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Each value at a place of secrets that is not null, with its path."""
+    """Yield each value of a secret field that is not null, with its path."""
     if isinstance(secret, Mapping):
         for name, value in secret.items():
             yield from leaves(value, f"{path}.{name}")
@@ -52,10 +52,10 @@ def leaves(secret: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def texts(config: Mapping[str, Any]) -> list[str]:
-    """The secrets of a config as texts to search for: single lines, since YAML indents each line of a key.
+    """The secrets of a config as texts to search for: single lines, because YAML indents each line of a key.
 
-    Of environment variables only those with a name that says so: others are paths and numbers, which code may contain
-    anyway.
+    Environment variables count only if their name suggests a secret: other values are paths and numbers, which code may
+    contain anyway.
     """
     found: list[Any] = []
     for section, field in PLACES:
@@ -71,10 +71,8 @@ def texts(config: Mapping[str, Any]) -> list[str]:
 
 
 def forms(secret: Sequence[str]) -> list[bytes]:
-    """The forms in which files may contain these texts, the longest first.
-
-    Unchanged, as quoted in JSON, Python and YAML, and as in a URI.
-    """
+    """The forms in which files may contain these texts, the longest first: unchanged, as quoted in JSON, Python and
+    YAML, and as in a URI."""
     found = set()
     for text in secret:
         in_json = [json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (True, False)]
@@ -83,12 +81,12 @@ def forms(secret: Sequence[str]) -> list[bytes]:
 
 
 def hidden(content: bytes, secret: Sequence[str]) -> bytes:
-    """A file's content with each byte of these texts replaced by an x, so that nothing else moves."""
+    """A file's content with each byte of these texts replaced with an x, so that offsets stay the same."""
     for form in forms(secret):
         content = content.replace(form, b"x" * len(form))  # x's are a valid word in any language
     return content
 
 
 def hidden_text(text: str, secret: Sequence[str]) -> str:
-    """A message with each byte of these texts replaced by an x."""
+    """A message with each byte of these texts replaced with an x."""
     return hidden(text.encode(errors="surrogateescape"), secret).decode(errors="surrogateescape")

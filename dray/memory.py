@@ -1,4 +1,4 @@
-"""How much memory this process uses, and how much its machine, or its container, has left."""
+"""Memory use of this process, and available memory of its machine or container."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gpu_in_use() -> bool:
 
 
 def machine_memory() -> int:
-    """Bytes of memory of this machine, or of the container that this process is in."""
+    """Bytes of memory of this machine, or of the container of this process."""
     limits = [os.sysconf("SC_PHYS_PAGES") * _PAGE]
     for place in (_CGROUP / "memory.max", _CGROUP / "memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # "max", without a limit
@@ -40,12 +40,12 @@ MACHINE_MEMORY = machine_memory()
 
 
 def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Bytes that can still be used on this machine, or in this container; all of its memory if unknown."""
+    """Bytes that are still available on this machine or in this container; all memory if unknown."""
     available = [MACHINE_MEMORY]
     with contextlib.suppress(OSError, ValueError):
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         available.append(int(fields["MemAvailable"].split()[0]) << 10)
-    # Version 2, and version 1. Files that were read count as used, but give way: as MemAvailable, leave them out.
+    # cgroup versions 2 and 1. Cached files count as used but can be evicted, so they are left out, as in MemAvailable.
     for limit, used, files in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -58,7 +58,7 @@ def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo
 
 
 def give_back() -> None:
-    """Collect garbage, and return freed memory that the C library, and torch for copies to GPUs, have kept."""
+    """Collect garbage, and release freed memory held by the C library, and by torch for copies to GPUs."""
     gc.collect()
     if gpu_in_use():
         torch._C._host_emptyCache()

@@ -1,8 +1,8 @@
-"""Reports what must change in a model directory that was written for Determined.
+"""Reports the necessary changes in a model directory that was written for Determined.
 
 It only reads files; nothing in the directory is imported or run. Names are followed through plain imports
 (``import determined as det``, ``from determined.experimental import client``), not through variables or other modules:
-what is missed here raises `dray.compat.NotSupported` when it is first used.
+names that it misses raise `dray.compat.NotSupported` at their first use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from searchers.errors import SHOWN, shown
 _SEARCHER = re.compile(r"^searcher\s*:", re.MULTILINE)
 _LINE = re.compile(r"line (\d+), column \d+")
 _EXCEPTIONS = ("Error", "Exception")
-"""`dray.compat` provides exception classes for names with these endings; they may be raised and caught."""
+"""Endings of names for which `dray.compat` provides exception classes, which may be raised and caught."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,7 +36,7 @@ class Note:
 
     file: str
     line: int  # from 1; 0 for the whole file
-    verdict: Literal["change", "ignored"]  # an error until it is changed; a field without effect in dray
+    verdict: Literal["change", "ignored"]  # change: an error until it is changed; ignored: without effect in dray
     what: str
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """What `check` read and found."""
+    """The files that `check` has read, and its findings."""
 
     python: list[str]
     experiments: list[str]
@@ -83,11 +83,11 @@ def _check_python(file: str, source: bytes) -> Iterator[Note]:
 
 
 def _uses(tree: ast.Module) -> dict[str, int]:
-    """The dotted names of Determined's that a module uses, and the line where each is first used.
+    """Determined's dotted names that a module uses, with the line of their first use.
 
-    What dray lacks may be imported, annotated and caught, so these are no uses.
+    Imports, annotations and except clauses do not count: they work for names that dray lacks.
     """
-    imported: dict[str, str] = {}  # Determined's dotted name, by the name in this module
+    imported: dict[str, str] = {}  # Determined's dotted names, by the name in this module
     lines: dict[str, int] = {}
     skipped: set[int] = set()
     for node in ast.walk(tree):
@@ -113,7 +113,7 @@ def _uses(tree: ast.Module) -> dict[str, int]:
 
 
 def _parts(node: ast.AST) -> list[str]:
-    """``["a", "b", "c"]`` of the expression ``a.b.c``, else ``[""]``."""
+    """``["a", "b", "c"]`` for the expression ``a.b.c``; ``[""]`` for any other expression."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names, node = [node.attr, *names], node.value
@@ -121,7 +121,7 @@ def _parts(node: ast.AST) -> list[str]:
 
 
 def instead_of(name: str) -> str | None:
-    """What to use instead of a dotted name of Determined's; None if dray has it.
+    """The replacement of a dotted name of Determined's; None if dray has the name.
 
     >>> instead_of("determined.keras.TFKerasTrial")[:18]
     'dray has no Keras:'
@@ -134,7 +134,7 @@ def instead_of(name: str) -> str | None:
     attribute = name.removeprefix(known).strip(".").partition(".")[0]
     if (known in COUNTERPARTS and known not in MODULES) or not attribute or attribute.startswith("__"):
         return None
-    # The names of Determined's private modules are those of the public ones.
+    # Determined's private modules have the names of its public ones.
     public = "determined" + MODULES.get(known, "dray").removeprefix("dray")
     if f"{public}.{attribute}" in COUNTERPARTS:
         return None
@@ -144,14 +144,14 @@ def instead_of(name: str) -> str | None:
 
 
 def _known(name: str) -> str:
-    """The longest prefix that the tables of `dray.compat.names` have, else ``determined``."""
+    """The longest prefix of a name in the tables of `dray.compat.names`, else ``determined``."""
     while "." in name and not any(name in table for table in (COUNTERPARTS, MISSING, MEMBERS)):
         name = name.rpartition(".")[0]
     return name
 
 
 def _check_experiment(file: str, path: Path) -> list[Note] | None:
-    """The faults and ignored fields of an experiment file; None for any other YAML file, which has no searcher."""
+    """The faults and ignored fields of an experiment file; None for any other YAML file (it has no searcher)."""
     text = path.read_text(encoding="utf-8", errors="replace")
     if _SEARCHER.search(text) is None:
         return None
@@ -173,8 +173,8 @@ def _check_experiment(file: str, path: Path) -> list[Note] | None:
 
 
 def _line(root: Any, path: str) -> int:
-    """The line of a field such as ``searcher.metric`` or ``labels[0]``; if it is missing, that of the section it is
-    missing from; 0 for the whole file."""
+    """The line of a field such as ``searcher.metric`` or ``labels[0]``; of its section if the field is missing; 0 for
+    the whole file."""
     node, line = root, 0
     for part in re.split(r"[.\[]", path.replace("]", "")):
         items = node.value if isinstance(node, yaml.MappingNode | yaml.SequenceNode) else []

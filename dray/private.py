@@ -1,4 +1,4 @@
-"""Files and directories with secrets, which only this user may read, and addresses that only this machine reaches."""
+"""Files and directories that only this user may read, and addresses that only this machine can reach."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def create(path: Path) -> TextIO:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory that only this user may use; its parent may be writable by all, as the temporary directory is.
+    """Make a directory that only this user may use. Its parent may be world-writable, like the temporary directory.
 
     Raises:
         PermissionError: another user has made it, or a link in its place.
@@ -22,12 +22,12 @@ def make_directory(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.lstat().st_uid != os.getuid():
         raise PermissionError(f"{path} belongs to another user; remove it, or set TMPDIR to another directory")
-    path.chmod(0o700)  # it may have existed
+    path.chmod(0o700)  # in case it existed
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host."""
-    import ipaddress  # here, as most commands need it not
+    """Whether only this machine can reach a host."""
+    import ipaddress  # imported here, as most commands don't need it
 
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -1,7 +1,7 @@
 """Runs a user's program in this process as ``python3 train.py --epochs 1`` would in a new one.
 
-What the program imports stays imported, so that a second run starts quickly; the program itself is executed again. Its
-own modules are imported again if one of them calls ``get_cluster_info()`` while it is imported: it may keep the trial.
+The program's imports stay loaded, so that a second run starts quickly; the program itself is executed again. Its own
+modules are imported again if one of them calls ``get_cluster_info()`` during its import, as it may keep the trial.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 class ScriptFailed(RuntimeError):
-    """The program exited with a code other than 0, or inside a call to dray; the traceback says where."""
+    """The program exited with a code other than 0, or inside a call to dray; the traceback shows the place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,12 @@ class Script:
     """A program to run: a file, or a module as with ``python3 -m``.
 
     Args:
-        command: the command as the user wrote it, for messages.
-        file, module: path of the program, relative to the model directory, or its name; one of them is None.
+        command: the user's command, for messages.
+        file: the program's path, relative to the model directory; None for a module.
+        module: the module's name; None for a file.
         arguments: the program's ``sys.argv[1:]``.
-        written: what the user wrote, if that is not the command's text: a list of words, or a command with one of
-            Determined's launchers; else "".
+        written: the user's text if it differs from the command: a list of words, or a command with one of Determined's
+            launchers; else "".
     """
 
     command: str
@@ -49,10 +50,10 @@ class Script:
         assert (self.file is None) != (self.module is None), "a program is either a file or a module"
 
     def run(self, directory: Path) -> None:
-        """Run the program in ``directory``, for which `dray.imports.use_model_dir` has been called.
+        """Run the program in ``directory``, after a call of `dray.imports.use_model_dir`.
 
-        ``sys.argv``, ``sys.path``, ``__main__``, the working directory and the variables with which processes that it
-        starts find ``determined`` and the commands of this environment are restored afterwards.
+        ``sys.argv``, ``sys.path``, ``__main__``, the working directory and the environment variables for child
+        processes (PATH, PYTHONPATH) are restored afterwards.
 
         Raises:
             ScriptFailed: it exited with a code other than 0, or during training. Its other exceptions are not caught.
@@ -64,7 +65,7 @@ class Script:
                     self._run_file(directory / self.file)
                 else:
                     assert self.module is not None
-                    # runpy looks the module up, and corrects argv[0].
+                    # runpy finds the module, and corrects argv[0].
                     sys.argv[:] = [self.module, *self.arguments]
                     runpy.run_module(self.module, run_name="__main__", alter_sys=True)
             except SystemExit as end:
@@ -87,7 +88,7 @@ class Script:
         )
 
     def _run_file(self, path: Path) -> None:
-        # Not by runpy.run_path(), which sets another argv[0] than Python, and first looks for a package or an archive.
+        # Unlike Python, runpy.run_path() sets a different argv[0], and first looks for a package or an archive.
         main = ModuleType("__main__")
         main.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         sys.modules["__main__"] = main
@@ -98,7 +99,7 @@ class Script:
 
 
 def _exit_code(end: SystemExit) -> int:
-    """The exit code that Python would end with. As Python does, prints a code that is not an int."""
+    """Python's exit code for this exception. Like Python, this prints a code that is not an int."""
     if end.code is None or isinstance(end.code, int):
         return int(end.code or 0)
     print(end.code, file=sys.stderr)

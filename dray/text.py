@@ -1,4 +1,4 @@
-"""Words and numbers of messages, and of JSON."""
+"""Words and numbers in messages and JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def one_line(text: object) -> str:
 
 
 def file_name(name: str) -> str:
-    """An experiment's name in that of its directory, which can be typed in a shell as it is, and is never hidden.
+    """An experiment's name as part of its directory's name: it needs no quoting in a shell, and is never hidden.
 
     >>> file_name("lr<0.1 & deep"), file_name("--help"), file_name("<b>")
     ('lr-0.1---deep', 'help', 'b-')
@@ -36,7 +36,7 @@ def counted(number: float, noun: str, form: str = "") -> str:
 
 
 def some(items: Sequence[object], most: int) -> str:
-    """The first items, and how many more there are.
+    """The first items, and the number of further ones.
 
     >>> some(["lr", "hidden", "layers"], 2)
     'lr, hidden and 1 more'
@@ -96,7 +96,7 @@ def finite(value: Any) -> Any:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether it is UTF-8: it has no halves of characters, as names of files with other bytes have."""
+    """Whether a text can be encoded as UTF-8. Names of files with invalid bytes contain surrogates, and can't."""
     try:
         text.encode()
     except UnicodeEncodeError:

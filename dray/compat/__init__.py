@@ -11,8 +11,8 @@ An experiment does so wherever the real package is not installed. In your own sc
     import determined as det
     from determined import pytorch
 
-Its modules and objects are dray's own: ``determined.pytorch is dray.pytorch``. What has no counterpart in dray (Keras,
-DeepSpeed, the REST client) can be imported, and raises `NotSupported` when it is first used.
+Its modules and objects are dray's own: ``determined.pytorch is dray.pytorch``. Parts without a counterpart in dray
+(Keras, DeepSpeed, the REST client) can be imported, and raise `NotSupported` at their first use.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A directory with only the package `determined`. On sys.path it is also found by processes in which nothing of dray has
-# run yet, such as spawned DataLoader workers.
+# A directory with only the package `determined`. On sys.path, even processes that have not imported dray find it, such
+# as spawned DataLoader workers.
 PATH = Path(__file__).parent / "path"
 _INIT = PATH / "determined" / "__init__.py"
 
 
 class NotSupported(RuntimeError):
-    """A program uses a part of Determined without a counterpart in dray. The message says what to do instead."""
+    """A program uses a part of Determined without a counterpart in dray. The message names the replacement."""
 
 
 class NoSuchAttribute(NotSupported, AttributeError):
-    """The same for an attribute of a class that dray has, so that `hasattr()` is false."""
+    """`NotSupported` for an attribute of a class that dray has, so that `hasattr()` is false."""
 
 
 def lacks(path: str) -> Callable[[type[T]], type[T]]:
-    """Decorates a class of dray's: attributes that only Determined's has (`names.MEMBERS`) raise `NoSuchAttribute`."""
+    """Decorate a class of dray's: attributes that only Determined's class has (`names.MEMBERS`) raise
+    `NoSuchAttribute`."""
 
     def mark(ours: type[T]) -> type[T]:
         for name in MEMBERS:
@@ -73,7 +74,7 @@ def install() -> None:
     """Make ``import determined`` give dray, even if the real package is installed.
 
     Raises:
-        RuntimeError: the real package is imported already.
+        RuntimeError: the real package has been imported already.
     """
     if (place := _real()) is not None:
         raise RuntimeError(
@@ -87,7 +88,7 @@ def install() -> None:
 
 def install_if_absent() -> None:
     """Make ``import determined`` give dray, unless there is another package of this name."""
-    # At the end of sys.path, so that any other is found first.
+    # At the end of sys.path, so that any other package of this name is found first.
     if str(PATH) not in sys.path:
         sys.path.append(str(PATH))
     if sys.meta_path[0] is not finder:
@@ -95,9 +96,9 @@ def install_if_absent() -> None:
 
 
 def path_for_children() -> str:
-    """What to add to PYTHONPATH so that processes of this Python give dray for ``import determined``.
+    """The entry of PYTHONPATH with which child processes get dray for ``import determined``.
 
-    "" if another package of this name is installed, which an entry of PYTHONPATH would hide.
+    "" if another package of this name is installed, which the entry would hide.
     """
     spec = PathFinder.find_spec("determined", [entry for entry in sys.path if entry != str(PATH)])
     return str(PATH) if spec is None or spec.origin is None else ""
@@ -111,12 +112,12 @@ def _real() -> str | None:
 
 
 def real_package_hint() -> str:
-    """What to say in an error message if Determined's own package was imported, with the cure; else ""."""
+    """The part of an error message about Determined's own package, with the cure, if it was imported; else ""."""
     place = _real()
     if place is None or not hasattr(sys.modules["determined"], "__path__"):
         return ""
     return (
-        f"it imports Determined's own package ({place}), which is installed beside dray; pip uninstall determined, so "
+        f"it imports Determined's own package ({place}), which is also installed; pip uninstall determined, so "
         "that `import determined` gives dray"
     )
 
@@ -134,11 +135,11 @@ def find(name: str) -> Any:
 
 
 class StandIn(ModuleType):
-    """Stands for a module, class or function that dray lacks: may be imported and referred to, but not used."""
+    """Stands for a module, class or function that dray lacks: it may be imported and referenced, but not used."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, missing(name))
-        self.__path__: list[str] = []  # makes it a package, so that submodules are looked for
+        self.__path__: list[str] = []  # makes it a package, so that Python looks for submodules
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") and name.endswith("_"):  # Python and notebooks probe any object for these
@@ -172,7 +173,7 @@ _stand_ins: dict[str, Any] = {}
 
 
 def _stand_in(name: str) -> Any:
-    """A stand-in for a missing name; for an exception, a class that nobody raises, so that `except` accepts it."""
+    """A stand-in for a missing name. For an exception, a class that is never raised, so that `except` accepts it."""
     made: Any
     if name.endswith(("Error", "Exception")) or name.startswith("determined.errors."):
         made = type(name.rpartition(".")[2], (Exception,), {"__module__": name.rpartition(".")[0]})
@@ -182,7 +183,7 @@ def _stand_in(name: str) -> Any:
 
 
 class _Finder(MetaPathFinder):
-    """Finds submodules of `determined`, if that is ours; and, after `install`, `determined` itself."""
+    """Finds the submodules of dray's `determined` and, after `install`, `determined` itself."""
 
     whole = False
 
@@ -214,7 +215,7 @@ class _Finder(MetaPathFinder):
 
 
 def _warn_of(spec: ModuleSpec | None) -> None:
-    # Only a warning tells in time: its objects may meet ours, and fail, after long training.
+    # A warning at the import, because mixing its objects with dray's may fail only after long training.
     if spec is not None and spec.submodule_search_locations and spec.origin not in (None, str(_INIT)):
         log.warning(
             "Determined's own package (%s) is imported, which does not work with dray; pip uninstall determined, so "
@@ -224,7 +225,7 @@ def _warn_of(spec: ModuleSpec | None) -> None:
 
 
 class _Loader(Loader):
-    """Gives the existing module, or a stand-in."""
+    """Loads the existing module, or a stand-in."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module: ModuleType = (
@@ -234,14 +235,14 @@ class _Loader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system has replaced the module's spec, by which it would be reloaded under the other name.
+        # The import system has replaced the module's spec, with which it would be reloaded under the other name.
         if self._spec is not None:
             module.__spec__ = self._spec
 
 
 finder = _Finder()
-# Determined's private modules have dray's name too (`dray.pytorch._trainer`), even without `install`. At the end, so
-# that it costs other imports nothing.
+# Names of Determined's private modules also exist below dray (`dray.pytorch._trainer`), even without `install`. The
+# finder comes last, so that it costs other imports nothing.
 sys.meta_path.append(finder)
 
 

@@ -1,11 +1,11 @@
-"""Determined's names, with dray's name of each, or what to do instead. Only data.
+"""Determined's names, with dray's names or replacements. Only data.
 
-`dray.compat` makes ``import determined`` from them; ``dray migrate`` and the command's error messages use them too.
+`dray.compat` builds ``import determined`` from them; ``dray migrate`` and the command's error messages use them too.
 """
 
 from __future__ import annotations
 
-VERSION = "0.38.1"  # the last version of Determined, whose names these are
+VERSION = "0.38.1"  # the last version of Determined, which these names come from
 
 _INNER_CORE = "_checkpoint _context _distributed _preempt _profiler _searcher _tensorboard_mode _train"
 _INNER_PYTORCH = """
@@ -19,11 +19,11 @@ MODULES: dict[str, str] = {
     "determined.pytorch.experimental": "dray.pytorch.experimental",
     "determined.pytorch.samplers": "dray.pytorch.samplers",
     "determined.tensorboard.metric_writers.pytorch": "dray.tensorboard.metric_writers.pytorch",
-    # Private modules, but named in Determined's documentation and in code written from it.
+    # Private modules that Determined's documentation mentions, and code imports.
     **{f"determined.core.{name}": "dray.core" for name in _INNER_CORE.split()},
     **{f"determined.pytorch.{name}": "dray.pytorch" for name in _INNER_PYTORCH.split()},
 }
-"""dray's modules, by Determined's name."""
+"""dray's modules, by Determined's names."""
 
 _CORE = """
 CheckpointContext Context DistributedContext DownloadMode DummyCheckpointContext DummyDistributedContext

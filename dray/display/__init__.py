@@ -1,1 +1,1 @@
-"""What a run shows at a terminal, in a notebook or in a file."""
+"""The display of a run: at a terminal, in a notebook or in a file."""

@@ -12,8 +12,8 @@ SHOWN_TRIALS = 10
 
 
 def best_trials(reader: ExperimentReader, *, width: int) -> list[str]:
-    """The best trials, best first, as lines of a table, with as many hyperparameters and other metrics as fit. Trials
-    that failed are left out. No lines if no other has validated."""
+    """The best trials, best first, as lines of a table with as many hyperparameters and metrics as fit. Failed trials
+    are left out; [] if no other trial has validated."""
     top = reader.eligible()[:SHOWN_TRIALS]
     if not top:
         return []

@@ -1,4 +1,4 @@
-"""The status of a run, for a person: as a picture for a terminal or a notebook, and as one line for a file."""
+"""The status of a run: as a picture for a terminal or a notebook, and as one line for a file."""
 
 from __future__ import annotations
 
@@ -30,22 +30,21 @@ if TYPE_CHECKING:
     from dray.display.counts import Counts
 
 CURVE_WIDTHS = (10, 24)
-"""Widths of the sparkline, in columns: on a narrow terminal, and on one of `WIDE` columns."""
+"""Widths of the sparkline in columns, on terminals below and from `WIDE` columns."""
 WIDE = 120
 NARROW = 12
-"""The longest heading on a terminal that is not wide."""
+"""The longest heading on a narrow terminal."""
 _HEAD = 7
-"""Lines of the picture without a trial: four above the table, its heading, one for omitted trials, the last."""
+"""Lines of the picture besides trials: four above the table, its heading, one for omitted trials, the last."""
 
 
 class _Best(NamedTuple):
-    """A trial's best validation: its score, of which smaller is better, and the length at which it was reached, in
-    the search's unit; None if unknown."""
+    """A trial's best validation."""
 
-    score: float
+    score: float  # smaller is better
     trial: int
     value: float
-    step: float | None
+    step: float | None  # length of training in the searcher's unit; None if unknown
 
 
 class Board:
@@ -55,7 +54,7 @@ class Board:
         name: name of the experiment.
         metric: the searcher's metric.
         smaller_is_better: whether the metric is minimised.
-        unit: the search's unit of length: "epochs", "batches", "records", or a metric's name.
+        unit: the searcher's unit of length: "epochs", "batches", "records", or a metric's name.
     """
 
     def __init__(
@@ -64,12 +63,12 @@ class Board:
         self._name, self._metric, self._sign, self._unit = name, metric, 1 if smaller_is_better else -1, unit
         self._objective = Objectives((Metric(name=metric, smaller_is_better=smaller_is_better),))
         self._search: Search
-        #: By trial that has not ended; the search sees only the validations at rungs.
+        #: Trials that have not ended. The search itself sees only the validations at rungs.
         self._trained: dict[int, TrialRecord] = {}
         self._epochs: dict[int, float] = {}
         self._speeds: dict[int, float] = {}
-        self._created = 0  # trials at the last update
-        self._open: set[int] = set()  # those of them that had never ended
+        self._created = 0  # number of trials at the last update
+        self._open: set[int] = set()  # trials that had never ended then
         self._best_ended: _Best | None = None
         self._diverged: set[int] = set()
         self._compared: dict[int, Losses] = {}
@@ -77,15 +76,15 @@ class Board:
         self._clock, self._began = clock, clock()
         self._forecast: Forecast | None = None
         self.waits = ""
-        """What worker groups wait for; "" if they do not wait."""
+        """The reason why worker groups wait; "" if they do not."""
         self.share = ""
-        """What each trial has of a slot that it shares with others, such as 1/4 GPU; "" if trials share none."""
+        """Each trial's share of a slot, such as "1/4 GPU"; "" if trials share no slots."""
 
     def begin(self, search: Search, trials: Mapping[int, TrialRecord]) -> None:
-        """A run of the search begins; earlier runs of it have reported these trials."""
+        """Begin a run of the search. `trials` were reported by its earlier runs."""
         self._search, self._trained = search, dict(trials)
         self._diverged = {each.id for each in trials.values() if each.nan}
-        # A user's own method could only be simulated, which would change its state.
+        # Simulating a user's own method would change its state.
         self._forecast = None if is_simulated(search.method) else Forecast(preview(search.method))
 
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -105,9 +104,9 @@ class Board:
         (self._diverged.add if trained.nan else self._diverged.discard)(trial)
 
     def update(self, groups: int) -> None:
-        """Take note of the search's progress; at most a few times a second."""
+        """Update from the search's progress; called at most a few times a second."""
         trials = self._search.trials
-        # Before the live ones: Tune's thread may create trials meanwhile.
+        # Before the live trials: Tune's thread may create trials meanwhile.
         began, self._created = self._created, len(trials)
         live = dict(self._search.live)
         opened = self._open.union(range(began, self._created))
@@ -163,7 +162,7 @@ class Board:
         running = sorted(
             (view for view in list(self._search.live.values()) if view.state == "RUNNING"), key=lambda view: view.id
         )
-        if running and groups:  # without groups, these are trials that have yet to resume
+        if running and groups:  # without groups, the trials have yet to resume
             lines.append(
                 self._table(running, counts, width, room=max(height - _HEAD - (self._search.objectives is not None), 1))
             )
@@ -172,7 +171,7 @@ class Board:
     def _table(self, running: list[TrialView], counts: Counts, width: int, room: int) -> RenderableType:
         drawn, wide = running, width >= WIDE
         if len(running) > room:
-            # The best of them, in the order of all.
+            # The best trials, in the order of their numbers.
             ranked = sorted(running, key=lambda view: best.score if (best := self._best_of(view)) else math.inf)
             drawn = sorted(ranked[:room], key=lambda view: view.id)
         rungs = self._forecast if self._forecast is not None and not self._forecast.in_trials else None
@@ -252,7 +251,7 @@ class Board:
     def _best_of(self, view: TrialView) -> _Best | None:
         found = [] if view.best is None else [_Best(self._sign * view.best, view.id, view.best, view.best_step)]
         trained = self._trained.get(view.id)
-        # With objectives its best may exceed a limit.
+        # With several objectives, the best may exceed a limit.
         if trained is not None and trained.rank is not None and self._search.objectives is None:
             score, batches = trained.rank[1:]
             step = {"epochs": trained.epochs[trained.at.index(batches)], "batches": batches}.get(self._unit)
@@ -264,12 +263,12 @@ class Board:
         return min((best for best in bests if best is not None), key=_rank, default=None)
 
     def _front(self) -> str:
-        """How large the Pareto front is; "" with one metric."""
+        """The size of the Pareto front, as text; "" with one metric."""
         if self._search.objectives is None:
             return ""
         views = list(self._search.trials.values())
         there = {view.id: view.losses for view in views if view.losses is not None and view.state not in NEVER_BEST}
-        if there != self._compared:  # the search has decided on something since
+        if there != self._compared:  # the search has made decisions since
             self._compared, self._front_size = there, len(ordered(there).front)
         return f"{counted(self._front_size, 'trial')} on the Pareto front" if there else ""
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Shown to the user while it runs, printed by benchmarks, and checked by tests.
+    """Counters for the display, benchmarks and tests.
 
     Attributes:
-        restarts: of each trial, including those in earlier runs of the experiment.
-        reports: what trials have sent to the driver, each with any number of metrics.
-        decisions: answers of the search to trials that reported or ended: "continue", "stop" or "pause".
+        restarts: number of restarts of each trial, including those in earlier runs of the experiment.
+        reports: number of the trials' reports to the driver, each with any number of metrics.
+        decisions: number of the search's answers to trials that reported or ended: "continue", "stop" or "pause".
     """
 
     handles_started: int = 0

@@ -1,4 +1,4 @@
-"""Shows a run to the user: its status while it runs, and the best trials at its end."""
+"""The display of a run: its status while it runs, and the best trials at its end."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from dray.records.trial_record import TrialRecord
 
 PLAIN_EVERY_S = (10.0, 60.0)
-"""How often a line is printed without a terminal: at first, and from half an hour on."""
+"""Seconds between the lines printed without a terminal: at first, and from half an hour on."""
 MAX_MESSAGES = 10
-"""How many failures, and how many restarts of worker groups, are shown."""
+"""Most failures, and most restarts of worker groups, to show."""
 
 
 class Display:
@@ -36,10 +36,10 @@ class Display:
 
     Args:
         name: name of the experiment.
-        path: where it is stored.
+        path: the experiment's directory.
         metric: the searcher's metric.
         smaller_is_better: whether the metric is minimised.
-        unit: the search's unit of length.
+        unit: the searcher's unit of length.
         console: standard error by default, so that output can be piped.
     """
 
@@ -75,17 +75,17 @@ class Display:
     def _close_screen(self) -> None:
         if self._screen is not None:
             if self._shown is not None and self._console.is_jupyter:
-                self._draw(self._screen, *self._shown)  # it stays, so draw the final state
+                self._draw(self._screen, *self._shown)  # the final state stays in the notebook
             self._screen.close()
             self._screen = None
 
     def say(self, text: str) -> None:
         """Print one line above the status."""
-        # Not wrapped, so that paths and commands can be copied.
+        # Unwrapped, so that paths and commands can be copied.
         self._console.print(Text(text), soft_wrap=True)
 
     def starting(self, what: str) -> None:
-        """Show what the run waits for before it begins; only with a picture, which replaces it."""
+        """Show the step that the run is at before it begins; only on a terminal or in a notebook."""
         if self._screen is not None:
             self._screen.draw(Text(f"{what} ...", "dim"))
 
@@ -100,22 +100,22 @@ class Display:
         self._board.rows(trial, rows)
 
     def waits(self, what: str) -> None:
-        """Show from now on what worker groups wait for; "" if they do not wait."""
+        """Set the reason why worker groups wait; "" if they do not."""
         self._board.waits = what
 
     def shares(self, share: str) -> None:
-        """Show what each trial has of a slot that it shares with others; "" if trials share none."""
+        """Set each trial's share of a slot, as text; "" if trials share no slots."""
         self._board.share = share
 
     def update(self, counts: Counts, groups: int, groups_wanted: int) -> None:
-        """Show the run's current status; at most a few times a second, however often it is called."""
+        """Show the run's current status. Calls more frequent than a few times a second are ignored."""
         now = self._clock()
         self._shown = counts, groups, groups_wanted
         if now < self._due:
             return
         if self._screen is not None:
             self._draw(self._screen, counts, groups, groups_wanted)
-            # With many trials drawing takes longer, and the picture changes less.
+            # Drawing many trials takes longer, so it happens less often.
             self._due = now + max(self._screen.every_s, 20 * (self._clock() - now))
         else:
             self._board.update(groups)
@@ -129,11 +129,11 @@ class Display:
         screen.draw(self._board.picture(counts, groups, groups_wanted, width=width, height=height))
 
     def failure(self, trial: int, error: str, ended: str = "", kept: str = "") -> None:
-        """Say that a trial failed: the error, and the line of the user's code. The journal has the whole traceback.
+        """Print a trial's failure: the error, and the line of the user's code. The journal has the whole traceback.
 
         Args:
-            ended: why the trial is not restarted; "" if it is.
-            kept: how the trial had ended before its extension, if it was the extension that failed for good.
+            ended: the reason why the trial is not restarted; "" if it is.
+            kept: the trial's state before its extension, if the extension failed for good.
         """
         self._failures += 1
         if self._failures <= MAX_MESSAGES:
@@ -143,22 +143,22 @@ class Display:
             who = f"the extension of trial {trial}" if kept else f"trial {trial}"
             self.say("\n".join([f"{who} failed{f' for good ({ended})' if ended else ''}: {what}", *where]))
             if kept:
-                self.say(f"trial {trial} is still {kept}, with the result and the checkpoint that it had")
+                self.say(f"trial {trial} is still {kept}, with its earlier result and checkpoint")
         elif self._failures == MAX_MESSAGES + 1:
             self.say("further failures are not shown here; see: dray experiment describe")
 
     def retired(self, group: str, trial: int, why: str) -> None:
-        """Say that a worker group's processes are replaced after a trial, and why."""
+        """Print the reason why a worker group's processes are replaced after a trial."""
         self._retired += 1
         if self._retired <= MAX_MESSAGES:
             self.say(f"worker group {group} is restarted after trial {trial}: {why}")
 
     def closing(self, stopped: bool) -> None:
-        """The run ends, by itself or because it was stopped."""
+        """Begin the end of a run; `stopped`: by a signal."""
         if stopped:
             # The picture would not change any more.
             self._close_screen()
-            # With the command already here: where a signal goes to Ray's processes too, Ray may end this one.
+            # The command is printed already, because Ray may end this process if it gets the signal too.
             self.say(f"stopping: running trials save a checkpoint; interrupt again to stop at once, {self._resume}")
 
     def interrupted(self) -> None:
@@ -177,8 +177,8 @@ class Display:
         )
 
     def result(self, reader: ExperimentReader) -> None:
-        """Print what failed, the table of the best trials, and where everything is stored."""
-        # All at once, so that it is one output in a notebook.
+        """Print the failures, the table of the best trials, and the experiment's directory."""
+        # In one call, so that it is one output in a notebook.
         best = best_trials(reader, width=self._console.width)
         took = duration(reader.overview().ran_s)
         named = self._named()

@@ -1,4 +1,4 @@
-"""A search's progress and remaining time: from the training that is left, not from the number of ended trials."""
+"""A search's progress and remaining time, estimated from the remaining training instead of the ended trials."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from searchers.previews import Preview
 from searchers.views import TrialView
 
 FIRST_S = 5.0
-"""How long trials must have trained before a time is given."""
+"""Seconds of training before a remaining time is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """The way from one rung to the next: its end, its length, and how many trials are expected to train through it."""
+    """The training from one rung to the next: its end, its length, and the expected number of trials."""
 
     end: float
     length: float
@@ -24,10 +24,10 @@ class _Stage:
 
 
 class Forecast:
-    """A search's progress, in its own unit of length; in trials if it sets no lengths.
+    """A search's progress, in the searcher's unit of length, or in trials if the search sets no lengths.
 
-    What is left to the next rung of each trial is known, and how many trials are to be created. The share of trials
-    that continue after a rung is taken from `searchers.previews`.
+    The remaining length to each trial's next rung is known, as is the number of trials to create. The share of trials
+    that continue after a rung comes from `searchers.previews`.
     """
 
     def __init__(self, expected: Preview) -> None:
@@ -42,19 +42,19 @@ class Forecast:
             self._stages.append(_Stage(end, end - begin, arriving))
             begin = end
         self._ends = [stage.end for stage in self._stages]
-        self._trained = 0.0  # by trials that have ended
-        self._valid = 0  # of them
+        self._trained = 0.0  # total length of ended trials
+        self._valid = 0  # number of ended trials with valid hyperparameters
         self._pace = Pace()
         self._busy_s = 0.0
-        self._last: tuple[float, float] | None = None  # when the trials were looked at, and how far they were in all
+        self._last: tuple[float, float] | None = None  # time and total length at the last update
         self._moved = 0
         self.share = 0.0
         """Share of the search that is done, from 0 to 1; never decreases."""
         self.left_s: float | None = None
-        """Seconds until its end; None if not known yet."""
+        """Seconds until the search's end; None if not known yet."""
 
     def rung(self, step: float) -> tuple[int, float]:
-        """The number, from 1, and the length of the next rung of a trial at this length."""
+        """The number (from 1) and the length of the next rung of a trial that has trained this far."""
         place = min(bisect_right(self._ends, step), len(self._ends) - 1)
         return place + 1, self._ends[place]
 
@@ -71,12 +71,12 @@ class Forecast:
         *,
         ended: Iterable[TrialView] = (),
     ) -> None:
-        """Take note of how far the trials are.
+        """Update the estimates.
 
         Args:
             live: the trials that have not ended.
-            steps: how far running trials are, where that is beyond their last reports to the search.
-            groups: worker groups that run, each with one trial.
+            steps: the lengths of running trials, if greater than in their last reports to the search.
+            groups: number of running worker groups, each with one trial.
             now: time in seconds, from a monotonic clock.
             ended: the trials that have ended since the last call.
         """
@@ -84,7 +84,7 @@ class Forecast:
             is_valid = view.state != "INVALID_HP"
             self._valid += is_valid
             self._trained += is_valid if self.in_trials else self._reached(view)
-        on_stage = [0] * len(self._stages)  # trials on each stage now
+        on_stage = [0] * len(self._stages)  # number of trials on each stage
         left = [0.0] * len(self._stages)  # their remaining lengths
         trained, created, waiting, running, longest = self._trained, self._valid, 0, 0, 0.0
         for view in live:
@@ -107,13 +107,13 @@ class Forecast:
         total = sum(left)
         self.share = max(self.share, trained / (trained + total) if total else 1.0)
         if waiting or missing:
-            # At the end some groups are idle while the last trials run: on average for half of the longest stage.
+            # Groups are idle while the last trials run, on average for half of the longest stage.
             unused = (groups - 1) * max(stage.length for stage in self._stages if stage.trials) / 2
             total += min(unused, total)
         self._time(trained, total, longest, running, groups, now)
 
     def _reached(self, view: TrialView, step: float = 0.0) -> float:
-        """How far a trial is: by its last report, or by this length if that is greater."""
+        """The length that a trial has trained: the greater of its last report and `step`."""
         return min(max(view.last_step or 0.0, step), self._ends[-1])
 
     def _time(self, trained: float, left: float, longest: float, running: int, groups: int, now: float) -> None:
@@ -123,7 +123,7 @@ class Forecast:
             self._busy_s += running * (now - at)
             self._moved += trained > before
         self._last = now, trained
-        if not self._moved:  # before the first progress, time is only spent on starting up
+        if not self._moved:  # time before the first progress is start-up time
             self._pace.begin()
         self._pace.note(now, trained, self._busy_s)
         seconds, gained, busy_s = self._pace.lately()

@@ -1,4 +1,4 @@
-"""Where a run is shown: below the lines of a terminal that may be closed meanwhile, or in a notebook's cell."""
+"""Screens for a run's status: below the lines of a terminal, which may be closed meanwhile, or in a notebook's cell."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rich.live import Live
 from dray.hosts.bottom_line import NotebookLine
 
 NOTEBOOK = 100, 30
-"""Columns and lines of the picture in a notebook."""
+"""Size of the picture in a notebook, in columns and lines."""
 
 
 class TerminalScreen:
-    """The picture is below all printed lines, and is removed at the end."""
+    """Draws the picture below all printed lines, and removes it at the end."""
 
     every_s = 0.25
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # Drawn by the driver's own loop, without a thread.
+        # The driver's own loop draws it, without a thread.
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
@@ -41,7 +41,7 @@ class TerminalScreen:
 
 
 class NotebookScreen(NotebookLine):
-    """The picture is one output of the notebook's cell, and is replaced."""
+    """Draws the picture as one output of the notebook's cell, replacing the previous one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class NotebookScreen(NotebookLine):
         return NOTEBOOK
 
     def close(self) -> None:
-        """The last picture stays: a notebook is read later."""
+        """No-op: the last picture stays in the notebook."""
 
     def shown(self, picture: RenderableType) -> str:
         console = Console(file=io.StringIO(), record=True, width=NOTEBOOK[0], force_jupyter=False)
@@ -61,7 +61,7 @@ class NotebookScreen(NotebookLine):
 
 
 Screen: TypeAlias = TerminalScreen | NotebookScreen
-"""Shows a picture, and replaces it by the next one."""
+"""Shows a picture, and replaces it with the next one."""
 
 
 def screen_of(console: Console) -> Screen | None:
@@ -72,13 +72,13 @@ def screen_of(console: Console) -> Screen | None:
 
 
 def stderr() -> IO[str]:
-    """``sys.stderr``, which drops what is written to a terminal that was closed, so that the run continues."""
+    """``sys.stderr``, but output to a closed terminal is dropped, so that the run continues."""
     return cast("IO[str]", _Stderr())
 
 
 class _Stderr:
     def __init__(self) -> None:
-        # Not looked up for each write: while rich draws a picture, sys.stderr is its own, and names the file below.
+        # Looked up once: while rich draws a picture, sys.stderr is rich's own wrapper of this file.
         self._file = sys.stderr
 
     def write(self, text: str) -> int:

@@ -1,4 +1,4 @@
-"""Numbers and lengths of time, as text for a person."""
+"""Curves, times and search spaces as short text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A curve in one line: a character for each value, from the least (▁) to the greatest (█); a space for NaN."""
+    """A curve in one line, a character for each value, from the smallest (▁) to the largest (█); a space for NaN."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return " " * len(values)
@@ -39,6 +39,6 @@ def rough_time(seconds: float) -> str:
 
 
 def searched_line(space: Space) -> str:
-    """What a space searches over, in one line; "" if all of it is constant."""
+    """The ranges of a search space, in one line; "" if everything is constant."""
     found = "; ".join(f"{name}: {values}" for name, values in ranges(space.root))
     return f"searching {found}" if found else ""

@@ -1,1 +1,1 @@
-"""Observers record a run elsewhere: an Optuna study, MLflow, Weights & Biases."""
+"""Observers, which record a run elsewhere: in MLflow, or in Weights & Biases."""

@@ -26,7 +26,7 @@ def check_loggers(config: ExperimentConfig) -> None:
 
 
 def try_loggers(config: ExperimentConfig) -> None:
-    """Check, before anything trains, that MLflow can be written to and read, by doing it; `ConfigError` if not."""
+    """Write to MLflow and read from it before anything trains; `ConfigError` if that fails."""
     if config.loggers.mlflow is None:
         return
     from dray.observers.mlflow_runs import open_experiment
@@ -35,7 +35,7 @@ def try_loggers(config: ExperimentConfig) -> None:
         client, experiment = open_experiment(config)
         client.set_experiment_tag(experiment, "dray.latest", config.name)
         client.get_experiment(experiment)
-    except Exception as error:  # of whatever store it is
+    except Exception as error:  # each kind of store has its own exceptions
         given = config.loggers.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "MLflow's default"
         what = f"{given} can't be used: {one_line(error)}; without a server, give a database: sqlite:////mnt/mlflow.db"
         raise ConfigError([("loggers.mlflow.tracking_uri", what)]) from error
@@ -47,7 +47,7 @@ def makes(directory: ExperimentDirectory, config: ExperimentConfig) -> dict[str,
 
 
 def _made(name: str, directory: ExperimentDirectory, config: ExperimentConfig) -> Observer:
-    # Imported here, in the observer's thread: each takes a second or more.
+    # Imported in the observer's thread, because each import takes a second or more.
     if name == "mlflow":
         from dray.observers.mlflow_runs import MLflowRuns
 
@@ -58,7 +58,7 @@ def _made(name: str, directory: ExperimentDirectory, config: ExperimentConfig) -
 
 
 def identity(directory: ExperimentDirectory, config: ExperimentConfig) -> str:
-    """Identifies the experiment, also if its directory was moved: its name, and when its journal began."""
+    """A unique id of the experiment, even if its directory is moved: its name, and the time of its first event."""
     [first, *_] = Journal.read(directory.journal)
     return f"{config.name} {first['time']}"
 

@@ -36,7 +36,7 @@ AT_ONCE = 1000
 """Metrics in one request: MLflow's limit."""
 PARAMS_AT_ONCE = 100
 LONGEST_PARAM = 500
-"""Characters of a value that older servers accept."""
+"""Most characters of a value on older servers."""
 _STATUS = {
     "PENDING": "SCHEDULED",
     "RUNNING": "RUNNING",
@@ -50,9 +50,9 @@ ID, KIND, TRIAL, STATE, PARENT = "dray.id", "dray.kind", "dray.trial", "dray.sta
 
 
 def open_experiment(config: ExperimentConfig) -> tuple[MlflowClient, str]:
-    """A client, and the id of the experiment that runs go to, which is created if there is none."""
+    """A client, and the id of the MLflow experiment for the runs, created if necessary."""
     assert config.loggers.mlflow is not None
-    # A server that is away for longer is retried later, from the beginning.
+    # After a longer outage, the observer starts over.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     # Otherwise MLflow prints the address of each run that ends.
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -120,7 +120,7 @@ class MLflowRuns:
                 self._client.set_terminated(run, status, int(1000 * one.ended))
             else:
                 self._client.update_run(run, status)
-            # Last: a resumed experiment goes by it, and repeats what a killed driver had not finished.
+            # Written last: a resumed experiment relies on it, and repeats the unfinished work of a killed driver.
             self._client.set_tag(run, STATE, state)
 
     def _note_best(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -131,7 +131,7 @@ class MLflowRuns:
                     self._best[trial] = (score, _metric({**row, "kind": "best"}))
 
     def _missing(self, run: Run, metrics: list[Metric]) -> list[Metric]:
-        """The metrics that the run does not have yet."""
+        """The metrics that are not in the run yet."""
         by_key: defaultdict[str, list[Metric]] = defaultdict(list)
         for metric in metrics:
             by_key[metric.key].append(metric)
@@ -179,7 +179,8 @@ class MLflowRuns:
 
 
 def _is_not_of_mlflow(record: logging.LogRecord) -> bool:
-    """Retried requests are not logged, as an idle server closes connections. The last failure is."""
+    """Whether a log record is not about MLflow's requests. Retries are normal, as an idle server closes connections;
+    the last failure is raised."""
     return "/mlflow" not in record.getMessage()
 
 

@@ -1,8 +1,8 @@
 """Observers follow a run without affecting it: MLflow, Weights & Biases.
 
-The driver records each event (`happened`) and each report (`rows`), in microseconds; once a second a thread passes the
-new ones to an observer. If an observer fails, the user gets one message and the run continues without it. Every few
-minutes, at the run's end, and when the experiment is resumed it is created again and receives the whole history from
+The driver records each event (`happened`) and each report (`rows`) within microseconds; once a second, a thread passes
+new ones to an observer. If an observer fails, the user gets one message and the run continues without it. It is created
+again every few minutes, at the run's end, and when the experiment is resumed; it then receives the whole history from
 the experiment's directory.
 """
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 EVERY_S = 1.0
-"""How often observers are updated."""
+"""Seconds between updates of an observer."""
 RETRY_S = 300.0
-"""How long after a failure an observer is created again."""
+"""Seconds from an observer's failure to its next creation."""
 TRIALS_PER_UPDATE = 500
 """Most trials in one update when an observer receives the whole history."""
 CLOSE_S = 60.0
@@ -34,13 +34,13 @@ CLOSE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What is new about one trial.
+    """An update about one trial.
 
     Attributes:
         view: its current state.
-        started, ended: when it did, in seconds since the epoch; None if it has not.
-        rows: new metrics (after a failure some may come again): mappings of batches, epochs, kind (training |
-            validation | system), name, value, time.
+        started, ended: Unix time in s, or None.
+        rows: new metrics, as mappings of batches, epochs, kind (training | validation | system), name, value, time.
+            After a failure, some rows may repeat.
     """
 
     view: TrialView
@@ -53,14 +53,14 @@ class Observer(Protocol):
     """Records a run elsewhere. It is created, called and closed in its own thread, and may block."""
 
     def update(self, news: Sequence[News]) -> None:
-        """Record what is new, with at most one `News` per trial.
+        """Record updates, at most one `News` per trial.
 
-        The first calls have everything since the experiment began; an observer of an earlier run may have written all
-        or part of it. A trial that has ended may come again: with late rows, or because it was extended.
+        The first calls contain everything since the experiment began; an observer of an earlier run may have written
+        all or part of it. A trial that has ended may appear again, with late rows or because it was extended.
         """
 
     def close(self, done: bool) -> None:
-        """The run ends. Unless it is `done`, the search was stopped, and may be resumed."""
+        """End the run. Unless it is `done`, the search was stopped, and may be resumed."""
 
 
 Make = Callable[[], Observer]
@@ -68,7 +68,7 @@ Make = Callable[[], Observer]
 
 @dataclass(slots=True)
 class _Known:
-    """What the driver knows of all trials."""
+    """The driver's knowledge of all trials."""
 
     views: dict[int, TrialView] = field(default_factory=dict)
     started: dict[int, float] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class _Known:
         metrics: pd.DataFrame,
         new: Mapping[int, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
     ) -> None:
-        """Pass everything to an observer, some trials at a time: the metrics, and rows that came later."""
+        """Pass the whole history to an observer, some trials at a time: the metrics, and newer rows."""
         trials = sorted(self.views)
         for begin in range(0, len(trials), TRIALS_PER_UPDATE):
             some = trials[begin : begin + TRIALS_PER_UPDATE]
@@ -103,8 +103,8 @@ class _Known:
 
 
 class Observers:
-    """The observers of one run, from `begin()` to `close()`, each in its own thread: none waits for another.
-    `makes`: by name, a function that makes the observer; called in its thread, when the first trial reports."""
+    """The observers of one run, from `begin()` to `close()`, each in its own thread.
+    `makes`: functions that make the observers, by name; called in their threads when the first trial reports."""
 
     def __init__(self, directory: ExperimentDirectory, makes: Mapping[str, Make]) -> None:
         self._directory = directory
@@ -131,7 +131,7 @@ class Observers:
             thread.start()
 
     def happened(self, record: Mapping[str, Any], trials: Mapping[int, TrialView]) -> None:
-        """An event of the search: the journal's record of it, and the search's trials after it."""
+        """Record an event of the search: its record in the journal, and the trials after it."""
         changed = {record.get("trial"), *(action.get("trial") for action in record.get("actions", ()))}
         with self._lock:
             self._known.happened(record)
@@ -141,14 +141,14 @@ class Observers:
                     new.setdefault(trial, [])
 
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Metrics that a trial reported, already in the metrics log."""
+        """Record metrics that a trial reported; they are in the metrics log already."""
         with self._lock:
             for new in self._new.values():
                 new.setdefault(trial, []).extend(rows)
         self._wanted.set()
 
     def close(self, done: bool = False) -> None:
-        """Write what is left, and end. `done` as for `Observer.close`. Idempotent."""
+        """Write all remaining updates, and end. `done` as for `Observer.close`. Idempotent."""
         if self._over.is_set():
             return
         self._done = done
@@ -163,14 +163,14 @@ class Observers:
 
     # ------------------------------------------------------------------ in an observer's thread
     def _follow(self, name: str, make: Make) -> None:
-        # The first worker is up by then: an observer's imports don't delay Ray's start.
+        # Waits for the first worker, so that the observer's imports don't delay Ray's start.
         self._wanted.wait()
         metrics, failed = self._past.pop(name), False
-        while not self._directory.is_gone():  # if it is, the run says so
+        while not self._directory.is_gone():  # the run itself reports that
             is_last = self._over.is_set()
             try:
                 observer = self._made(name, make, metrics)
-                del metrics  # after a resume, all that trials have ever reported
+                del metrics  # after a resume, these are all metrics of the experiment
                 if failed:
                     failed = False
                     self._say(f"{name}: is writing again and has caught up")
@@ -186,13 +186,13 @@ class Observers:
                 if not failed:
                     self._say(f"{name}: can't write for now, the search continues: {why}")
                 failed = True
-            # The disk may have room again by then, or the server may be back.
+            # By then the disk may have room again, or the server may be back.
             self._over.wait(RETRY_S)
             self._take(name)
             metrics = read_metrics(self._directory.metrics)
 
     def _pass_on(self, name: str, observer: Observer) -> None:
-        """Pass what is new to the observer, until the run ends."""
+        """Pass updates to the observer until the run ends."""
         over = False
         while not over:
             over = self._over.wait(EVERY_S)
@@ -204,7 +204,7 @@ class Observers:
         """A new observer that has received the whole history."""
         observer = make()
         with self._lock:
-            # Together: a trial that has ended since the metrics were read has its rows in `new` alone.
+            # In one step: rows of a trial that has ended since the metrics were read are only in `new`.
             own = self._known
             known = _Known(dict(own.views), dict(own.started), dict(own.ended))
             new = self._new[name]

@@ -1,13 +1,12 @@
 """Weights & Biases: a run for each trial, in a group for the experiment.
 
-Its config has the hyperparameters; its history `training/loss`, `validation/accuracy` and so on, over `batches`; its
-summary `state`, dray's name of the trial's state. Offline runs are in the experiment's directory, in `wandb/`, for
-`wandb sync`.
+A run's config has the hyperparameters; its history has `training/loss`, `validation/accuracy` and so on, over
+`batches`; its summary has `state`, dray's name of the trial's state. Offline runs are in the experiment's directory, in
+`wandb/`, for `wandb sync`.
 
-A run ends when its trial ends or is paused, and is continued with it. A history can't be changed, only added to: so
-`wandb/written.jsonl` has the time up to which each trial's metrics are in runs that have ended, and a resumed
-experiment adds what came later. Metrics that a trial reports again, from a checkpoint, appear twice; so do those of a
-run that was killed.
+A run ends when its trial ends or is paused, and continues with it. A history is append-only: so `wandb/written.jsonl`
+has the time up to which each trial's metrics are in ended runs, and a resumed experiment adds later metrics. Metrics
+that a trial measures twice, because it resumed from a checkpoint, appear twice; so do those of a killed run.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class WandBRuns:
             if line.endswith("\n"):  # the last one may be incomplete
                 trial, until, state = json.loads(line)
                 self._known[trial] = (until, state)
-        #: Trials of an earlier driver without news yet.
+        #: Trials of an earlier driver that have no update yet.
         self._earlier = set(self._known)
         self._runs: dict[int, wandb.Run] = {}
 
@@ -71,7 +70,7 @@ class WandBRuns:
         trial, state = one.view.id, one.view.state
         rows = one.rows
         last, known = self._known.get(trial, (-1.0, ""))
-        if trial in self._earlier:  # the first news of a trial has all of its past
+        if trial in self._earlier:  # a trial's first update contains its whole past
             self._earlier.remove(trial)
             rows = [row for row in rows if row["time"] > last]
         if not rows and state == known:
@@ -85,7 +84,7 @@ class WandBRuns:
             self._end(trial)
 
     def _end(self, trial: int) -> None:
-        """End the run: only then is everything sure to be written."""
+        """End the run: only then is everything certain to be written."""
         run, (_, state) = self._runs.pop(trial), self._known[trial]
         if state in _LIVE:
             run.mark_preempting()
@@ -99,14 +98,14 @@ class WandBRuns:
             project=self._fields.project or self._config.name,
             entity=self._fields.entity,
             dir=self._directory.path,
-            mode=self._mode,  # type: ignore[arg-type]  # the environment's may be another, and wandb says so
+            mode=self._mode,  # type: ignore[arg-type]  # wandb reports an invalid mode from the environment
             id=f"{self._id}-{trial}",
             resume="allow",
             reinit="create_new",  # many at once
             name=f"trial_{trial}",
             group=self._directory.path.name,
             config=dict(one.view.hparams or {}),
-            # This process does not train: its output, machine and code are of no interest.
+            # This process does not train, so its output, machine and code don't matter.
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True),
         )
         run.define_metric("batches")

@@ -1,4 +1,4 @@
-"""A report on an experiment: one HTML file with everything in it, to be looked at, printed, and sent to others."""
+"""Reports on experiments: self-contained HTML files to read, print and send to others."""
 
 from dray.report.page import write_report
 

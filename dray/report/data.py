@@ -1,4 +1,4 @@
-"""The data of a report: an experiment's tables, and what the figures derive from them."""
+"""The data of a report: an experiment's tables, and values that figures derive from them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from searchers.domains import Categorical, Domain, parameters
 from searchers.numeric import Int, Log
 
 MAX_TRIALS = 2_000
-"""Most trials in a figure with a point for each: half of them the best, the others evenly by rank."""
+"""Most trials in a figure with a point for each: half are the best, the others evenly by rank."""
 MAX_CURVES = 300
 MAX_POINTS = 200
 """Most points of one curve."""
 MAX_OTHER_POINTS = 150_000
-"""Most points of the curves of metrics beside the searcher's: five megabytes of the page."""
+"""Most points of curves of metrics other than the searcher's: five megabytes of the page."""
 COMPARABLE = 2 / 3
-"""Trials are compared at a length that this share of them has reached."""
+"""The share of trials that have reached the length at which trials are compared."""
 
 
 class ReportedMetric(NamedTuple):
@@ -41,16 +41,16 @@ class ReportedMetric(NamedTuple):
 
 
 class ReportData:
-    """An experiment as it was when this was made.
+    """A snapshot of an experiment.
 
     Attributes:
-        trials: `dray.Result.trials` by trial_id, with "best_batches", "score" (smaller is better) and "rung" (how many
-            the trial reached).
-        records: how many records the journal had.
-        validations: the searcher's metric, of all trials.
-        ranked, eligible, best, failures: as of the reader, the trials as rows of `trials`.
-        along: the x-axis of curves: epochs if the search counts in them and every validation has them, else batches.
-        summaries: how many trials failed and diverged, in words.
+        trials: `dray.Result.trials` by trial_id, with "best_batches", "score" (smaller is better) and "rung" (the
+            number of rungs reached).
+        records: number of records in the journal.
+        validations: the searcher's metric at all validations of all trials.
+        ranked, eligible, best, failures: as in the reader, with trials as rows of `trials`.
+        along: the x-axis of curves: epochs if they are the searcher's unit and every validation has them, else batches.
+        summaries: sentences about failed and diverged trials.
     """
 
     def __init__(self, reader: ExperimentReader) -> None:
@@ -115,7 +115,7 @@ class ReportData:
         return _some(self.ranked, MAX_CURVES)
 
     def left_out(self, shown: int, what: str = "trials") -> str:
-        """How many of the ranked trials a figure shows; "" if it shows all."""
+        """A sentence on the trials that a figure shows; "" if it shows all ranked ones."""
         if shown == len(self.ranked):
             return ""
         best, of = shown // 2, len(self.ranked)
@@ -126,18 +126,18 @@ class ReportData:
         return rung_name(self.rungs, rung, self.unit)
 
     def length(self, length: float, unit: str | None = None) -> str:
-        """With its unit, by default the search's: "1 epoch"."""
+        """A length with its unit, by default the searcher's: "1 epoch"."""
         return amount(f"{length:g}", unit or self.unit)
 
     # ------------------------------------------------------------------ metrics
     def rows_of(self, metric: ReportedMetric) -> pd.DataFrame:
-        """A metric, of all trials."""
+        """A metric of all trials."""
         rows = self.metrics
         return rows[(rows["kind"] == metric.kind) & (rows["name"] == metric.name)]
 
     @cached_property
     def other_metrics(self) -> list[ReportedMetric]:
-        """The metrics of which there are curves beside the searcher's, those of validation first."""
+        """The other metrics that have curves, validation metrics first."""
         rows = self.metrics
         drawn = rows[rows["trial_id"].isin(self.drawn.index) & rows["value"].notna()]
         sizes = drawn.groupby(["kind", "name", "trial_id"], observed=True).size().clip(upper=MAX_POINTS)
@@ -148,19 +148,19 @@ class ReportData:
     # ------------------------------------------------------------------ hyperparameters
     @cached_property
     def domains(self) -> dict[str, Domain]:
-        """By dotted name, without constants, and with those of every conditional branch."""
+        """Domains by dotted name, without constants, and including those of every conditional branch."""
         found: dict[str, Domain] = {}
         for each in parameters(self.config.space.root):
             found.setdefault(re.sub(r"\[\d+\]", "", each.name), each.domain)
         return found
 
     def is_log(self, name: str) -> bool:
-        """Whether it is searched by its logarithm."""
+        """Whether a hyperparameter is searched on a logarithmic scale."""
         domain = self.domains.get(name)
         return isinstance(domain, Log) or (isinstance(domain, Int) and domain.log)
 
     def is_number(self, name: str) -> bool:
-        """Whether it is no category and all its values are numbers, so that its axis is one of numbers."""
+        """Whether a hyperparameter has a numeric axis: it is not categorical, and all its values are numbers."""
         values = self.trials[f"hparams.{name}"].dropna()
         return not isinstance(self.domains.get(name), Categorical) and bool(
             values.map(lambda value: isinstance(value, int | float) and not isinstance(value, bool)).all()
@@ -168,7 +168,7 @@ class ReportData:
 
     @cached_property
     def compared_at(self) -> float | None:
-        """The length, in `along`, that two thirds of the trials have reached; None if there are no validations."""
+        """The length, in the unit of `along`, that two thirds of the trials have reached; None without validations."""
         lengths = np.sort(self.validations.groupby("trial_id")[self.along].max().to_numpy())
         return float(lengths[math.floor((1 - COMPARABLE) * len(lengths))]) if len(lengths) else None
 
@@ -186,12 +186,12 @@ class ReportData:
 
 
 def rungs_reached(rungs: Sequence[float], step: float) -> int:
-    """How many rungs a trial has reached that was trained this far."""
+    """The number of rungs that a trial at this step has reached."""
     return sum(step >= rung for rung in rungs)
 
 
 def rung_name(rungs: Sequence[float], rung: int, unit: str) -> str:
-    """How far a trial got that has reached this many rungs."""
+    """The name of the group of trials that have reached this many rungs."""
     if not rungs:
         return "all trials"
     length = amount(f"{rungs[max(rung - 1, 0)]:g}", unit)
@@ -199,7 +199,7 @@ def rung_name(rungs: Sequence[float], rung: int, unit: str) -> str:
 
 
 def some_ranks(number: int, most: int) -> list[int]:
-    """Of so many ranked trials, all ranks from 0 on; or `most`: half of them the best, the other half evenly."""
+    """At most `most` ranks out of `number`, from 0: half of them the best, the other half evenly spaced."""
     if number <= most:
         return list(range(number))
     best = most // 2
@@ -207,7 +207,7 @@ def some_ranks(number: int, most: int) -> list[int]:
 
 
 def thinned(points: int, most: int = MAX_POINTS) -> list[int]:
-    """The places of the points of a curve that are drawn: all, or so many evenly, with the first and the last."""
+    """The indices of the points of a curve to draw: all, or `most` evenly spaced, with the first and the last."""
     return list(range(points)) if points <= most else np.linspace(0, points - 1, most).astype(int).tolist()
 
 

@@ -1,4 +1,4 @@
-"""The figures of a report, as plain data for plotly.js. The page sets the colours that depend on its theme."""
+"""The figures of a report, as plain data for plotly.js. The page sets colours that depend on its theme."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from dray.report.data import ReportData, ReportedMetric, thinned
 from dray.report.scale import logarithms, scaled, ticks_of
 
 Figure = dict[str, Any]
-"""With "data" and "layout"; with "scales" and "scale" if it has a metric's axis, see `scale.scaled`."""
+"""A mapping of "data" and "layout"; with a metric's axis also "scales" and "scale", see `scale.scaled`."""
 
 RUNG_COLOURS = ("#8796aa", "#2f86d1", "#12a07a", "#e39a00", "#d5493a", "#9a4fc4")
 BEST_COLOUR = "#d81b60"
 RANK_SCALE = [(0.0, BEST_COLOUR), (0.1, "#e3a400"), (0.5, "#2f86d1"), (1.0, "#8796aa")]
 """From the best trial to the worst."""
 LEAST_EXPLAINED = 0.1
-"""The R² below which a forest's importances mean nothing."""
+"""The smallest R² of a forest whose importances are shown."""
 
 
 def scatter(
     name: str, x: Iterable[Any], y: Iterable[Any], trials: Iterable[Any], hover: str, mode: str = "markers", **more: Any
 ) -> dict[str, Any]:
-    """A trace with a point for each of these trials, and what is shown of one under the mouse."""
+    """A trace with a point for each trial; `hover` is shown for the point under the mouse."""
     points = {"x": list(x), "y": list(y), "customdata": list(trials)}
     hovered = f"trial %{{customdata}}{hover}<extra></extra>"
     return {"type": "scatter", "mode": mode, "name": name, **points, "hovertemplate": hovered, **more}
 
 
 def curves(report: ReportData, metric: ReportedMetric | None = None) -> Figure:
-    """A metric, by default the searcher's, over each trial's training: a trace per rung, gaps between trials; the best
+    """Learning curves of a metric, by default the searcher's: a trace per rung with gaps between trials, and the best
     trial on top."""
     x, best = report.along, report.best
     rows = (report.validations if metric is None else report.rows_of(metric)).sort_values(["trial_id", "batches"])
@@ -69,7 +69,7 @@ def _lines(
 
 
 def history(report: ReportData) -> Figure:
-    """Each trial's best value, at the time of its last validation; and the best value so far."""
+    """Each trial's best value at the time of its last validation, and the best value so far."""
     began = report.overview.began or 0.0
     rows = report.validations
     finite = rows[rows["value"].abs() < math.inf].sort_values("time", kind="stable")
@@ -100,8 +100,8 @@ def history(report: ReportData) -> Figure:
 
 
 def parallel(report: ReportData) -> Figure:
-    """Parallel coordinates: an axis for each hyperparameter that varies, then one for the metric; coloured by rank."""
-    shown = report.shown.iloc[::-1]  # the best are drawn last, on top
+    """Parallel coordinates: an axis for each varying hyperparameter, then one for the metric; coloured by rank."""
+    shown = report.shown.iloc[::-1]  # the best trials are drawn last, on top
     ranks = shown["score"].rank() - 1
     dimensions = [_dimension(report, name, shown[f"hparams.{name}"]) for name in report.varying]
     values = shown["best_metric"]
@@ -141,7 +141,7 @@ def _numbers(label: str, values: pd.Series[Any], *, log: bool) -> dict[str, Any]
 
 
 def slices(report: ReportData) -> dict[str, Figure]:
-    """For each hyperparameter, the trials' best values over it, coloured by rung."""
+    """For each varying hyperparameter, the trials' best values over it, coloured by rung."""
     figures = {}
     for name in report.varying:
         is_number, data = report.is_number(name), []
@@ -169,7 +169,7 @@ def slices(report: ReportData) -> dict[str, Figure]:
 
 
 def importances(report: ReportData) -> tuple[Figure | None, str]:
-    """A bar for each hyperparameter, None if the importances mean nothing; and a sentence on them."""
+    """A bar for each hyperparameter, or None if the importances are meaningless; and a sentence about them."""
     found = report.importance
     if found is None:
         return None, "Too few trials to tell which hyperparameters mattered."
@@ -177,9 +177,9 @@ def importances(report: ReportData) -> tuple[Figure | None, str]:
     if found.explained < LEAST_EXPLAINED:
         return None, f"The {found.trials:,} trials at {at} do not show which hyperparameters mattered."
     note = (
-        f"Permutation importance for {report.metric} at {at}, which two thirds of the trials have reached: how much "
-        "worse a random forest predicts a trial's rank when one hyperparameter is shuffled. The forest explains "
-        f"{found.explained:.0%} of the ranks of trials that it has not seen ({found.trials:,} trials)."
+        f"Permutation importance for {report.metric} at {at}, which two thirds of the trials have reached: the loss in "
+        "accuracy when a random forest predicts trials' ranks and one hyperparameter is shuffled. The forest explains "
+        f"{found.explained:.0%} of the variance in ranks of unseen trials ({found.trials:,} trials)."
     )
     names = list(found.shares)[::-1]
     bars = {
@@ -202,12 +202,12 @@ def importances(report: ReportData) -> tuple[Figure | None, str]:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """The unit for an axis of so many seconds: its length in seconds, and its name."""
+    """The unit for a time axis of this length: its seconds, and its name."""
     return (1.0, "seconds") if seconds < 300 else (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
 
 
 def rung_colour(rungs: Sequence[float], rung: int) -> str:
-    """The colour of trials that reached this many of these rungs."""
+    """The colour of trials that have reached this many rungs."""
     if len(rungs) <= 1:
         return RUNG_COLOURS[1]
     place = rung / len(rungs) * (len(RUNG_COLOURS) - 1)

@@ -20,8 +20,8 @@ GREY = "#b4bcc6"
 
 
 def section(report: ReportData, place: Callable[..., str]) -> str:
-    """The scatter of the first two objectives, and a table of the front; "" if the search has one objective. `place`
-    puts a figure into the page, and returns its element."""
+    """A scatter plot of the first two objectives, and a table of the front; "" if the search has one objective. `place`
+    puts a figure on the page, and returns its element."""
     objectives = report.config.searcher.objectives
     if objectives is None or len(objectives.objectives) < 2:
         return ""
@@ -36,7 +36,7 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
     rows = [[str(trial), str(row["state"]).lower(), *map(shown, row[columns])] for trial, row in front.iterrows()]
     heads = [column.partition(".")[2] for column in columns]
     return f"""<section><h2>Pareto front</h2>
-<p>{counted(len(front), "trial")} of {among}: no other is at least as good in {names},
+<p>{counted(len(front), "trial")} of {among}: no other trial is at least as good in {names},
 and better in one of them.{drawn}</p>
 {html.controls("front", figure)}
 {place("front", figure, tall=True)}
@@ -44,7 +44,7 @@ and better in one of them.{drawn}</p>
 
 
 def scatter(report: ReportData, objectives: Objectives) -> Figure:
-    """The first objective over the second: the front, other trials, and in grey those that exceed a limit."""
+    """The first objective over the second: the front, other trials, and in grey the trials that exceed a limit."""
     upward, along = objectives.objectives[:2]
     there = report.shown[f"metrics.{upward.name}"].notna() & (report.shown["state"] != FAILED)
     drawn = report.shown[there]
@@ -61,7 +61,7 @@ def scatter(report: ReportData, objectives: Objectives) -> Figure:
             f"{name} ({len(trials)})",
             trials[f"metrics.{along.name}"], trials[f"metrics.{upward.name}"], trials.index, hover, mode,
             marker=marker,
-            # What lies behind the steps is dominated.
+            # Trials behind the steps are dominated.
             line={"color": marker["color"], "width": 1.5, "shape": shape},
         )
         for name, trials, marker, mode in groups

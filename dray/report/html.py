@@ -1,4 +1,4 @@
-"""Pieces of the report's HTML: tables, and how values are written."""
+"""Pieces of the report's HTML: tables, controls, and the format of values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dray.text import finite
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, raw: bool = False) -> str:
-    """A table that scrolls if it is too wide; with `raw` its cells are HTML already."""
+    """A table that scrolls if it is too wide; with `raw`, cells are HTML."""
     cells = [[cell if raw else escape(str(cell)) for cell in row] for row in rows]
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
     headings = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
@@ -20,7 +20,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, raw: bool = Fal
 
 
 def controls(names: str, figure: Mapping[str, Any], metrics: Sequence[str] = ()) -> str:
-    """Controls above plots: the metric that is shown, if there are several, and the scale of its axis."""
+    """Controls above plots: the choice of the metric, if there are several, and of its scale."""
     choices = [("metric", metrics)] if len(metrics) > 1 else []
     labels = ""
     for what, options in [*choices, ("scale", sorted(figure["scales"], key=lambda each: each != figure["scale"]))]:
@@ -30,10 +30,10 @@ def controls(names: str, figure: Mapping[str, Any], metrics: Sequence[str] = ())
 
 
 def clock(seconds: float) -> str:
-    """Date and time, here, of seconds since the epoch."""
+    """A Unix time as date and time in the local time zone."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def script(value: Any) -> str:
-    """JSON for a `<script>`: NaN and infinities become null, and nothing in it ends the script."""
+    """JSON for a `<script>`: NaN and infinities become null, and no text in it ends the script."""
     return json.dumps(finite(value), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

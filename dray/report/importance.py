@@ -1,4 +1,4 @@
-"""Importance of hyperparameters, by a random forest that predicts a trial's rank from them."""
+"""Importance of hyperparameters, from a random forest that predicts a trial's rank."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TREES, REPEATS = 100, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Importance:
-    """Importances.
+    """Importances of hyperparameters.
 
     Attributes:
-        shares: of each hyperparameter, largest first; 1 in all.
-        explained: R² on trials that a tree has not seen; at about 0 or less the forest explains nothing.
-        trials: number of trials that it was trained on.
+        shares: by hyperparameter, largest first; they add up to 1.
+        explained: R² on trials that a tree has not seen; around 0 or less, the forest explains nothing.
+        trials: number of trials that the forest was trained on.
     """
 
     shares: dict[str, float]
@@ -29,13 +29,13 @@ class Importance:
 
 
 def importance(hparams: pd.DataFrame, scores: pd.Series[float]) -> Importance | None:
-    """Permutation importance (Breiman 2001): how much worse the forest predicts when one column is shuffled.
+    """Permutation importance (Breiman 2001): the loss in the forest's accuracy when one column is shuffled.
 
-    It predicts ranks, so that it does not matter how far bad trials diverged.
+    The forest predicts ranks, so the size of bad values does not matter.
 
     Args:
-        hparams: a row per trial, a column for each hyperparameter that varies.
-        scores: of the same trials, all at the same length of training; smaller is better, not finite is the worst.
+        hparams: a row per trial, and a column for each varying hyperparameter.
+        scores: of the same trials at the same length of training; smaller is better, and NaN and infinity are worst.
 
     Returns:
         None if there are fewer than ten trials, or nothing varies.
@@ -61,7 +61,7 @@ def importance(hparams: pd.DataFrame, scores: pd.Series[float]) -> Importance | 
 
 
 def _as_numbers(column: pd.Series[Any]) -> np.ndarray[Any, Any]:
-    """As a tree's splits need them: numbers as they are, other values by the order of their names, missing lowest."""
+    """A column for a tree's splits: numbers unchanged, other values by order of their names, missing ones lowest."""
     numbers = pd.to_numeric(column.map(lambda value: None if isinstance(value, bool) else value), errors="coerce")
     if numbers.notna().sum() < column.notna().sum():
         names = column.map(lambda value: None if value is None else str(value))

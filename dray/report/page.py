@@ -1,4 +1,4 @@
-"""The page: HTML around the figures, with plotly.js in it; it needs no network and no other file."""
+"""The page: HTML around the figures, with plotly.js included; it needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ FAILURES_SHOWN = 30
 
 
 def write_report(path: Name, out: str | os.PathLike[str] | None = None) -> Path:
-    """Write a report on an experiment, also while it runs: one HTML file that needs nothing else.
+    """Write a report on an experiment, finished or running: one self-contained HTML file.
 
     Args:
-        path: the experiment, as the command takes it: its number, a unique part of its name, ``"latest"``, its
-            directory, or ``s3://...``.
-        out: the file to write; by default ``report.html`` in the experiment's directory, or here for one in an object
-            store.
+        path: the experiment, as for the command: its number, a unique part of its name, ``"latest"``, its directory, or
+            ``s3://...``.
+        out: the file to write; by default ``report.html`` in the experiment's directory, or in the current directory
+            for an experiment in an object store.
 
     Returns:
         The file.
 
     Raises:
-        NoExperiment: there is none.
+        NoExperiment: there is no such experiment.
         ExperimentError: plotly or scikit-learn is not installed.
-        JournalError: its journal is damaged.
+        JournalError: the journal is damaged.
     """
     with open_experiment(path) as stored, closing(stored.read()) as reader:
         if out is None:
@@ -78,7 +78,7 @@ def _write(report: ReportData, file: Path) -> Path:
 
 
 class _Page:
-    """The sections, and the figures in them by the id of their element."""
+    """The sections, and their figures by the id of their element."""
 
     def __init__(self, report: ReportData) -> None:
         self.report = report
@@ -215,8 +215,8 @@ class _Page:
         head = ["rung", "trials", "reached the next", "rank correlation with the next", "continue"]
         return f"""<h3>How well each rung ranks</h3>
 {html.table(head, rows)}
-<p class="quiet">The rank correlation of {escape(report.metric)} at a rung with that at the next, as all trials of the
-rung would have it: near 0, the rung tells nothing of the next. Estimated from the trials that reached both.</p>"""
+<p class="quiet">The rank correlation of {escape(report.metric)} at a rung with its value at the next, for all trials
+of the rung: near 0, the rung does not predict the next. Estimated from the trials that reached both.</p>"""
 
     def _hyperparameters(self) -> str:
         report = self.report

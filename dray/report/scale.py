@@ -1,4 +1,4 @@
-"""The scales of a metric's axis: linear, with all values or without the worst, and logarithmic; and which is best."""
+"""The scales of a metric's axis: linear, with all values or without the worst, or logarithmic; and the default."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 import numpy as np
 
 SPREAD = 20
-"""From this ratio of the largest to the smallest value on, a loss has a logarithmic axis."""
+"""The ratio of the largest to the smallest value from which a loss has a logarithmic axis."""
 FAR = 5
-"""A linear scale may hide values that are worse than the median, and this many times as far from it as the best is."""
+"""A linear scale may hide values that are worse than the median, and this many times as far from it as the best one."""
 MAX_HIDDEN = 0.15
-"""The largest share of the values that it hides: first epochs, say, and a bad trial."""
+"""The largest share of values that a linear scale hides, such as first epochs and a bad trial."""
 DIVERGED = 0.02
-"""The largest share that a logarithmic scale hides, which has room for all but the values of trials that diverged."""
+"""The largest share of values that a logarithmic scale hides: those of diverged trials."""
 EDGE = 0.05
 LOG = "logarithmic"
 
 
 def scaled(figure: dict[str, Any], title: str, values: Iterable[float], sign: int | None) -> dict[str, Any]:
-    """The figure with the y-axis of a metric, and with the other scales that its page offers.
+    """The figure with a metric's y-axis, and with the other scales that the page offers.
 
-    The axis is logarithmic if the values span a factor of 20, unless they are bounded by 1 (as an F1 score or an error
-    rate is) or larger is better: then it is the differences near the largest values that count.
+    The axis is logarithmic if the values span a factor of 20, unless they are bounded by 1 (like an F1 score or an
+    error rate) or larger is better: then differences near the largest values matter.
 
     Args:
-        figure: with "layout".
-        title: of the axis.
-        values: of the metric.
-        sign: 1 if smaller is better, -1 if larger is; None if that is not known.
+        figure: a mapping with "layout".
+        title: the title of the axis.
+        values: the metric's values.
+        sign: 1 if smaller is better, -1 if larger is better; None if unknown.
 
     Returns:
-        The figure with "scales", the axis by the name of its scale, and "scale", the name of the one that it has now.
+        The figure with "scales", the axes by name of the scale, and "scale", the name of the current one.
     """
     found = np.array([value for value in values if math.isfinite(value)])
     scales = _linear(found, sign)
@@ -63,7 +63,7 @@ def _linear(found: np.ndarray[Any, Any], sign: int | None) -> dict[str, dict[str
 
 
 def _log(found: np.ndarray[Any, Any], sign: int | None) -> dict[str, Any]:
-    """Without the largest values if they are further out than the others reach, as of a trial that diverged."""
+    """A logarithmic axis, without the largest values if they are outliers, as from diverged trials."""
     low, most, high = (math.log10(value) for value in np.quantile(found, [0.0, 1 - DIVERGED, 1.0]))
     if sign == 1 and high - most > most - low > 0:
         high = most
@@ -73,14 +73,14 @@ def _log(found: np.ndarray[Any, Any], sign: int | None) -> dict[str, Any]:
 
 def ticks_of(low: float, high: float) -> dict[str, Any]:
     """Ticks of a logarithmic axis between two exponents, few enough for a small figure."""
-    if high - low < 0.7:  # there would be hardly any; plotly knows finer ones
+    if high - low < 0.7:  # too few round numbers; plotly chooses finer ticks
         return {}
     ticks = logarithms(low, high)
     return {"tickmode": "array", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def logarithms(low: float, high: float) -> list[float]:
-    """Round numbers between two exponents of ten, and a little beyond."""
+    """Round numbers between two powers of ten, and a little beyond."""
     decades = range(math.floor(low), math.ceil(high) + 1)
     steps = (1,) if high - low > 2.5 else (1, 2, 5)
     return [step * 10.0**decade for decade in decades for step in steps]

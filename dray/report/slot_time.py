@@ -1,4 +1,4 @@
-"""The section on the use of slot time: what worker groups did when, and what trials used of their machines."""
+"""The section on slot time: the phases of worker groups, and the trials' use of their machines."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class PhaseShare(NamedTuple):
 
 
 PHASES_SHOWN = {
-    "booting": _Phase("processes starting", "#6f7d8f", "a worker group's processes start, and import torch"),
+    "booting": _Phase("processes starting", "#6f7d8f", "a worker group's processes start and import torch"),
     "starting": _Phase("starting", "#e3a400", "from a trial's hyperparameters to its first batch"),
     "training": _Phase("training", "#12a07a", "training batches, without waiting for data"),
     "data": _Phase("waiting for data", "#7cc576", "the trial waits for its data loader"),
     "validating": _Phase("validating", "#2f86d1"),
     "checkpointing": _Phase("checkpointing", "#9a4fc4", "training waits while a checkpoint is made"),
     "waiting": _Phase(
-        "waiting for the search", "#d5493a", "the trial waits for the search's decisions, and for other ranks"
+        "waiting for the search", "#d5493a", "the trial waits for the search's decisions or for other ranks"
     ),
     "ending": _Phase("ending", "#f08a4b", "from the decision on a trial's last report until its processes are free"),
     "idle": _Phase("idle", "#b9c3cf", "the processes run, without a trial"),
@@ -51,7 +51,7 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
     """The section's HTML; "" if there is no timeline.
 
     Args:
-        place: takes a figure into the page, by a name and perhaps a height, and returns its HTML.
+        place: puts a figure on the page, given its name and height, and returns its HTML.
     """
     table = report.timeline
     if table.empty:
@@ -68,7 +68,7 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
     if (by_group := stretches(report)) is not None:
         groups = f"""<h3>Each worker group</h3>
 {place("stretches", by_group, height=by_group["layout"]["height"])}
-<p class="quiet">Trials report the time of each phase every five seconds: a bar each.</p>"""
+<p class="quiet">Trials report the time in each phase every five seconds; each report is a bar.</p>"""
     # The squares of the table are the legend of the figures below.
     return f"""<section><h2>Use of slot time</h2>
 <div class="phases">{html.table(["phase", "share", "slot time", ""], rows, raw=True)}</div>
@@ -79,7 +79,7 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
 
 
 def phase_shares(report: ReportData) -> list[PhaseShare]:
-    """The phases, that with the largest share first."""
+    """The phases, largest share first."""
     table = report.timeline
     spent = ((table["end"] - table["start"]) * table["slots"]).groupby(table["phase"]).sum()
     of_all = spent.sort_values(ascending=False, kind="stable").items()
@@ -87,7 +87,7 @@ def phase_shares(report: ReportData) -> list[PhaseShare]:
 
 
 def by_gpu_type(table: pd.DataFrame) -> list[tuple[str, str, str]]:
-    """Each type of GPU, its slot time, and how much of that trials trained."""
+    """Each GPU type, its slot time, and the share of it spent on training."""
     spent = ((table["end"] - table["start"]) * table["slots"]).groupby([table["gpu_type"], table["phase"]]).sum()
     rows = []
     for gpu_type, of in spent.groupby(level=0):
@@ -97,7 +97,7 @@ def by_gpu_type(table: pd.DataFrame) -> list[tuple[str, str, str]]:
 
 
 def stretches(report: ReportData) -> Figure | None:
-    """When each worker group was in which phase, a bar each; None if there are too many to show."""
+    """A bar for each phase of each worker group; None if there are too many to show."""
     table, unit_s, unit, began = _timed(report)
     if len(table) > MAX_STRETCHES:
         return None
@@ -122,7 +122,7 @@ def stretches(report: ReportData) -> Figure | None:
 
 
 def shares(report: ReportData) -> Figure:
-    """How many slots were in each phase, over time."""
+    """The number of slots in each phase, over time."""
     table, unit_s, unit, began = _timed(report)
     low, high = float(table["start"].min()), float(table["end"].max())
     edges = np.linspace(low, high, BINS + 1)
@@ -149,7 +149,7 @@ def shares(report: ReportData) -> Figure:
 
 
 def _layout(unit: str) -> dict[str, Any]:
-    # The margins of a figure without a legend, where plotly's buttons would cover the bars.
+    # Margins that keep plotly's buttons off the bars of a figure without a legend.
     margin = {"l": 62, "r": 12, "t": 34, "b": 48}
     xaxis = {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"}
     return {"showlegend": False, "margin": margin, "xaxis": xaxis}
@@ -169,7 +169,7 @@ def _timed(report: ReportData) -> tuple[pd.DataFrame, float, str, float]:
 
 
 def _system(report: ReportData) -> str:
-    """What trials used of their machines."""
+    """A table of the trials' use of their machines."""
     rows = report.system_metrics
     names = {
         "batches_per_second": "batches per second",

@@ -1,4 +1,4 @@
-"""Serves TensorBoard and optuna-dashboard for experiments, to browsers on this machine."""
+"""TensorBoard and optuna-dashboard for experiments, served to browsers on this machine."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from dray.records.reader import ExperimentReader
 
 HOST = "localhost"
 PORT = 6006
-"""Of TensorBoard; optuna-dashboard gets the next one."""
+"""TensorBoard's port; optuna-dashboard gets the next one."""
 FRESH_S = 0.5
-"""An experiment is read this often at most."""
+"""Least seconds between two reads of an experiment."""
 PORTS = 100
-"""How many ports are tried to find a free one."""
+"""Number of ports to try."""
 _STARTING = threading.Lock()
 
 
 def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
     """Serve both until Ctrl-C; a running experiment is shown with a delay of seconds.
 
-    Only browsers on this machine reach them; from another: ``ssh -L 6006:localhost:6006 -L 6007:localhost:6007``.
+    Only browsers on this machine can open them; elsewhere use ``ssh -L 6006:localhost:6006 -L 6007:localhost:6007``.
 
     Args:
         path: the directory of an experiment, or of a local run, which has no study.
-        port: of TensorBoard; optuna-dashboard gets the next one. Ports in use are skipped.
-        say: prints the addresses.
+        port: TensorBoard's port; optuna-dashboard gets the next one. Ports in use are skipped.
+        say: prints the URLs.
     """
     with contextlib.suppress(KeyboardInterrupt):
         found = _started(path, port)
@@ -48,7 +48,7 @@ def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
 
 
 def boards(path: Path) -> dict[str, str | None]:
-    """The addresses of both, which run until this process ends; None for one that is not installed."""
+    """The URLs of both, which run until this process ends; None for optuna-dashboard if it is not installed."""
     with _STARTING:
         return dict(_started(path, PORT))
 
@@ -63,11 +63,10 @@ def _started(path: Path, port: int) -> dict[str, str | None]:
 
 
 def free_port(first: int) -> int:
-    """The first free port of this machine, from this one on; an `ExperimentError` if the next hundred are all in
-    use."""
+    """The first free port of this machine from `first` on; an `ExperimentError` if a hundred are in use."""
     for port in range(first, min(first + PORTS, 2**16)):
         with socket.socket() as probe, contextlib.suppress(OSError):
-            # As servers do: connections of a server that has just ended do not block the port.
+            # As servers do, so that connections of a server that has just ended do not block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
             return port
@@ -75,10 +74,10 @@ def free_port(first: int) -> int:
 
 
 def start_tensorboard(logs: Path, port: int) -> str:
-    """Serve TensorBoard on a directory, in threads that end with this process; returns its address."""
+    """Serve TensorBoard for a directory, in threads that end with this process, and return its URL."""
     from tensorboard import default, program
 
-    # "auto" prints on standard error which of the two it takes.
+    # "auto" would print its choice on standard error.
     fast = "true" if importlib.util.find_spec("tensorboard_data_server") is not None else "false"
     board = program.TensorBoard(plugins=default.get_plugins())
     board.configure(argv=["dray", "--logdir", str(logs), "--host", HOST, "--port", str(port), "--load_fast", fast])
@@ -86,7 +85,7 @@ def start_tensorboard(logs: Path, port: int) -> str:
 
 
 def start_dashboard(path: Path, port: int) -> str:
-    """Serve optuna-dashboard on an experiment, in threads that end with this process; returns its address."""
+    """Serve optuna-dashboard for an experiment, in threads that end with this process, and return its URL."""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Quiet(WSGIRequestHandler):
@@ -99,7 +98,7 @@ def start_dashboard(path: Path, port: int) -> str:
 
 
 class _Dashboard:
-    """optuna-dashboard as a WSGI application, made again with a new study when the experiment has changed."""
+    """optuna-dashboard as a WSGI application, remade with a new study when the experiment has changed."""
 
     def __init__(self, path: Path) -> None:
         self._reader = ExperimentReader(ExperimentDirectory.open(path))
