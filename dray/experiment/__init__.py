@@ -1,1 +1,1 @@
-"""One experiment: a search over trials that runs on worker groups, and resumes from its journal."""
+"""Experiments: a search over trials that runs on worker groups and resumes from its journal."""

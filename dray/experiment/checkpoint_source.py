@@ -1,4 +1,4 @@
-"""Resolves a config's checkpoint locations: where its checkpoints go, and the one that all its trials start from
+"""Resolves a config's checkpoint locations: its storage, and the checkpoint that all its trials start from
 (``source_trial_id`` or ``source_checkpoint_uuid``)."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dray.storage.disk import scratch
 
 
 def with_storage(config: ExperimentConfig, where: str | os.PathLike[str] | None) -> ExperimentConfig:
-    """The config with another location for its checkpoints; how many it keeps does not change. `where`: None: the
-    config's, or if it has none, ``DRAY_STORAGE`` from the environment, which can be set for a whole cluster."""
+    """The config with its checkpoints stored at `where`. None: at the config's own location, or, if it has none, at
+    ``DRAY_STORAGE`` from the environment, which can be set for a whole cluster."""
     field = "storage_path"
     if where is None and config.checkpoint_storage.location is None:
         field, where = "DRAY_STORAGE", os.environ.get("DRAY_STORAGE") or None
@@ -26,9 +26,9 @@ def with_storage(config: ExperimentConfig, where: str | os.PathLike[str] | None)
 
 
 def with_source(config: ExperimentConfig) -> ExperimentConfig:
-    """The config with the full path of the source checkpoint as ``source_checkpoint_uuid``, however it was named.
+    """The config with the full path of the source checkpoint in ``source_checkpoint_uuid``.
 
-    It is resolved once, when the experiment is created, so that all trials start from the same checkpoint even if the
+    The source is resolved when the experiment is created, so that all trials start from the same checkpoint even if the
     source trial continues.
     """
     searcher = config.searcher
@@ -57,7 +57,7 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def _checkpoint(named: str, config: ExperimentConfig) -> Location:
-    """The checkpoint by path or URI; a bare name, such as a Determined UUID, may also be in ``checkpoint_storage``."""
+    """A checkpoint, given by path or URI; a bare name, such as a Determined UUID, may be in ``checkpoint_storage``."""
     place, own = _place(named, config), config.checkpoint_storage.location
     if "/" in named or not place.is_local or place.path.exists():
         return place
@@ -70,7 +70,7 @@ def _checkpoint(named: str, config: ExperimentConfig) -> Location:
 
 
 def _place(where: str, config: ExperimentConfig) -> Location:
-    """The location, with the config's credentials if it is in the config's own store."""
+    """A location, with the config's credentials if it is in the config's own store."""
     place, own = Location.of(where), config.checkpoint_storage.location
     if place.secrets:
         raise ValueError("must not contain credentials, as it is stored; set them in the environment")

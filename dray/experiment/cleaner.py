@@ -1,4 +1,4 @@
-"""Deletes the checkpoints that an experiment no longer keeps, in a thread: stores may be slow, or away."""
+"""Deletes checkpoints that an experiment no longer keeps, in a thread, as stores may be slow or unavailable."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _LATER = "the rest is deleted when the experiment is resumed"
 
 
 class Cleaner:
-    """Carries out a `Retention`'s effects, in their order.
+    """Carries out a `Retention`'s effects in order.
 
     Args:
-        store_of: returns a trial's checkpoints.
-        post: has a function called where the `Retention` lives.
+        store_of: returns a trial's checkpoint store.
+        post: schedules a function in the `Retention`'s event loop.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Cleaner:
         self._thread.start()
 
     def put(self, job: Prune | Examine) -> None:
-        """Carry this out, after all before it."""
+        """Queue an effect."""
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Finish what was put; give up after `CLOSE_S`."""
+        """Finish the queued effects; give up after `CLOSE_S`."""
         self._closing = True
         self._jobs.put(None)
         self._thread.join(CLOSE_S)
@@ -122,7 +122,7 @@ class Cleaner:
 
 
 def _metric_at(store: CheckpointStore, batches: int) -> float | None:
-    """The searcher's metric that a checkpoint carries; None if it carries none."""
+    """The searcher's metric stored in a checkpoint, or None."""
     try:
         value = json.loads(store.read(batches, REPORT_FILE)).get("metric")
     except (FileNotFoundError, ValueError):  # from another tool, or damaged

@@ -1,8 +1,6 @@
-"""One run of an experiment without what is around it: the driver, the lender of its groups, and what they tell each
-other.
+"""The decisions of one run of an experiment: the driver, the lender of its groups, and the messages between them.
 
-Pure, like both of them: `dray.experiment.run.Run`, or a simulation, passes on what other processes say, and carries out
-what is for the world outside.
+Pure: `dray.experiment.run.Run`, or a simulation, passes messages of other processes in and carries out the effects.
 """
 
 from __future__ import annotations
@@ -25,28 +23,28 @@ if TYPE_CHECKING:
     from dray.groups.lent import LentGroups
 
 OWN = (messages.WorkerArrived, messages.GroupReady, messages.GroupRetired, messages.GroupEnded)
-"""What the desk tells the owner of the groups alone; what concerns a lease it tells both the owner and the driver."""
+"""Messages of the desk to the owner of the groups only. Messages about a lease go to both the owner and the driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLogs:
-    """Read what the logs of a trial that failed say, which may take seconds; then `RunCore.logs_read`."""
+    """Read the logs of a failed trial, which may take seconds, and then call `RunCore.logs_read`."""
 
     left: TrialLeft
 
 
 class RunCore:
-    """An `ExperimentDriver` and a `Lender`, or a connection with a server's.
+    """An `ExperimentDriver`, and a `Lender` or a connection to a server's lender.
 
     Args:
-        name: of the run, unique at the desk.
-        write: writes records to the journal, together, and forces them to the disk if one waits for that.
-        perform: carries out an effect for the world outside, or shows a message.
-        resume: says how to resume the experiment, for errors.
+        name: the run's name, unique at the desk.
+        write: writes records to the journal together, and forces them to the disk if one of them requires it.
+        perform: carries out an effect that leaves this object, or shows a message.
+        resume: a hint for error messages on how to resume the experiment.
 
     Attributes:
-        effects: what was decided, and is not carried out.
-        lender: of the groups, to be set; it emits its effects to `effects.append`.
+        effects: decisions that have not been carried out.
+        lender: the lender of the groups, set by the caller; it emits its effects to `effects.append`.
     """
 
     lender: Lender | LentGroups
@@ -66,7 +64,7 @@ class RunCore:
         self._reading, self._perform = 0, perform
 
     def begin(self, kind: GroupKind, share: Mapping[str, Any]) -> None:
-        """Queue the trials that can run, for groups of this kind. The first call."""
+        """Queue the trials that can run, for groups of this kind. This must be the first call."""
         if isinstance(self.lender, Lender):
             self.lender.add(self._name, kind, None, share)
         self.driver.begin(self._records)
@@ -74,18 +72,18 @@ class RunCore:
 
     @property
     def is_drained(self) -> bool:
-        """Whether no trial has workers, or has failed without its end being decided."""
+        """Whether no trial has workers, or has failed and awaits the decision on its end."""
         return self.driver.is_drained and not self._reading
 
     def take(self, call: Call) -> None:
-        """A worker or Tune's handle calls."""
+        """Handle a call from a worker or from Tune's handle."""
         if call.method in driver.CALLS:
             checked(getattr(self.driver, call.method), call, *call.args)
         else:
             self.lender.take(call)
 
     def hear(self, message: Message) -> None:
-        """The desk has sent this message."""
+        """Handle a message from the desk."""
         self._perform(message)
         match message:
             case TrialLeft(outcome="errored"):
@@ -95,17 +93,17 @@ class RunCore:
                 self.driver.on(message)
 
     def logs_read(self, left: TrialLeft) -> None:
-        """This is how a trial failed, with what its logs say."""
+        """Handle a trial's failure, completed from its logs."""
         self._expect(-1)
         self.driver.on(left)
 
     def _expect(self, more: int) -> None:
-        """Have groups for the trials whose logs are read: they are neither queued nor leased."""
+        """Reserve groups for trials whose logs are being read: these are neither queued nor leased."""
         self._reading += more
         self.lender.send("expect", self._name, self._reading)
 
     def settle(self) -> None:
-        """Carry out what was decided: the journal's records first, then the rest in its order."""
+        """Carry out all decisions: the journal's records first, then the others in order."""
         self.lender.step()
         while self.effects:
             decided = self.effects.copy()
@@ -116,11 +114,11 @@ class RunCore:
                 self.carry_out(each)
 
     def carry_out(self, effect: Any) -> None:
-        """Pass on an effect, or have it performed."""
+        """Carry out one effect."""
         match effect:
             case Reply():
                 effect.send()
-            case effects.Append():  # is written
+            case effects.Append():  # written already
                 pass
             case effects.ToDesk(method, args):
                 self.lender.send(method, self._name, *args)

@@ -1,8 +1,8 @@
-"""What the driver of an experiment decides, as one object without Ray, threads, files or a clock.
+"""The driver of an experiment: all its decisions, in one object without Ray, threads, files or a clock.
 
-It owns the search. The ranks of its trials' leases report here, Tune's handle fetches the results that the search is to
-decide on, and the desk says which trial has a lease. A message is recorded, decided on and answered in this order: what
-follows from it is passed to `emit`, and the shell (`dray.experiment.run.Run`, or a simulation) carries it out. If the
+It owns the search. The ranks of its trials report here, Tune's handle fetches the results for the search to decide on,
+and the desk announces which trial has a lease. Each message is recorded, decided on and answered, in this order: the
+driver passes effects to `emit`, and the shell (`dray.experiment.run.Run`, or a simulation) carries them out. If the
 process dies, another one continues from the journal.
 """
 
@@ -31,17 +31,17 @@ from searchers.views import NEVER_BEST, State
 
 RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")  # states of trials that should have workers
 CALLS = ("report", "may_commit", "saved", "damaged", "improves", "best", "fetch")
-"""What workers and Tune's handle may call: methods of `ExperimentDriver`."""
+"""Methods of `ExperimentDriver` that workers and Tune's handle may call."""
 
 
 @dataclass(slots=True)
 class _Lease:
-    """A lease of one of the trials that is not over."""
+    """A live lease of a trial."""
 
     number: int
     trial: int
-    # Rank 0's calls that wait for the search's decision, by the number of the result; None for one that was answered
-    # before, as the run is closing
+    # Rank 0's calls that wait for the search's decision, by the number of the result; None if the call was answered
+    # early because the run is closing
     waiting: dict[int, Hashable | None] = field(default_factory=dict)
 
 
@@ -51,7 +51,7 @@ class ExperimentDriver:
     Args:
         opened: the experiment's search.
         emit: called with each effect.
-        resume: says how to resume the experiment, for errors.
+        resume: a hint for error messages on how to resume the experiment.
     """
 
     def __init__(self, opened: OpenSearch, emit: Callable[[Effect], None], *, resume: str = "resume it") -> None:
@@ -66,9 +66,9 @@ class ExperimentDriver:
         )
         self._results = PendingResults()
         self._fetching: Hashable | None = None  # the handle's call that waits for results
-        self.handle = -1  # process id of Tune's handle, once that has fetched results
+        self.handle = -1  # process id of Tune's handle after its first fetch
         self._leases: dict[int, _Lease] = {}
-        self._current: dict[int, int] = {}  # the latest lease of each trial that has one: earlier ones are fenced off
+        self._current: dict[int, int] = {}  # the latest lease of each trial; earlier ones are fenced off
         self._best: float | None = None
         self._best_by = (-1, -1)  # trial and lease of the best score
         self._closing = False
@@ -76,10 +76,10 @@ class ExperimentDriver:
         self.has_trained = False  # a trial has reported
 
     def begin(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Queue the trials that can run. The first call.
+        """Queue the trials that can run. This must be the first call.
 
         Args:
-            records: of the journal so far.
+            records: the journal's records so far.
         """
         self.search.log = self._append
         sign = self._config.searcher.sign
@@ -91,19 +91,19 @@ class ExperimentDriver:
         self.retention.recover(records)
         for trial, reason in self._restarts.given_up.items():
             self._results.add(trial, outcome=reason)
-        self._hand_over()  # the handle of a server's process may wait before its run begins
+        self._hand_over()  # in a server's process, the handle may already be waiting
         runnable = [each.id for each in trials if each.state in RUNNABLE and each.id not in self._restarts.given_up]
         self._to_desk("enqueue", runnable, False)
 
     def close(self) -> None:
-        """Have running trials save and leave: they continue in a later run. Idempotent."""
+        """Let running trials save and leave; they continue in a later run. Idempotent."""
         self._closing = True
         for lease in self._leases.values():
             self._answer_all(lease, "interrupt")
         self._to_desk("close")
 
     def end(self) -> None:
-        """The run ends, whether the search is done or not: Tune's handle ends."""
+        """End the run, and with it Tune's handle, whether the search is done or not."""
         if self._fetching is not None:
             self._emit(Reply(self._fetching, None))
             self._fetching = None
@@ -115,13 +115,16 @@ class ExperimentDriver:
 
     # ------------------------------------------------------------------ calls of rank 0
     def report(self, call: Hashable, lease: int, report: DeskReport, decides: bool) -> None:
-        """Take a report; answered by what the trial is to do.
+        """Handle a report. The reply tells the trial what to do.
 
         Args:
-            lease: the trial's.
-            report: what the trial reports.
-            decides: the search is to decide on it; the answer is its decision. A final report is the trial's end, and
-                no decision is waited for.
+            lease: the number of the trial's lease.
+            report: the report.
+            decides: whether the search decides on it, so that the reply is its decision. A final report is the trial's
+                end, and its reply does not wait for a decision.
+
+        Raises:
+            Malformed: the report's rows are not metrics, or its step is invalid.
         """
         if (state := self._live(lease)) is None:
             self._emit(Reply(call, "fenced"))
@@ -150,29 +153,29 @@ class ExperimentDriver:
         self._hand_over()
 
     def may_commit(self, call: Hashable, lease: int) -> None:
-        """Whether rank 0 may commit a checkpoint: all its earlier reports are recorded, and no other lease of the trial
-        has begun."""
+        """Reply whether rank 0 may commit a checkpoint: its earlier reports are recorded, and the trial has no newer
+        lease."""
         self._emit(Reply(call, self._live(lease) is not None))
 
     def saved(
         self, call: Hashable, trial: int, checkpoint: str, batches: int, value: float | None, seconds: float | None
     ) -> None:
-        """The trial has committed this checkpoint, or resumed from it. Accepted from an ended lease too."""
+        """Note that a trial has committed a checkpoint, or resumed from it; also in a lease that has ended."""
         self._check_trial(trial)
         self._restarts.saved(trial, batches)
         self.retention.saved(trial, batches, checkpoint, value)
         self._emit(CheckpointSaved(trial=trial, checkpoint=checkpoint, batches=batches, value=value, seconds=seconds))
 
     def damaged(self, call: Hashable, trial: int, checkpoint: str, why: str) -> None:
-        """The trial has skipped a checkpoint."""
+        """Note that a trial has skipped a damaged checkpoint."""
         self._check_trial(trial)
         self.retention.damaged(trial, checkpoint, why)
 
     def improves(self, call: Hashable, lease: int, score: float) -> None:
-        """Whether ``score`` (smaller is better) is the best of the experiment so far; if so, it is recorded.
+        """Reply whether ``score`` (smaller is better) is the experiment's best so far, and record it if so.
 
-        Also true for the best score again, if its trial reports it in a later lease: it was not saved in the earlier
-        one, or the trial would have continued from there.
+        The reply is also True if the trial with the best score reports it again in a later lease: the earlier lease
+        cannot have saved it, or the trial would have continued from there.
         """
         state = self._live(lease)
         is_best = False
@@ -184,7 +187,7 @@ class ExperimentDriver:
         self._emit(Reply(call, is_best))
 
     def best(self, call: Hashable) -> None:
-        """The best score of the trials so far, smaller is better; None if there is none."""
+        """Reply with the best score so far (smaller is better), or None."""
         self._emit(Reply(call, self._best))
 
     def _check_trial(self, trial: int) -> None:
@@ -198,12 +201,12 @@ class ExperimentDriver:
 
     # ------------------------------------------------------------------ Tune
     def fetch(self, call: Hashable, process: int) -> None:
-        """Tune's handle asks for the results that wait for a decision, one per trial; None when the search is over.
+        """Reply to Tune's handle with the results that await a decision, one per trial; None when the search is over.
 
         Args:
-            process: the handle's process id; a new one gets all unanswered results again.
+            process: the handle's process id; a new process gets all unanswered results again.
         """
-        if self._fetching is not None:  # of a process that has died; or this call is, and the other one asks again
+        if self._fetching is not None:  # one of the two callers has died; the other one will ask again
             self._emit(Reply(self._fetching, []))
         self._fetching = call
         if process != self.handle:
@@ -220,14 +223,14 @@ class ExperimentDriver:
             self._fetching = None
 
     def decide(self, results: Sequence[TrialResult]) -> None:
-        """Tune passes these results: the search decides on those that have not been answered, perhaps through an
-        earlier process of the handle."""
+        """Let the search decide on the results that Tune passes, except those answered through an earlier process of
+        the handle."""
         answers = []
         for result in results:
             if self._results.awaits(result.trial, result.number):
                 try:
                     answer = decide(self.search, result)
-                except Exception as error:  # such as one of the user's own method
+                except Exception as error:  # for example from the user's own method
                     failure = ExperimentError(f"the search failed: {error}")
                     failure.__cause__ = error
                     self._emit(Fail(failure))
@@ -244,7 +247,7 @@ class ExperimentDriver:
         self.counts.decisions[answer.decision] += 1
         lease = self._leases.get(self._current.get(trial, 0))
         if lease is not None and answer.decision == "stop":
-            # Its lease may wait for a later result: a trial that restarts reports again what waits for a decision.
+            # The lease may wait for a later result, because a restarted trial repeats reports that await a decision.
             self._answer_all(lease, "stop")
         elif lease is not None and (call := lease.waiting.pop(answer.number, None)) is not None:
             self._emit(Reply(call, answer.decision))
@@ -254,7 +257,7 @@ class ExperimentDriver:
             self.retention.changed(withdrawn)
         if answer.resumes:
             self.retention.changed(answer.resumes)
-            # Before new trials: the search has chosen them as the best to train next.
+            # Before new trials: the search has chosen them as the most promising.
             self._to_desk("enqueue", list(answer.resumes), True)
         if answer.creates:
             self._to_desk("enqueue", list(answer.creates), False)
@@ -264,7 +267,7 @@ class ExperimentDriver:
 
     # ------------------------------------------------------------------ messages of the desk
     def on(self, message: Message) -> None:
-        """The desk has sent this message about a lease of one of the trials, or about worker groups of their kind."""
+        """Handle a message of the desk about a lease of a trial, or about worker groups of this kind."""
         match message:
             case messages.LeaseGranted():
                 self._granted(message)
@@ -278,7 +281,7 @@ class ExperimentDriver:
                 raise AssertionError(f"not for a driver: {message}")
 
     def _granted(self, granted: LeaseGranted) -> None:
-        """Draw the hyperparameters of a trial that has got a lease, and begin it."""
+        """Draw the hyperparameters of a trial with a new lease, and begin it."""
         trial, number = granted.trial, granted.lease
         self._leases[number] = _Lease(number, trial)
         if (earlier := self._current.get(trial)) is not None:
@@ -317,7 +320,8 @@ class ExperimentDriver:
             del self._current[lease.trial]
 
     def _left(self, left: TrialLeft) -> None:
-        """A trial has left its group: if it failed, it restarts, or the search is told, through Tune, that it ended."""
+        """Handle a trial that has left its group. A failed trial restarts, or the search learns through Tune that it
+        has ended."""
         trial = left.trial
         # After a trial's final report, errors of its processes don't count.
         has_ended = self.search.trials[trial].ended or self._results.ends(trial)
@@ -331,7 +335,7 @@ class ExperimentDriver:
             self._results.add(trial, outcome=reason)
             self._hand_over()
         elif self.search.trials[trial].state == "RUNNING" and self._current.get(trial, left.lease) == left.lease:
-            # If it was paused meanwhile, or paused and queued again, it continues when its turn comes.
+            # A trial that was paused, or paused and queued again, meanwhile continues when its turn comes.
             self._to_desk("enqueue", [trial], True)
 
     def _error_of(self, why: messages.Unfit) -> Exception:

@@ -1,6 +1,6 @@
-"""What the driver of an experiment decides, as values: the shell around it carries them out.
+"""Decisions of an experiment's driver, as values that the shell around it carries out.
 
-Journal records first, then the others in their order: a decision is in the journal before anything acts on it.
+Journal records come first, then the others in order: a decision is in the journal before anything acts on it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Append:
     """Write a record to the journal."""
 
     record: Mapping[str, Any]  # without its time
-    wait: bool = True  # whether it must be on the disk before what follows; otherwise a crash may lose it
+    wait: bool = True  # whether it must reach the disk before the following effects; otherwise a crash may lose it
 
 
 @dataclass(frozen=True, slots=True)
 class ToDesk:
-    """Call this method of the desk, as this client of it."""
+    """Call a method of the desk for this run."""
 
     method: str
     args: tuple[Any, ...]
@@ -33,11 +33,11 @@ class ToDesk:
 class Bind:
     """Give a lease its parameters."""
 
-    lease: int  # its number
-    trial: int  # trial, seed, hparams: what to train
+    lease: int  # the lease's number
+    trial: int
     seed: int
     hparams: Mapping[str, Any]
-    last_step: float | None  # the greatest length that the search has a report of, in its unit; None if it has none
+    last_step: float | None  # the greatest length reported to the search, in the searcher's unit; None without reports
     was_completed: bool  # the trial had completed, and continues because the search was extended
 
 
@@ -45,16 +45,15 @@ class Bind:
 class Saved:
     """An existing checkpoint."""
 
-    trial: int  # trial, batches: its trial, and after how many batches it was saved
-    batches: int
+    trial: int
+    batches: int  # batches trained when it was saved
     checkpoint: str  # its id
-    # The searcher's metric at that batch; None if the trial was not validated at that batch
-    value: float | None = None
+    value: float | None = None  # the searcher's metric at that batch; None without a validation
 
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """Delete checkpoints, once those that take their place are known to survive a power failure."""
+    """Delete checkpoints after their replacements are known to survive a power failure."""
 
     keep: Sequence[Saved]
     delete: Sequence[Saved]
@@ -62,7 +61,7 @@ class Prune:
 
 @dataclass(frozen=True, slots=True)
 class Examine:
-    """List the checkpoints in a trial's store that are not these."""
+    """List the checkpoints in a trial's store that are not known."""
 
     trial: int
     known: Sequence[int]
@@ -74,8 +73,8 @@ class ShowFailure:
 
     trial: int
     error: str
-    ended: str = ""  # why it is not restarted; "" if it is
-    kept: str = ""  # how it had ended before its extension, if it was the extension that failed for good
+    ended: str = ""  # the reason why it is not restarted; "" if it is
+    kept: str = ""  # its state before its extension, if the extension failed for good
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""An experiment that exists when it is created: the same call continues it, on this machine or another.
+"""Continuing an experiment with the call that created it, on this machine or another.
 
-What restarts a driver, such as Kubernetes or Slurm, repeats a command. The path in it says which experiment is meant.
+Kubernetes, Slurm and the like restart a driver by repeating its command, whose path identifies the experiment.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dray.records.mirror import delete_trials, fetch_to
 from dray.records.secrets import with_secrets, write_secrets
 
 _RESOLVED = ("checkpoint_storage", "reproducibility.experiment_seed", "searcher.source_checkpoint_uuid")
-"""Drawn or looked up when an experiment is created; what it has counts."""
+"""Fields that are drawn or looked up when an experiment is created, and may differ."""
 _NONE = "(not set)"
 
 
 def config_of_existing(path: Path, config: ExperimentConfig) -> ExperimentConfig | None:
-    """The config that an experiment was created with, if there is one: in its directory, or under the same name in its
-    object store, from where it is copied to its directory.
+    """The config of an existing experiment in this directory, or None. An experiment of the same name in the object
+    store is copied to the directory first.
 
     Raises:
-        ConfigError: it was created with another config than this, or the store can't be used.
+        ConfigError: it was created with a different config, or the store can't be used.
     """
     directory, where = ExperimentDirectory(path), config.checkpoint_storage.location
     if not directory.config_file.exists():
@@ -38,7 +38,7 @@ def config_of_existing(path: Path, config: ExperimentConfig) -> ExperimentConfig
         except NoExperiment:
             delete_trials(place)
             return None
-        write_secrets(directory.secrets_file, config)  # never in the store
+        write_secrets(directory.secrets_file, config)  # the store never has them
     stored = directory.config()
     cure = f"give another path, or continue it as it is: dray experiment resume {path}"
     faults = [

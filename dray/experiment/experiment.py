@@ -1,4 +1,4 @@
-"""An experiment: a search over trials of one class, run on Ray, and stored in a directory from which it resumes."""
+"""Experiments: searches over trials, run on Ray and stored in a directory from which they resume."""
 
 from __future__ import annotations
 
@@ -68,26 +68,26 @@ class Experiment:
     Args:
         config: the path of a YAML file, or a mapping of the same form, whose ``hyperparameters`` may also be Optuna
             distributions or ``ray.tune`` domains.
-        model_dir: the directory that the config's ``entrypoint`` is imported from, or run in; by default that of the
-            config file. Its code is copied into the experiment (see ``.drayignore``) and sent to the workers; a
-            ``startup-hook.sh`` in it runs on each machine before its first worker imports from it.
-        trial: the class itself, instead of an entrypoint. The class of a script or a notebook is sent to the workers
-            of a cluster with the directory that it is in.
-        path: the experiment's directory; by default a new one in the config's storage. If there is an
-            experiment already, it continues, with the code that it was created with: there, or with an object store
-            under the directory's name in the store. So the same call on another machine continues where the last ended.
-        storage_path: a directory or ``s3://bucket/prefix``, instead of the config's ``checkpoint_storage``. If neither
-            is given, that of the environment variable ``DRAY_STORAGE``.
+        model_dir: the directory that the config's ``entrypoint`` is imported from, or run in; by default the config
+            file's directory. Its code is copied into the experiment (see ``.drayignore``) and sent to the workers; a
+            ``startup-hook.sh`` in it runs on each machine before the first import.
+        trial: the class itself, instead of an entrypoint. On a cluster, the class of a script or a notebook is sent to
+            the workers with its directory.
+        path: the experiment's directory; by default a new one in the config's storage. An existing experiment in the
+            directory, or under its name in the object store, continues with its own code. So the same call on another
+            machine continues where the last one ended.
+        storage_path: a directory or ``s3://bucket/prefix``, instead of the config's ``checkpoint_storage``. Without
+            both, the environment variable ``DRAY_STORAGE`` is used.
         constraint: returns whether a dict of hyperparameters may be tried; if not, others are drawn.
         method: your own search method, not used before; the config then has ``searcher: {name: custom, ...}``. Or the
             config names its class, which is imported from ``model_dir``: ``name: my_module:MyMethod``.
         sampler: your own sampler, not used before. Or the config names its class: ``sampler: my_module:MySampler``.
-        address: of a Ray cluster. By default the one that this process is connected to, or that ``RAY_ADDRESS`` names,
-            or a new one on this machine, which further experiments of this process use too, until it ends or calls
-            ``ray.shutdown()``.
-        server: URL of a server (``dray serve``) to run it, or ``"auto"``: the one that is up in the results directory;
-            by default that of ``DRAY_SERVER``, if it is set. The server chooses the directory and the cluster. It can't
-            have what only this process has: a class of a script, a constraint, a method or a sampler.
+        address: the address of a Ray cluster. By default the one that this process is connected to, or that
+            ``RAY_ADDRESS`` names, or a new one on this machine, which later experiments of this process use too, until
+            it ends or calls ``ray.shutdown()``.
+        server: the URL of a server (``dray serve``) to run it, or ``"auto"`` for the server of the results directory;
+            by default ``DRAY_SERVER``, if it is set. The server chooses the directory and the cluster. It can't use
+            objects of this process: a class from a script, a constraint, a method or a sampler.
 
     Raises:
         ConfigError: with every fault of the config, each with the path of its field.
@@ -99,9 +99,9 @@ class Experiment:
     """
 
     lent: Lent | None = None
-    """What a server's process has for it; None: it has its own worker groups."""
+    """The resources of a server's process; None: the experiment has its own worker groups."""
     _leaves_import = False
-    """The class is imported by the workers, and not here, unless they can't."""
+    """The workers import the class; this process does so only if they can't."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Experiment:
         else:
             code = code or (Path(config).parent if isinstance(config, (str, os.PathLike)) else Path())
             where = checked.checkpoint_storage.location
-            # An experiment that can't be may leave nothing: no file in a store, and none beside those of others.
+            # A failed creation must leave nothing behind, neither in a store nor in an existing directory.
             self._leaves_import &= (where is None or where.is_local) and not self.path.exists()
             (check_entrypoint_file if self._leaves_import else check_entrypoint)(checked.entrypoint, code)
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
@@ -150,10 +150,10 @@ class Experiment:
     def of_command(
         cls, config: ExperimentConfig, *, model_dir: Path, path: Path | None = None, storage_path: str | None = None
     ) -> Experiment:
-        """A new experiment. If Ray starts on this machine for it alone, its class is first imported by the workers.
+        """A new experiment whose class, if Ray is started just for it, is imported first by the workers.
 
-        An import here, before that, would take as long again. If they can't import it, `run` raises that error, and
-        nothing of the experiment stays.
+        Importing it here as well would double the time. If the workers can't import it, `run` raises that error, and
+        leaves nothing of the experiment behind.
         """
         self = cls.__new__(cls)
         self._leaves_import = os.environ.get("RAY_ADDRESS", "local") == "local"
@@ -173,24 +173,24 @@ class Experiment:
         sampler: Sampler | None = None,
         address: str | None = None,
     ) -> Experiment:
-        """An experiment that was stopped, or finished, ready to continue exactly where its journal ends.
+        """An experiment that was stopped or has finished, ready to continue exactly where its journal ends.
 
-        A finished one has nothing left to do, unless it is extended: by more trials, or to a greater length, to which
-        the best trials that were paused or completed continue from their checkpoints.
+        A finished experiment has nothing left to do, unless it is extended: by more trials, or to a greater length, to
+        which the best paused or completed trials continue from their checkpoints.
 
         Args:
-            path: as for the command: its number, a unique part of its name, ``"latest"``, its directory, or its place
-                in an object store, such as ``s3://bucket/results/digits-1``.
+            path: as for the command: its number, a unique part of its name, ``"latest"``, its directory, or its URI,
+                such as ``s3://bucket/results/digits-1``.
             max_trials: the new total number of trials. None: unchanged.
             max_length: the new length of a trial, in the unit of the config. None: unchanged.
             trial: the class, if the experiment was created with one from a script or a notebook.
-            constraint, method, sampler: equal to those that the experiment was created with, if they were passed from
-                Python, and not used before. Those that the config names are imported from its copy of the code.
+            constraint, method, sampler: unused objects equal to those that the experiment was created with, if they
+                were passed from Python. Classes that the config names are imported from its copy of the code.
             address: as for a new experiment.
 
         Raises:
             NoExperiment: there is none, or several match.
-            ConfigError: its class must be given.
+            ConfigError: the experiment's class must be given.
         """
         self = cls.__new__(cls)
         directory = ExperimentDirectory.open(fetch_experiment(locate(path)))
@@ -212,14 +212,14 @@ class Experiment:
 
     @property
     def config(self) -> ExperimentConfig:
-        """As it was checked."""
+        """The checked config."""
         return self._config
 
     def run(self, *, on_message: Callable[[Message], None] | None = None) -> Result:
-        """Run the search to its end, showing progress. Returns when it has ended.
+        """Run the search to its end, showing its progress.
 
-        Ctrl-C lets running trials save a checkpoint, and stops; so do SIGTERM and SIGHUP, in the main thread. A second
-        one acts as it would outside of this call. ``Experiment.resume(path).run()`` continues.
+        Ctrl-C lets running trials save a checkpoint, and stops the search; so do SIGTERM and SIGHUP in the main thread.
+        A second signal acts as it would outside of this call. ``Experiment.resume(path).run()`` continues.
 
         Args:
             on_message: called with each message of the worker groups to the driver; for benchmarks.
@@ -228,10 +228,9 @@ class Experiment:
             The same as ``dray.Result(experiment.path)``.
 
         Raises:
-            ConfigError: a fault of the config that only a trial or the cluster could show; or the search can't be
-                extended like that.
+            ConfigError: a fault of the config that only a trial or the cluster could reveal, or an invalid extension.
             ExperimentError: the search failed: every trial did, or it could not continue. Or it has completed, but
-                could not be copied to its object store; then its ``Result`` is in its directory here.
+                could not be copied to its object store; then its ``Result`` is in its local directory.
             ConnectionError: no Ray cluster answers at the address.
             KeyboardInterrupt: it was stopped; the argument is the name of the signal, such as "SIGTERM". On a server it
                 continues: ``dray experiment stop`` stops it.
@@ -246,18 +245,18 @@ class Experiment:
                 notify(self._config.notify, directory, "stopped")
                 raise
             except Exception as error:
-                if directory.is_gone():  # then whatever failed is a consequence
+                if directory.is_gone():  # which has caused the failure
                     raise DirectoryGone(directory.path) from None
                 if self._leaves_import and isinstance(error, ConfigError):
                     self._import_class(directory)
                 if self.lent is None or (isinstance(error, ConfigError | ExperimentError) and not is_full(error)):
-                    notify(self._config.notify, directory, "failed", str(error))  # else its server starts it again
+                    notify(self._config.notify, directory, "failed", str(error))  # otherwise the server restarts it
                 raise
             notify(self._config.notify, directory, "completed")
             return result
 
     def _import_class(self, directory: ExperimentDirectory) -> None:
-        """Import the class as for `Experiment`; if that fails, delete the directory of what is no experiment."""
+        """Import the class as `Experiment` does; if that fails, delete the experiment's directory."""
         try:
             check_entrypoint(self._config.entrypoint, self._code or Path())
         except EntrypointError:
@@ -266,7 +265,7 @@ class Experiment:
             raise
 
     def _run_on(self, url: str) -> Result:
-        # The only place where what is below a server uses it.
+        # The only place where a lower layer uses `dray.serve`.
         from dray.serve.client import Server
         from dray.serve.submission import reject_objects, run_on_server
 
@@ -283,8 +282,8 @@ class Experiment:
         return run_on_server(server, self._config, self._code, say=print, begun=begun)
 
     def prepare(self) -> ExperimentDirectory:
-        """Create the experiment's directory, or open it; `run` does that too. If it can't be created, or its object
-        store can't be used, or there is an experiment with another config, that is a `ConfigError`."""
+        """Create or open the experiment's directory; `run` does this too. Raises `ConfigError` if it can't be created,
+        its object store can't be used, or it contains an experiment with a different config."""
         if not self._resumes and not self._links and (existing := config_of_existing(self.path, self._config)):
             self._config, self._resumes = existing, True
         if self._resumes:
@@ -302,7 +301,7 @@ class Experiment:
     def _run_in(
         self, directory: ExperimentDirectory, interrupts: Interrupts, on_message: Callable[[Message], None] | None
     ) -> Result:
-        # The mirror is closed once everything is on the disk, and the lock after the last copy.
+        # The mirror closes after everything is on the disk, and the lock after the last copy.
         with (
             contextlib.closing(DriverLock(directory)) as lock,
             contextlib.closing(Mirror(directory, lock.is_held)) as mirror,
@@ -334,7 +333,7 @@ class Experiment:
                 try:
                     self._run(opened, directory, lock, journal, observers, display, interrupts, on_message)
                 except ConfigError as error:
-                    # It can't run as it is, so no list should say that it was only stopped.
+                    # It can't run as it is, so it must not be listed as STOPPED.
                     journal.append({"event": "failed", "error": str(error), "time": time.time()})
                     raise
             observers.close(done=True)
@@ -360,7 +359,7 @@ class Experiment:
         on_message: Callable[[Message], None] | None,
     ) -> None:
         def announce() -> None:
-            self._leaves_import = False  # the first workers have imported it: from now on there is something to keep
+            self._leaves_import = False  # the first workers have imported it, so the experiment is real from now on
             elsewhere = "" if directory.storage.is_local else f", checkpoints in {directory.storage}"
             number = take_number(directory.path)
             numbered = "experiment" if number is None else f"experiment {number}:"
@@ -377,13 +376,13 @@ class Experiment:
             stack.enter_context(display)
             try:
                 display.starting("waiting for Ray")
-                # Here, not above: bad input is reported before Ray is even imported.
+                # Imported here, so that bad input is reported before Ray is imported.
                 from dray.cluster import ray_output
                 from dray.cluster.connection import connect
 
                 stack.enter_context(ray_output.redirect_ray_output(directory.path / ray_output.FILE))
                 with ThreadPoolExecutor(1) as pool:
-                    # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
+                    # Ray's start consists mostly of waiting for its processes: meanwhile Train and Tune are imported.
                     modules = pool.submit(importlib.import_module, "dray.experiment.run")
                     cluster = stack.enter_context(
                         connect(self._address) if self.lent is None else self.lent.server.cluster()
@@ -418,7 +417,7 @@ def _reported(directory: ExperimentDirectory) -> dict[int, TrialRecord]:
 
 
 def once_ready(announce: Callable[[], None], on_message: Callable[[Message], None] | None) -> Callable[[Message], None]:
-    """The same, after calling ``announce`` once the first group is ready, which has imported the class."""
+    """A wrapper of `on_message` that calls ``announce`` when the first group is ready, and has imported the class."""
     waits = True
 
     def heard(message: Message) -> None:
@@ -433,7 +432,7 @@ def once_ready(announce: Callable[[], None], on_message: Callable[[Message], Non
 
 
 def _raise_failure(reason: DoneReason, directory: ExperimentDirectory) -> None:
-    """Raise what ended the search, unless it has completed."""
+    """Raise an `ExperimentError` unless the search has completed."""
     if reason == "errored":
         errors = [record["error"] for record in Journal.read(directory.journal) if "error" in record]
         raise ExperimentError(

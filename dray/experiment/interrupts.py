@@ -1,5 +1,4 @@
-"""The signals that ask a run to stop: SIGINT (Ctrl-C, or from another process), SIGTERM, and SIGHUP, which a closed
-terminal sends."""
+"""Signals that stop a run: SIGINT (Ctrl-C, or from another process), SIGTERM, and SIGHUP (from a closed terminal)."""
 
 from __future__ import annotations
 
@@ -20,17 +19,17 @@ if TYPE_CHECKING:
     from dray.records.listing import StoredExperiment
 
 TOGETHER_S = 1.0
-"""Signals within this time are one request: `timeout` signals its child and the child's group, and both the shell and
-the kernel announce a closed terminal."""
+"""Signals within this time count as one: `timeout` signals its child and the child's group, and both the shell and the
+kernel announce a closed terminal."""
 STDERR = 2
 POLL_S = 0.2
 
 
 class Interrupts:
-    """In a ``with`` block, the first signal raises ``KeyboardInterrupt`` with the signal's name, or, within `held`, is
-    only noted. A later second one does what it would do without the block: usually it ends the process.
+    """In a ``with`` block, the first signal raises ``KeyboardInterrupt`` with the signal's name or, within `held`, is
+    only noted. A later signal acts as it would outside of the block: usually it ends the process.
 
-    A SIGHUP that the process ignores, as under ``nohup``, stays ignored. The block only has an effect in the main
+    A SIGHUP that the process ignores, as under ``nohup``, stays ignored. The block has an effect only in the main
     thread.
     """
 
@@ -58,7 +57,7 @@ class Interrupts:
         """In the block, the first signal is noted and raises nothing."""
         self._held = True
         try:
-            self.check()  # Python can't raise from a signal handler everywhere: it may have arrived before
+            self.check()  # it may have arrived before: Python can't raise from a signal handler everywhere
             yield
         finally:
             self._held = False
@@ -80,14 +79,14 @@ class Interrupts:
                 self.check()
         elif now - self._at > TOGETHER_S:
             with contextlib.suppress(OSError):
-                # Not print(), which this signal may have interrupted.
+                # print() may have been interrupted by this signal.
                 os.write(STDERR, self.final_message.encode())
             restore_handlers(self._before)
             signal.raise_signal(number)
 
 
 def set_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Install a handler for the signals; returns the previous handlers. Only in the main thread."""
+    """Install a handler for the signals, and return the previous handlers. Only in the main thread."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
@@ -107,12 +106,12 @@ def signal_of(error: KeyboardInterrupt) -> signal.Signals:
 
 
 class NotRunning(NoExperiment):
-    """No process that can be stopped from here runs the experiment; the message is one line."""
+    """The experiment is not running in a process that can be stopped from here; the message is one line."""
 
 
 def stop(found: StoredExperiment, say: Callable[[str], None]) -> None:
-    """Interrupt the experiment's driver, and wait until it has ended. Raises `NotRunning` if it is not running, or
-    not as this user on this machine."""
+    """Interrupt the experiment's driver, and wait until it has ended. Raises `NotRunning` if no process of this user on
+    this machine is running it."""
     if found.is_copy:
         raise NotRunning(f"{found.where} is in an object store; if it is running, stop it on the machine of its driver")
     journal = found.directory.journal
@@ -120,7 +119,7 @@ def stop(found: StoredExperiment, say: Callable[[str], None]) -> None:
     if driver is None:
         raise NotRunning(f"{found.where} is not running")
     try:
-        # 0: the lock names no process, which may be one of another machine.
+        # 0: the lock names no process; it may be held on another machine.
         if not driver or not _has_open(driver, journal.with_name(f"{journal.name}.lock")):
             raise ProcessLookupError
         os.kill(driver, signal.SIGINT)
@@ -137,7 +136,7 @@ def stop(found: StoredExperiment, say: Callable[[str], None]) -> None:
 
 
 def _has_open(process: int, file: Path) -> bool:
-    """Whether this process has the file open: the journal's lock may name a process of another machine."""
+    """Whether a process has the file open. The journal's lock may name a process of another machine."""
     try:
         descriptors = list(Path(f"/proc/{process}/fd").iterdir())
     except FileNotFoundError:

@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 
 class OneTrialHost(LocalHost):
-    """A local host that knows the search's length, rungs and metric, so that the trial trains as in the search.
+    """A local host with the search's length, rungs and metric, so that the trial trains as in the search.
 
     Args:
-        directory: for metrics and checkpoints. If it has a run already, that is resumed.
-        command: the command that runs this again, without its directory.
+        directory: for metrics and checkpoints. An existing run in it is resumed.
+        command: the command that repeats this run, without its directory.
     """
 
     # This trial is the whole experiment, so the experiment's best is known.
@@ -70,10 +70,10 @@ class OneTrialHost(LocalHost):
         self._time: float | None = None
         self._best = math.inf
         self._is_known = self._own_loop = self._has_diverged = False
-        self.trained = self.latest_checkpoint is not None  # whether the search got a report, as on a Ray worker
+        self.trained = self.latest_checkpoint is not None  # whether the search got a report, as on Ray's workers
 
     def opened(self) -> None:
-        # Without a comparison of trials a program need not report: it may evaluate a model, say.
+        # A program need not report if no trials are compared: it may only evaluate a model.
         self.trained |= self._checks.is_alone
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
@@ -105,7 +105,7 @@ class OneTrialHost(LocalHost):
         return "" if completed else f"resume with: {self._command} --path {shlex.quote(str(self.directory))}"
 
     def ended(self) -> None:
-        """The program has ended; a `SearcherMetricError` if it never reported the searcher's metric."""
+        """Check, after the program's end, that it has reported the searcher's metric; else `SearcherMetricError`."""
         if self._own_loop and not (self._has_diverged or self.stop_requested()):
             self._checks.check_program(None, known=self._is_known)
 
@@ -132,24 +132,24 @@ def run_local(
     """Train trial 0 of an experiment, with the hyperparameters and the seed that the search would give it.
 
     Args:
-        config: any experiment; of ``resources`` only ``slot: cpu`` matters: there is one process.
+        config: any experiment. There is one process, so of ``resources`` only ``slot: cpu`` matters.
         model_dir: the directory of the model's code; its ``startup-hook.sh`` runs first.
-        path: where metrics and checkpoints go; by default a new directory below ``~/dray_results/local``. If it has
-            checkpoints, training resumes from the latest.
-        command: how the user started this; shown with the directory, to resume it.
+        path: the directory for metrics and checkpoints; by default a new one in ``~/dray_results/local``. Training
+            resumes from its latest checkpoint, if any.
+        command: the user's command, shown with the directory as the way to resume.
 
     Returns:
         The directory with metrics and checkpoints.
 
     Raises:
-        ConfigError: a secret is masked, or the source checkpoint or the entrypoint is not there.
+        ConfigError: a secret is masked, or the source checkpoint or the entrypoint does not exist.
         ScriptFailed: the program exited with a code other than 0, or never trained; or the class called sys.exit().
             Errors of the trial itself are not caught, so that a debugger sees them.
     """
     check_secrets(config)
     for_cpus = config.resources.slot == "cpu"
     gpu = not for_cpus and torch.cuda.is_available()
-    # As on a cluster, for code that chooses a device by itself; too late if this process has used CUDA already.
+    # As on a cluster, for code that chooses a device itself. It has no effect if this process has used CUDA already.
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if for_cpus else {}
     with (
         variables_set({**hidden, **config.environment.variables(device(gpu=gpu))}),
@@ -201,7 +201,7 @@ def _run(config: ExperimentConfig, model_dir: Path, path: Path, command: str, gp
 
 
 def _launched_alone() -> dict[str, str]:
-    """A launcher's environment variables for a single process, as workers have them; none if they are already set."""
+    """A launcher's environment variables for a single process, as in workers; {} if they are set already."""
     if "RANK" in os.environ:
         return {}
     with socket.socket() as found:
@@ -216,7 +216,7 @@ def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig, latest_c
     max_length = None if config.searcher.counted_length is not None else ENDLESS
     try:
         train_class(trial, config.to_dict(), max_length=max_length, latest_checkpoint=latest_checkpoint)
-    except SystemExit as end:  # would end the whole process without a message
+    except SystemExit as end:  # it would end the whole process without a message
         what = (
             f"{trial.__name__} called sys.exit({end.code!r}) during training; to end training early, call "
             "context.set_stop_requested(True)"

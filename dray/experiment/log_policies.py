@@ -1,4 +1,4 @@
-"""Determined's log policies: whether a trial's output forbids a restart."""
+"""Determined's log policies, which can forbid restarting a trial because of its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dray.storage import Location, StorageError
 from dray.storage.disk import scratch
 from dray.storage.logs import fetch_logs
 
-LONGEST = 10_000  # only this many characters of a line are searched: a regular expression can take quadratic time
+LONGEST = 10_000  # characters of a line that are searched, because regular expressions can take quadratic time
 
 
 def forbidden(policies: Sequence[LogPolicy], lines: Iterable[str]) -> str:
@@ -33,7 +33,7 @@ def forbidden(policies: Sequence[LogPolicy], lines: Iterable[str]) -> str:
 
 
 def printed(error: str, logs: Path, store: Location) -> Iterator[str]:
-    """The lines of a trial's error, and of its output: in the directory `logs`, and in `store`, its directory there."""
+    """The lines of a trial's error and of its output, in the directory `logs` and in its directory in the store."""
     yield from error.splitlines()
     yield from trial_lines(logs)(True)
     if not store.is_local:

@@ -1,4 +1,4 @@
-"""Tells somebody that an experiment has ended, as the config's section ``notify`` says."""
+"""Notifications about an experiment's end, as configured in the section ``notify``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.text import counted, one_line
 
-TIMEOUT_S = 10.0  # how long the webhook, and the command, may take
+TIMEOUT_S = 10.0  # timeout of the webhook, and of the command
 
 log = logging.getLogger(__name__)
 
 
 def notify(wanted: Notify, directory: ExperimentDirectory, state: Outcome, error: str = "") -> None:
-    """Call the webhook and the command of the config's section `wanted`. What fails is a warning, which does not
-    contain the webhook's URL."""
+    """Call the webhook and the command of the config's section. Failures are warnings, which do not contain the
+    webhook's URL."""
     if state not in wanted.states or not (wanted.url or wanted.command):
         return
     try:
@@ -60,14 +60,14 @@ def _run(command: str, environment: dict[str, str]) -> None:
         try:
             code = process.wait(TIMEOUT_S)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # the shell, and what it has started
+            os.killpg(process.pid, signal.SIGKILL)  # the shell and its child processes
             raise
     if code:
         raise subprocess.CalledProcessError(code, command)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would become a GET without its content, of an address that another machine chooses."""
+    """Refuses redirections: a redirected POST would become a GET without content, to a URL of the server's choice."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -75,5 +75,5 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def _post(url: str, body: bytes) -> None:
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    # What it answers is not read: it may be endless.
+    # The response is not read: it may be endless.
     urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S).close()

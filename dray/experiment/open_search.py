@@ -24,8 +24,8 @@ class OpenSearch:
     """A search that is ready to run: started, with its events going to the journal."""
 
     search: Search
-    config: ExperimentConfig  # of the experiment, as extended
-    # The journal before the search was opened; `Run.run` empties it, as it may be larger than all else
+    config: ExperimentConfig  # the experiment's config, as extended
+    # The journal before the search was opened; `RunCore.begin` empties it, because it may be large
     records: list[dict[str, Any]]
 
 
@@ -41,12 +41,12 @@ def open_search(
     """Replay the search, and start or extend it.
 
     Args:
-        config: as the experiment was created with.
-        extension: ``max_trials`` and ``max_length`` in all, if they are to change.
-        records: of the journal so far.
+        config: the config that the experiment was created with.
+        extension: new totals for ``max_trials`` and ``max_length``, if any.
+        records: the journal's records so far.
 
     Raises:
-        ConfigError: what was given from Python at first is missing; or the search can't be extended like that.
+        ConfigError: an object that was given from Python is missing, or the extension is invalid.
     """
     _check_given(custom, records)
     custom.check(config.searcher)
@@ -66,7 +66,7 @@ def open_search(
 
 
 def _check_given(custom: Custom, records: list[dict[str, Any]]) -> None:
-    """Check that what was given from Python when the experiment was created is given again."""
+    """Check that objects given from Python when the experiment was created are given again."""
     faults = []
     for argument, value in custom.names().items():
         opened = (record for record in records if record.get("event") == "opened")
@@ -79,14 +79,14 @@ def _check_given(custom: Custom, records: list[dict[str, Any]]) -> None:
 
 
 def _end_stopped(search: Search) -> None:
-    """End the trials that the search had stopped, where the driver died before it recorded their end."""
+    """End trials that the search had stopped when the driver died before it recorded their end."""
     while stopped := [view.id for view in search.trials.values() if view.stop_requested and not view.ended]:
         for trial in stopped:
             search.on(Exited(trial=trial, reason="stopped"))
 
 
 def _extended(search: Search, config: ExperimentConfig, extension: Mapping[str, int]) -> ExperimentConfig:
-    """Extend the search, if that is requested and not done yet; returns the config as extended."""
+    """Extend the search if that is requested and not done yet. Returns the config as extended."""
     now = {"max_trials": config.searcher.trial_count, "max_length": config.searcher.length}
     wanted = {field: value for field, value in extension.items() if value != now[field]}
     if not wanted:

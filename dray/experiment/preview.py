@@ -1,4 +1,4 @@
-"""Shows what a search will do, as a table, before it runs: ``dray preview asha.yaml --trials-per-hour 12``."""
+"""A preview of a search, as a table, before it runs: ``dray preview asha.yaml --trials-per-hour 12``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def show_preview(
     trials_per_hour: float | None = None,
     console: Console,
 ) -> None:
-    """Print brackets, rungs, trials at each rung, what is searched, and the totals; with a range if they vary.
-    `trials_per_hour`: trials of full length that the cluster trains in an hour; None: no time is shown.
+    """Print brackets, rungs, trials at each rung, the search space, and the totals, with a range if they vary.
+    `trials_per_hour`: trials of full length that the cluster trains in an hour; None: no times are shown.
 
     Raises:
         ConfigError: the user's own method, from `model_dir`, can't be loaded, or breaks the rules of a method.
@@ -40,14 +40,14 @@ def show_preview(
     for line in _totals(config, seen, trials_per_hour, word):
         console.print(Text(line), soft_wrap=True)
     if getattr(config.searcher, "skip_uninformative_rungs", False):
-        console.print(Text("where a rung says little of the next, more trials continue than shown"), soft_wrap=True)
+        console.print(Text("at rungs that predict the next one poorly, more trials continue"), soft_wrap=True)
     if is_simulated(method):
         console.print(Text("custom method, simulated with random metric values"), soft_wrap=True)
 
 
 def preview_as_dict(config: ExperimentConfig, *, model_dir: Path | None = None) -> dict[str, Any]:
-    """The same as plain data: ``trials``, ``total``, ``likely_total`` (the range of nine in ten, or None) and the
-    ``length`` of rungs in ``unit``, ``brackets`` of rungs."""
+    """The preview as plain data: ``trials``, ``total``, ``likely_total`` (the range of nine in ten searches, or None),
+    ``brackets`` of rungs, and the ``unit`` of lengths."""
     seen = _previewed(config, model_dir)
     brackets = [
         [{"length": rung.length, "trials": rung.trials, "last": rung.last} for rung in bracket.rungs]

@@ -1,7 +1,7 @@
-"""The metrics of a run at Ray's metrics endpoint, which Prometheus reads: `clusters/grafana-dray.json` draws them.
+"""The metrics of a run at Ray's endpoint for Prometheus; `clusters/grafana-dray.json` is a dashboard of them.
 
 Ray prefixes each name with ``ray_``, adds labels such as ``NodeAddress``, and passes values on to the endpoint of the
-driver's node every ten seconds. Counters start at the driver's start, as Prometheus expects.
+driver's node every ten seconds. Counters begin at the driver's start, as Prometheus expects.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from searchers.views import State
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 5.0  # how often they are updated: half of how often Ray passes them on
+EVERY_S = 5.0  # seconds between updates: half the period in which Ray passes them on
 CHECKPOINT_S = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]  # bounds of the histogram's buckets
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedMetric:
-    """A metric, as Prometheus knows it. `labels`: beside ``experiment``, the name of the experiment's directory."""
+    """A metric for Prometheus. `labels`: labels other than ``experiment``, the name of the experiment's directory."""
 
     kind: type[metrics.Metric]
     description: str
@@ -36,17 +36,17 @@ class ExportedMetric:
 METRICS = {
     "dray_trials": ExportedMetric(metrics.Gauge, "Trials, by state", ("state",)),
     "dray_slots_busy": ExportedMetric(metrics.Gauge, "Slots on which trials run"),
-    "dray_decisions_total": ExportedMetric(metrics.Counter, "Answers of the search, of each kind", ("decision",)),
+    "dray_decisions_total": ExportedMetric(metrics.Counter, "Decisions of the search, by kind", ("decision",)),
     "dray_restarts_total": ExportedMetric(metrics.Counter, "Restarts of trials after failures"),
     "dray_reports_total": ExportedMetric(metrics.Counter, "Reports of trials that reached the driver"),
     "dray_checkpoint_seconds": ExportedMetric(metrics.Histogram, "Time to write and commit a checkpoint"),
 }
-"""By name, without Ray's prefix."""
+"""The metrics by name, without Ray's prefix."""
 
 
 class Prometheus:
-    """Exports what a run has counted, labelled with its name. If that fails, the log says so once, and the run
-    continues without it."""
+    """Exports a run's counters, labelled with its name. If that fails, the log says so once, and the run continues
+    without the metrics."""
 
     def __init__(
         self, experiment: str, *, counts: Counts, states: Callable[[], Counter[State]], busy_slots: Callable[[], float]
@@ -59,18 +59,18 @@ class Prometheus:
         self._due, self._failed = 0.0, False
 
     def saved(self, seconds: float) -> None:
-        """A trial has saved a checkpoint, in so many seconds."""
+        """Note the time that a trial took to save a checkpoint."""
         self._checkpoint_s.append(seconds)
 
     def update(self, *, at_once: bool = False) -> None:
-        """Export what is new; cheap if that is not due yet."""
+        """Export new values; cheap if they are not due yet."""
         if self._failed or (time.monotonic() < self._due and not at_once):
             return
         self._due = time.monotonic() + EVERY_S
         try:
             self._metrics = self._metrics or {name: _made(name, metric) for name, metric in METRICS.items()}
             self._export()
-        except Exception as error:  # of Ray's; a search is worth more than its metrics
+        except Exception as error:  # a search is worth more than its metrics
             log.warning("the metrics of %s are no longer exported: %r", self._experiment, error)
             self._failed = True
 

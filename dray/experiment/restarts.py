@@ -15,24 +15,23 @@ from dray.records.by_trial import ByTrial
 from dray.text import counted
 from searchers.events import Reason
 
-DEATHS = 3  # how often in a row the processes of a trial may die without progress before it is given up
+DEATHS = 3  # deaths in a row without progress after which a trial is given up
 UNAVERAGED = "RuntimeError: the slots train different models: "
-"""Begins an error by which dray ends a trial whose code averages no gradients."""
+"""The beginning of dray's error for a trial whose code averages no gradients."""
 
 
 class Restarts:
     """The failures of an experiment's trials.
 
     Args:
-        records: the journal so far.
-        max_restarts: how often a trial may restart.
+        records: the journal's records so far.
+        max_restarts: most restarts of a trial.
         emit: called with each effect.
 
     Attributes:
-        counted: how often each trial was restarted, also in earlier runs of the experiment.
-        ended_before: how trials had ended before this run. If an extension of the search resumes one and it fails, it
-            keeps that end.
-        given_up: trials that an earlier run gave up but did not live to end, and how they end.
+        counted: number of restarts of each trial, including earlier runs of the experiment.
+        ended_before: how trials ended before this run. A trial that an extension resumes keeps that end if it fails.
+        given_up: trials that an earlier run gave up, but died before it ended them, and how they end.
     """
 
     def __init__(
@@ -58,16 +57,16 @@ class Restarts:
             self.reached(trial, max(failure.batches for failure in failures))
 
     def saved(self, trial: int, batches: int) -> None:
-        """A trial has saved a checkpoint after so many batches, or resumed from it."""
+        """Note that a trial has saved a checkpoint after this many batches, or resumed from it."""
         self._saved[trial] = batches
         self.reached(trial, batches)
 
     def reached(self, trial: int, batches: int) -> None:
-        """A trial has trained so many batches."""
+        """Note the number of batches that a trial has trained."""
         self._furthest[trial] = max(self._furthest[trial], batches)
 
     def end_of(self, left: TrialLeft) -> Reason | None:
-        """Record how a trial failed ("errored", "diverged" or "invalid_hp"). Returns how it ends; None: it restarts."""
+        """Record a trial's failure ("errored", "diverged" or "invalid_hp"). Returns how it ends; None: it restarts."""
         trial, error = left.trial, left.error
         kept = self.ended_before.get(trial)
         if left.outcome == "diverged":
@@ -80,7 +79,7 @@ class Restarts:
         failure = left.failure or Failure(kind="error")
         if failure.kind == "node":
             failure = replace(failure, batches=self._saved[trial])
-        elif failure.kind == "died":  # it could not say where: only how far the trial ever came is known
+        elif failure.kind == "died":  # its batch is unknown; the furthest known one counts
             self.reached(trial, failure.batches)
             failure = replace(failure, batches=self._furthest[trial])
         failures = self._failures.setdefault(trial, [])
@@ -104,33 +103,32 @@ class Restarts:
 
 
 def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
-    """Why the trial does not restart after the last of its failures; "" if it does.
+    """The reason why a trial does not restart after the last of its failures; "" if it does.
 
     Args:
         failures: all failures of the trial, in order; at least one.
-        max_restarts: how often a trial may restart.
+        max_restarts: most restarts of a trial.
     """
     last, before = failures[-1], failures[-2] if len(failures) > 1 else None
     if (number := len(list(_counting(failures)))) > max_restarts:
         return f"{counted(number, 'failure')}, max_restarts is {max_restarts}"
     if last.kind == "oom" and sum(failure.kind == "oom" for failure in failures) > 1:
-        # The second try was in new processes, so memory that the first ones had kept is not the cause.
+        # The second attempt ran in new processes, so memory held by the first ones is not the cause.
         return "out of memory twice"
     if last.kind in ("error", "device") and last == before and not last.node:
-        # It has failed at the same batch in the same way after a restart, so it will do so again; unless it was on a
-        # GPU that may be broken.
+        # It would fail again: a restart failed at the same batch in the same way, and not on a suspect GPU.
         return f"the same error twice, after {last.batches} batches: {last.where}"
     if last.kind == "died" and failures[-DEATHS:] == [last] * DEATHS:
-        # Not twice: another may have killed them. A node that is lost is of another kind.
+        # Two deaths could have an outside cause. The loss of a node is a different kind of failure.
         since = f"since batch {last.batches}" if last.batches > 0 else "before its first report"
         return f"its processes died {DEATHS} times without progress {since}"
     return ""
 
 
 def _counting(failures: Iterable[Failure]) -> Iterator[Failure]:
-    """Those that count for ``max_restarts``. As in Determined, the loss of a node does not; unless the trial has saved
-    no checkpoint since such a loss before, as one that brings its nodes down."""
-    furthest = -2  # before any checkpoint it is -1
+    """The failures that count for ``max_restarts``. As in Determined, the loss of a node does not count, unless the
+    trial has saved no checkpoint since the last such loss: it may be the cause."""
+    furthest = -2  # a failure before any checkpoint has -1
     for failure in failures:
         if failure.kind != "node" or failure.batches <= furthest:
             yield failure

@@ -1,4 +1,4 @@
-"""Results that wait for the search's decision: the Tune handle fetches them, and they are kept until answered."""
+"""Results that wait for the search's decision. Tune's handle fetches them, and they are kept until answered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def results_of(endpoint: Endpoint) -> Callable[[int], Sequence[TrialResult] | No
 
 
 class PendingResults:
-    """Hands over one result per trial at a time; later ones wait until it is answered."""
+    """Hands over one result per trial at a time; later results wait until it is answered."""
 
     def __init__(self) -> None:
         self._of: dict[int, deque[TrialResult]] = {}
@@ -42,15 +42,15 @@ class PendingResults:
         return added.number
 
     def awaits(self, trial: int, number: int) -> bool:
-        """Whether this result of a trial has not been answered, and is the next one to be."""
+        """Whether this result is the next one of its trial to be answered."""
         return trial in self._of and self._of[trial][0].number == number
 
     def ends(self, trial: int) -> bool:
-        """Whether a result that waits is the end of this trial."""
+        """Whether a waiting result is the end of its trial."""
         return any(result.outcome is not None for result in self._of.get(trial, ()))
 
     def answer(self, trial: int, decision: Decision) -> None:
-        """The search has decided on a trial's next result. Later results of a stopped trial are dropped."""
+        """Note the search's decision on a trial's next result. Later results of a stopped trial are dropped."""
         of_trial = self._of[trial]
         of_trial.popleft()
         if decision == "stop" or not of_trial:
@@ -59,10 +59,10 @@ class PendingResults:
             self._due.append(of_trial[0])
 
     def take(self) -> list[TrialResult]:
-        """All results that are due, each once."""
+        """Return all results that are due, each once."""
         due, self._due = self._due, []
         return due
 
     def hand_over_again(self) -> None:
-        """The handle's process is new: all unanswered results are due, also those that were handed over."""
+        """Make all unanswered results due again, for a new process of the handle."""
         self._due = sorted((waiting[0] for waiting in self._of.values()), key=lambda each: each.number)

@@ -1,8 +1,8 @@
-"""Which checkpoints an experiment keeps.
+"""The retention policy for checkpoints.
 
-A checkpoint is kept if it is among the best of the experiment, or the best or latest of its trial, as many as
-configured (Determined's `save_experiment_best`, `save_trial_best` and `save_trial_latest`), or if its trial may still
-resume from it. `dray.experiment.cleaner` deletes the others.
+A checkpoint is kept if it is among the best of the experiment, or the best or latest of its trial, as configured
+(Determined's `save_experiment_best`, `save_trial_best` and `save_trial_latest`), or if its trial may still resume from
+it. `dray.experiment.cleaner` deletes all others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from searchers.views import TrialView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How many checkpoints to keep; as in Determined, those without a metric are never among the best."""
+    """Numbers of checkpoints to keep. As in Determined, checkpoints without a metric are never among the best."""
 
     experiment_best: int = 0
     trial_best: int = 1
@@ -39,17 +39,17 @@ class Policy:
         )
 
     def keeps_of(self, saved: Collection[Saved], needs: int) -> set[Saved]:
-        """The checkpoints of one trial to keep, as its best and latest.
+        """The checkpoints of one trial to keep as its best and latest.
 
         Args:
-            saved: all of the trial, in any order. Of equal metrics, the earlier batch is better.
-            needs: how many of its latest checkpoints the trial needs.
+            saved: all checkpoints of the trial, in any order. With equal metrics, the earlier batch is better.
+            needs: number of latest checkpoints that the trial needs.
         """
         latest = heapq.nlargest(max(self.trial_latest, needs), saved, key=lambda each: each.batches)
         return {*self._best(saved, self.trial_best), *latest}
 
     def best(self, saved: Iterable[Saved]) -> set[Saved]:
-        """The checkpoints to keep as the experiment's best; of equal metrics, the earlier trial's is better."""
+        """The checkpoints to keep as the experiment's best; with equal metrics, the earlier trial's is better."""
         return set(self._best(saved, self.experiment_best))
 
     def _best(self, saved: Iterable[Saved], count: int) -> list[Saved]:
@@ -65,10 +65,10 @@ class Policy:
 
 
 class Retention:
-    """The checkpoints of a running experiment, as trials report them.
+    """The checkpoints of a running experiment, as reported by its trials.
 
     Args:
-        policy: which to keep.
+        policy: the policy.
         needs: returns the `needs` of `Policy.keeps_of` for a trial.
         emit: called with each effect. `Prune` and `Examine` are answered by `pruned` and `examined`.
     """
@@ -76,26 +76,26 @@ class Retention:
     def __init__(self, policy: Policy, *, needs: Callable[[int], int], emit: Callable[[Effect], None]) -> None:
         self._policy, self._needs, self._emit = policy, needs, emit
         self._saved: dict[int, dict[int, Saved]] = {}
-        """Those that may be deleted some day, by trial and batches; those of an ended trial only as long as one is
-        among the experiment's best."""
+        """Checkpoints that may be deleted some day, by trial and batches. An ended trial's are dropped from here once
+        none is among the experiment's best."""
         self._damaged: set[str] = set()
         """Ids of existing checkpoints that don't count; none of them is in `_saved`."""
         self._durable: set[Saved] = set()
-        """Known to survive a power failure."""
+        """Checkpoints known to survive a power failure."""
         self._forcing: set[Saved] = set()
-        """To be known to, once the `Prune` that has them to keep is carried out."""
+        """Checkpoints that will be durable when a pending `Prune` is carried out."""
         self._best: set[Saved] = set()
         self._pruning: set[Saved] = set()
         self._unexamined: set[int] = set()
-        """Trials whose stores may have checkpoints that are not in `_saved`: none of theirs is deleted."""
+        """Trials whose stores may have checkpoints that are not in `_saved`; none of their checkpoints is deleted."""
         self._failed: list[Examine] = []
-        """To be tried again."""
+        """Effects to retry."""
         self._changed: set[int] = set()
-        """Trials that may have too many; in other trials, all are kept."""
+        """Trials that may have too many checkpoints; other trials keep all."""
 
     def recover(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Start with the checkpoints of earlier runs: those in the journal, and those in the stores of its trials, as a
-        kill may have lost the journal's last records."""
+        """Start with the checkpoints of earlier runs, from the journal and from the trials' stores: a kill may
+        have lost the journal's last records."""
         self._damaged = {str(record["checkpoint"]) for record in records if record.get("event") == "damaged"}
         for each in saved_in(records):
             self._saved.setdefault(each.trial, {})[each.batches] = each
@@ -113,13 +113,13 @@ class Retention:
         *,
         failed: bool = False,
     ) -> None:
-        """A trial's store was listed.
+        """Handle the listing of a trial's store.
 
         Args:
-            found: other complete checkpoints.
-            unfinished: others that nobody has completed.
-            missing: of the known ones, those that do not exist.
-            failed: the store could not be used; it is tried again when there are new checkpoints.
+            found: complete checkpoints that were not known.
+            unfinished: incomplete checkpoints.
+            missing: batches of known checkpoints that do not exist.
+            failed: the store could not be used; the listing is retried when there are new checkpoints.
         """
         if failed:
             self._failed.append(examine)
@@ -133,25 +133,25 @@ class Retention:
                 self._add(each)
         self._changed.add(trial)
         mine = self._saved.get(trial, {})
-        left = tuple(each for each in unfinished if each.batches not in mine)  # those that nobody has finished since
+        left = tuple(each for each in unfinished if each.batches not in mine)  # not completed since the listing
         if left and not self._needs(trial):  # while its trial runs, they may be being written
             self._pruning.update(left)
             self._emit(Prune((), left))
         self._prune()
 
     def saved(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
-        """A trial has committed this checkpoint, or has resumed from it."""
+        """Note that a trial has committed a checkpoint, or has resumed from it."""
         self._damaged.discard(checkpoint)  # it was written again
-        is_known = trial in self._saved  # otherwise it is new, or had ended
+        is_known = trial in self._saved  # otherwise the trial is new, or had ended
         self._add(Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value))
-        # Later ones were damaged; or it was being written when its trial's store was examined.
+        # It may have been scheduled for deletion while later ones seemed intact, or while it was being written.
         self._pruning = {each for each in self._pruning if (each.trial, each.batches) != (trial, batches)}
         if not is_known:
             self._examine(trial)
         self._prune()
 
     def damaged(self, trial: int, checkpoint: str, why: str) -> None:
-        """A checkpoint is damaged: it no longer counts, but is not deleted. Reported once."""
+        """Note a damaged checkpoint: it no longer counts, but is not deleted. It is reported once."""
         for each in list(self._saved.get(trial, {}).values()):
             if each.checkpoint == checkpoint:
                 self._forget(each)
@@ -162,25 +162,25 @@ class Retention:
             self._emit(Say(f"trial {trial} skipped a checkpoint: {why}"))
 
     def changed(self, trials: Iterable[int]) -> None:
-        """The state of these trials has changed: one that has ended needs fewer checkpoints."""
+        """Note that the state of trials has changed: an ended trial needs fewer checkpoints."""
         changed = set(trials)
-        # What waits to be deleted of a trial that was resumed is decided anew.
+        # Pending deletions of a resumed trial are decided anew.
         resumed = {trial for trial in changed if self._needs(trial)}
         self._pruning = {each for each in self._pruning if each.trial not in resumed}
         self._changed |= changed
         self._prune()
 
     def is_pruning(self, saved: Saved) -> bool:
-        """Whether a checkpoint that was to be deleted still is. From any thread."""
+        """Whether a checkpoint is still to be deleted. Thread-safe."""
         return saved in self._pruning
 
     def pruned(self, prune: Prune, deleted: Collection[Saved], missing: Collection[Saved], *, failed: bool) -> None:
-        """A `Prune` was carried out, as far as possible.
+        """Handle the result of a `Prune`.
 
         Args:
-            deleted: checkpoints that no longer exist.
-            missing: checkpoints to keep that did not exist: nothing was deleted.
-            failed: the store could not be used; it is tried again when there are new checkpoints.
+            deleted: deleted checkpoints.
+            missing: checkpoints to keep that did not exist, in which case nothing was deleted.
+            failed: the store could not be used; the deletion is retried when there are new checkpoints.
         """
         self._pruning.difference_update(prune.delete)
         self._forcing.difference_update(prune.keep)
@@ -229,7 +229,7 @@ class Retention:
         self._best = best
 
     def _prune(self) -> None:
-        """Delete what is not kept of the trials that have changed."""
+        """Delete superfluous checkpoints of the trials that have changed."""
         failed, self._failed = self._failed, []
         for examine in failed:
             self._emit(examine)
@@ -240,7 +240,7 @@ class Retention:
             needs = self._needs(trial)
             kept = self._policy.keeps_of(mine, needs)
             if not needs and self._best.isdisjoint(mine) and (kept & self._durable).issuperset(mine):
-                self._durable.difference_update(mine)  # it has ended, and all of it is kept for good
+                self._durable.difference_update(mine)  # the trial has ended, and keeps all its checkpoints for good
                 self._saved.pop(trial, None)
                 continue
             keep |= kept
@@ -258,12 +258,12 @@ class Retention:
 
 
 def checkpoints_needed(trial: TrialView) -> int:
-    """How many of its latest checkpoints a trial needs: one to resume from, and one more while it may write others."""
+    """The number of latest checkpoints that a trial needs: one to resume from, and one more while it may write."""
     return 0 if trial.ended else 2 if trial.state == "RUNNING" else 1
 
 
 def saved_in(records: Iterable[Mapping[str, Any]]) -> list[Saved]:
-    """The existing checkpoints according to a journal's records."""
+    """The existing checkpoints, from a journal's records."""
     saved: dict[tuple[int, str], Saved] = {}
     for record in records:
         match record.get("event"):

@@ -1,8 +1,7 @@
 """One run of an experiment on Ray, from its journal's state to the end of the search: the driver's process.
 
-All that is decided is decided in one thread, by `dray.experiment.core.RunCore`: the driver's `EventLoop` calls it with
-what workers, Tune's handle and the desk say, and this shell carries out what follows. The thread that called `Run.run`
-waits.
+`dray.experiment.core.RunCore` makes all decisions in one thread: the driver's `EventLoop` passes messages of workers,
+Tune's handle and the desk to it, and this shell carries out its effects. The thread that called `Run.run` waits.
 """
 
 from __future__ import annotations
@@ -59,20 +58,21 @@ if TYPE_CHECKING:
 POLL_S = 0.25
 """How often the driver checks signals and updates the display when nothing happens."""
 REPORTS_PER_S = 1000
-"""Reports of all trials together that nobody waits for: half of what a driver takes on two cores (`bench/scale.py`)."""
+"""Most reports without an urgent reply, of all trials together: half of a driver's capacity on two cores
+(`bench/scale.py`)."""
 TUNE_END_S = 60.0
-"""How long Tune may take to end. A thread that is inside Ray when Ray is shut down may end the process."""
+"""How long Tune may take to end. A thread that is inside Ray during Ray's shutdown may crash the process."""
 STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is interrupted."""
 CHECK_S = 1.0
 """How often the driver checks that the experiment's directory still exists."""
 IN_TURN_S = 30.0
-"""On a local cluster the first group starts before Tune: how long it may take before Tune starts anyway."""
+"""On a local cluster, Tune starts after the first group, or at the latest after this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """What a run of an experiment writes to."""
+    """The files and records that a run writes."""
 
     directory: ExperimentDirectory
     lock: DriverLock
@@ -83,11 +83,11 @@ class Records:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lent:
-    """What a process of a server has for the experiment that it gets.
+    """The resources of a server's process for its experiment.
 
     Attributes:
         server: lends worker groups.
-        loop: listens.
+        loop: an event loop that is listening.
         tune: a Tune driver whose handle gets its results from this process; it may have started.
     """
 
@@ -100,11 +100,11 @@ def tune_driver(loop: EventLoop, directory: Path, *, local: bool) -> TuneDriver:
     """A Tune driver whose handle gets its results from this process.
 
     Args:
-        loop: listens.
-        directory: for Tune.
-        local: the handle can import dray as this process does.
+        loop: an event loop that is listening.
+        directory: for Tune's files.
+        local: whether the handle can import dray as this process does.
     """
-    private.make_directory(directory)  # Tune writes down how to connect
+    private.make_directory(directory)  # Tune writes the key of the connection to it
     path = None if local else str(Path(dray.__file__).parents[1])
     return TuneDriver(source=functools.partial(results_of, loop.endpoint), directory=directory, path=path)
 
@@ -114,15 +114,15 @@ class Run:
 
     Args:
         opened: the experiment's search.
-        records: of the experiment.
+        records: the experiment's files and records.
         trial: the class, if the config has no entrypoint.
-        cluster: where to run.
+        cluster: the Ray cluster.
         interrupts: signals that ask the run to stop.
-        lent: what a server's process has for it; None: it has its own groups.
+        lent: the resources of a server's process; None: the run has its own groups.
         on_message: called with each message of a trial or a worker group; for benchmarks and tests.
 
     Attributes:
-        driver: decides.
+        driver: the experiment's driver, which decides.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class Run:
         self._interrupts, self._on_message = interrupts, on_message
         self._error: BaseException | None = None
         self._has_failed = False
-        """An event could not be recorded or carried out: nothing that follows is."""
+        """An event could not be recorded or carried out, so none after it may be."""
         self._over = threading.Event()
-        # On a local cluster Tune and the groups share few CPUs. While the first group imports torch, Tune may start.
+        # On a local cluster, Tune and the groups share few CPUs: Tune starts when the first group is importing torch.
         self._tune_may_start = not cluster.own
         self._check_at = 0.0
         self._logs = ThreadPoolExecutor(1, thread_name_prefix="dray-logs")
@@ -207,8 +207,8 @@ class Run:
         """Block until the search is done.
 
         Raises:
-            KeyboardInterrupt: stopped by a signal, which it names; running trials have saved a checkpoint.
-            ExperimentError, ConfigError: it cannot continue.
+            KeyboardInterrupt: stopped by the named signal; running trials have saved a checkpoint.
+            ExperimentError, ConfigError: the run can't continue.
         """
         with self._interrupts.held():
             watch = Watch(
@@ -240,28 +240,28 @@ class Run:
         """Let running trials save, then end Tune and the groups, unless Ray itself is gone."""
         watch.close()
         self._loop.post(self._display.closing, self._interrupts.wanted)
-        gone = isinstance(self._error, DirectoryGone | TakenOver)  # and with it what trials would save
+        gone = isinstance(self._error, DirectoryGone | TakenOver)  # trials have nowhere to save
         try:
             if not (self._has_failed or gone):
                 self._loop.post(self.driver.close)
                 self._wait_while(lambda: not (self._core.is_drained or self._has_failed), STOP_GRACE_S, watch)
-        finally:  # also if it is interrupted again
+        finally:  # even if it is interrupted again
             self._tune.stop()
             self._loop.post(self.driver.end)
             self._wait_while(lambda: self._tune_runs and not self._has_failed, TUNE_END_S, watch)
-            if self._has_failed:  # the handle gets no answer: it ends as its connection does
+            if self._has_failed:  # the handle gets no answer; it ends when its connection does
                 self._loop.close()
                 self._wait_while(lambda: self._tune_runs, TUNE_END_S, watch)
         self._cleaner.close()
         self._prometheus.update(at_once=True)
         if watch.answers():
-            # On a shared cluster workers first release what they hold.
+            # On a shared cluster, workers release their resources first.
             if self._lending is None:
                 self._lender.end()
             else:
                 self._lending.end(at_once=self._cluster.own or self._has_failed or gone)
         self._loop.close()
-        # Groups may have ended, and trials have died, until now.
+        # Only now: until here groups may end, and trials may die.
         self._logs.shutdown()
         self._timeline.close()
 
@@ -273,17 +273,17 @@ class Run:
 
     # ------------------------------------------------------------------ in the event loop
     def take(self, call: Call) -> None:
-        """A worker or Tune's handle calls."""
+        """Handle a call from a worker or from Tune's handle."""
         if call.method == "spec":
             call.answer(pickle.dumps(self._workers.experiment))
         else:
             self._core.take(call)
 
     def lost(self, session: Session) -> None:
-        """A worker or a handle has lost its connection for good: Ray reports its death."""
+        """No-op for a worker or handle that has lost its connection for good: Ray reports its death."""
 
     def failed(self, error: BaseException) -> None:
-        """Something can't be recorded or carried out: as the search may be ahead of its journal, nothing follows."""
+        """Handle an error in recording or carrying out: the search may be ahead of its journal, so the run ends."""
         self._has_failed = True
         self._fail(error)
 
@@ -292,7 +292,7 @@ class Run:
         self._over.set()
 
     def settle(self) -> None:
-        """Carry out what was decided."""
+        """Carry out all decisions."""
         if not self._has_failed:
             self._core.settle()
 
@@ -340,7 +340,7 @@ class Run:
                 self._heard(effect)
 
     def _heard(self, message: Message) -> None:
-        """The desk has sent this message."""
+        """Show and record a message of the desk."""
         self._notify(message)
         match message:
             case messages.WorkerArrived():
@@ -351,7 +351,7 @@ class Run:
                 if self._config.resources.reuse_workers:
                     self._display.retired(message.group, message.trial, message.reason)
             case messages.LeaseGranted():
-                if self._lending is None:  # it is this experiment's for the time of the lease
+                if self._lending is None:  # the group is this experiment's for the duration of the lease
                     self._timeline.starts(message.group, self._workers.kind.slots.taken, message.time)
                 gpu_type = message.gpu_type if self._workers.kind.slots.gpu else ""
                 self._timeline.granted(message.group, message.trial, message.time, gpu_type)
@@ -366,8 +366,8 @@ class Run:
             self._on_message(message)
 
     def _read_logs(self, left: TrialLeft) -> None:
-        """Pass on how a trial failed, with what its logs say."""
-        if self._records.directory.is_gone():  # which is why
+        """Complete a trial's failure from its logs, and pass it on."""
+        if self._records.directory.is_gone():  # the cause of the failure
             self._fail(DirectoryGone(self._records.directory.path))
             return
         if left.fatal or not (self._is_death(left) or self._config.log_policies):
@@ -385,17 +385,17 @@ class Run:
 
     @staticmethod
     def _is_death(left: TrialLeft) -> bool:
-        """Whether the trial could not report itself why it failed."""
+        """Whether the trial could not report its failure itself."""
         return bool(left.dead) or (left.failure is not None and left.failure.kind == "died")
 
     def _with_logs(self, left: TrialLeft) -> TrialLeft:
-        """The same, with the end of the log of a process that died, and why the log policies forbid a restart."""
+        """A failure with the end of the log of a dead process, and the reason why the log policies forbid a restart."""
         directory, policies = self._records.directory, self._config.log_policies
         logs, error, why = directory.trial(left.trial) / "logs", left.error, ""
         if policies:
             why = forbidden(policies, printed(error, logs, directory.storage.child(f"trial_{left.trial}")))
         if self._is_death(left):
-            # If machines share no disk, a log here may be that of an earlier process of the rank.
+            # If machines share no disk, a local log may be from an earlier process of the rank.
             has_logs = self._cluster.local or directory.storage.is_local
             if has_logs and left.dead and (log := logs / f"rank_{left.dead[0]}.log").exists():
                 error = with_log_tail(error, log)
@@ -420,7 +420,7 @@ class Run:
         self._lender.send("bind", self._name, bind.lease, pickle.dumps(lease))
 
     def _tick(self) -> None:
-        """What is done now and then, also while nothing happens."""
+        """Periodic work, also while nothing happens."""
         self._records.metrics.pack()
         self._prometheus.update()
         self._display.update(self.driver.counts, self._lender.ready_count, self._lender.count)

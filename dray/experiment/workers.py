@@ -1,4 +1,4 @@
-"""What the worker groups of a run are made of: their slots, the trial's code, and the settings of all trials."""
+"""Prepares the worker groups of a run: their slots, the trial's code, and the settings of all trials."""
 
 from __future__ import annotations
 
@@ -40,13 +40,11 @@ NAMED_NODES = 3
 class Workers:
     """The workers of a run, before any group is started."""
 
-    # What all trials run with; its name of this run is unique: one that resumes the experiment has another
-    experiment: ExperimentSpec
-    kind: GroupKind  # of its groups; of the smallest, if their size may change
-    sizes: tuple[int, ...]  # the allowed sizes, ascending, if there is only one group, whose size may change
-    max_slots: int | None  # how many slots all groups may have together; None: no limit
-    # What slots its trials may have: priority, weight, max_slots, as `dray.desk.lease.Client` has it
-    share: Mapping[str, Any]
+    experiment: ExperimentSpec  # settings of all trials; each run, also of a resumed experiment, has a unique name
+    kind: GroupKind  # the kind of groups; that of the smallest group, if their size may change
+    sizes: tuple[int, ...]  # the allowed sizes, ascending, if there is a single group whose size may change
+    max_slots: int | None  # most slots of all groups together; None: no limit
+    share: Mapping[str, Any]  # priority, weight and max_slots, as in `dray.desk.lease.Client`
 
 
 def prepare_workers(
@@ -57,15 +55,15 @@ def prepare_workers(
     rungs: Sequence[float],
     say: Callable[[str], None],
 ) -> Workers:
-    """Find the slots, send the code to a cluster of others, and check its nodes.
+    """Find the slots, send the code to other machines, and check the nodes.
 
     Args:
         trial: the class, if the config has no entrypoint.
-        rungs: absolute lengths at which the search decides, as its method counts them.
+        rungs: absolute lengths at which the search decides, in the unit of its method.
         say: prints a line for the user.
 
     Raises:
-        ConfigError: the cluster can't have room for a group, a node lacks something, or the code is too large.
+        ConfigError: no group fits on the cluster, a node lacks something, or the code is too large.
     """
     sizes, resources = config.slots_per_trial, config.resources
     view = look_at_cluster(None if cluster.own else autoscaler.limits())
@@ -109,11 +107,11 @@ def send_code(
     *,
     local: bool,
 ) -> tuple[FromDirectory | Sent, dict[str, Any]]:
-    """What loads an experiment's code on its workers, and their runtime environment.
+    """The loader of an experiment's code for its workers, and their runtime environment.
 
-    Unless they are on this machine (`local`), it has the experiment's copy of its code, and dray itself is put into the
-    cluster's store. For a class from a script or a notebook, the directory that it may import from is copied into the
-    experiment first.
+    Unless the workers are on this machine (`local`), the loader contains the experiment's copy of its code, and dray
+    itself is uploaded to the cluster's store. For a class from a script or a notebook, its directory is first copied
+    into the experiment.
 
     Args:
         trial: the class, if the config has no entrypoint.
@@ -138,17 +136,17 @@ def _copy_home(trial: type[PyTorchTrial], directory: ExperimentDirectory, config
     home = home_of(trial)
     if home is None:
         return
-    # A whole home directory is not code; but `ray submit` puts scripts there, with modules beside them.
+    # A whole home directory is not code, but `ray submit` puts scripts and their modules there.
     deep = not Path.home().resolve().is_relative_to(home.resolve())
     directory.copy_code(code_of(home, leave_out=directory.path, deep=deep, field="trial"), config)
 
 
 def check_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs:
-    """What each node needs. If checkpoints are in a directory, all nodes are checked first.
+    """The requirements of each node. If checkpoints are in a directory, all nodes are checked first.
 
     Args:
         run: a name for this run of the experiment.
-        gpu: whether workers use GPUs; nodes without GPUs are then not checked.
+        gpu: whether workers use GPUs; if so, nodes without GPUs are not checked.
 
     Raises:
         ConfigError: a node lacks something.
@@ -158,7 +156,7 @@ def check_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs
     if sign is not None:
         write_sign(directory.path, sign)
         found = nodes_without(path, sign, "GPU" if gpu else "CPU")
-        # The same trouble of several nodes is reported once; nodes are sorted, whichever answered first.
+        # The same trouble on several nodes is reported once; nodes are sorted by name.
         having: dict[Trouble, list[str]] = {}
         for name in sorted(found):
             having.setdefault(found[name], []).append(name)
