@@ -1,1 +1,1 @@
-"""The desk: leases of worker groups to trials; and how the processes of a run are connected."""
+"""The desk, which leases worker groups to trials; and the connections between the processes of a run."""

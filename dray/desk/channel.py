@@ -1,9 +1,9 @@
-"""A connection between two processes that share a key: frames, and nothing of who does not know it.
+"""An authenticated connection between two processes that share a key.
 
 Each side first sends a nonce, then a proof that it knows the key: a MAC of both nonces and its own role. So neither a
-recorded proof nor the other side's own one sent back is accepted. Then come frames: length, MAC, message. Their MAC is
-of the message and its number, with a key that both nonces and the sender's role enter: no frame can be changed, left
-out, repeated, or taken from another connection or direction. Nothing is encrypted.
+recorded proof nor the other side's proof sent back is accepted. Then come frames of length, MAC and message. The MAC
+covers the message and its number, with a key derived from both nonces and the sender's role: no frame can be changed,
+left out, repeated, or taken from another connection or direction. Nothing is encrypted.
 
 MACs are keyed BLAKE2b, which takes 1 us for a report, less than half of HMAC-SHA256.
 """
@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Literal
 
 MAX_MESSAGE = 256 << 20
-"""Bytes of the largest message; a model's code, which is the largest, has at most half of that."""
+"""Size limit of a message in bytes; the largest messages, with a model's code, have at most half of that."""
 _NONCE = _PROOF = _KEY = 32
 _LENGTH, _TAG = 4, 16
 
@@ -24,12 +24,11 @@ Role = Literal["client", "desk"]
 
 
 class Forged(ConnectionError):
-    """The other side does not know the key, or the bytes on their way were changed."""
+    """The other side does not know the key, or bytes were changed on their way."""
 
 
 class Channel:
-    """One side of a connection; nothing is sent or received before `prove`. Both sides share the key, of at most 64
-    bytes."""
+    """One side of a connection. Call `prove` before anything else. Both sides share the key of at most 64 bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, role: Role) -> None:
         self._reader, self._writer, self._key, self._role = reader, writer, key, role
@@ -37,8 +36,11 @@ class Channel:
         self._unsent: list[bytes] = []
 
     async def prove(self) -> None:
-        """Show the other side that this one knows the key, and see that it does; else `Forged`: nothing that it has
-        sent is to be used."""
+        """Prove knowledge of the key to the other side, and verify its proof.
+
+        Raises:
+            Forged: the proof is wrong; data from the other side must not be used.
+        """
         own = secrets.token_bytes(_NONCE)
         self._writer.write(own)
         others = await self._read(_NONCE)
@@ -54,13 +56,13 @@ class Channel:
         self._out, self._in = _Sequence(derived("frames", self._role)), _Sequence(derived("frames", other))
 
     def send(self, *parts: bytes) -> None:
-        """Send a message of at most `MAX_MESSAGE` bytes, together with all that the loop's present turn sends."""
+        """Send a message of at most `MAX_MESSAGE` bytes, batched with all others of the event loop's current turn."""
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent += (sum(map(len, parts)).to_bytes(_LENGTH, "big"), self._out.tag(*parts), *parts)
 
     async def receive(self) -> bytes:
-        """The next message; raises as `prove` does."""
+        """The next message; raises as `prove`."""
         header = await self._read(_LENGTH + _TAG)
         length = int.from_bytes(header[:_LENGTH], "big")
         if length > MAX_MESSAGE:
@@ -71,7 +73,7 @@ class Channel:
         return message
 
     def close(self) -> None:
-        """End the connection once all is sent."""
+        """End the connection after everything is sent."""
         self._flush()
         self._writer.close()
 
@@ -92,7 +94,7 @@ class Channel:
 
 
 class _Sequence:
-    """The MACs of the messages of one direction, in their order."""
+    """The MACs of the messages in one direction, in order."""
 
     def __init__(self, key: bytes) -> None:
         self._keyed, self._number = blake2b(key=key, digest_size=_TAG), 0

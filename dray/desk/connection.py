@@ -1,13 +1,13 @@
-"""How processes of a run call each other: over TCP. A call of an actor costs 0.4 ms of CPU, one here 0.06.
+"""Calls between the processes of a run, over TCP. An actor call costs 0.4 ms of CPU time, one here 0.06.
 
-A message is a call, ``(number, method, *args)``, its answer, ``(number, value)`` or ``(number, None, error)`` with an
-error as text, or what the listener sends unasked, ``(None, value)``. Answers come in any order; a call may wait for
-hours. A call whose answer nobody needs has the number None. Nothing is read before the other side has proven that it
-knows the key (`dray.desk.channel`), and nothing can name code to run (`dray.desk.wire`). Where Ray uses TLS
-(``RAY_USE_TLS``), so does this, with the same certificates.
+A message is a call, ``(number, method, *args)``; its answer, ``(number, value)`` or ``(number, None, error)`` with the
+error as text; or a value that the listener pushes, ``(None, value)``. Answers come in any order; a call may wait for
+hours. A call without an answer has the number None. Nothing is read before the other side has proven that it knows the
+key (`dray.desk.channel`), and no message can name code to run (`dray.desk.wire`). If Ray uses TLS (``RAY_USE_TLS``), so
+does this module, with the same certificates.
 
-A client that loses its connection makes another one, where its session goes on: no message is lost, repeated or
-reordered (`dray.desk.stream`). This module does not know Ray.
+A client that loses its connection makes another one, on which its session continues: no message is lost, repeated or
+reordered (`dray.desk.stream`). This module does not use Ray.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from dray.text import one_line
 log = logging.getLogger(__name__)
 
 _OPTIONS = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6, "TCP_USER_TIMEOUT": 180_000}
-"""Seconds, seconds, count, milliseconds: firewalls forget connections that are idle for longer, and a peer whose
-machine is gone is noticed after three minutes."""
+"""In seconds, seconds, count, milliseconds: firewalls drop connections that are idle for longer, and the loss of a
+peer's machine is detected after three minutes."""
 _ID = 16
 
 
 class DeskUnreachable(ConnectionError):
-    """There is no connection to the desk: it has ended, or its machine can't be reached."""
+    """No connection to the desk is possible: it has ended, or its machine can't be reached."""
 
 
 class ConnectionLost(DeskUnreachable):
-    """There was one."""
+    """The connection to the desk was lost for good."""
 
 
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a process listens, and the key that its clients must know."""
+    """The address at which a process listens, and the key that its clients must know."""
 
     host: str
     port: int
@@ -65,27 +65,27 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long clients and listeners wait."""
+    """Timeouts and limits of clients and listeners."""
 
-    connect_s: float = 30  # for a connection
-    reconnect_s: float = 60  # for one in place of one that was lost
-    refused_s: float = 5  # for the same while its machine refuses connections: the process has ended
-    kept_s: float = 150  # for a client without one, which may notice the loss a minute later than the listener
-    handshake_s: float = 5  # for the proof that a connection is a client's
-    max_unproven: int = 1024  # connections that have not given it yet; a new one ends the oldest
+    connect_s: float = 30  # to connect
+    reconnect_s: float = 60  # to reconnect after a loss
+    refused_s: float = 5  # to reconnect while the machine refuses connections, as the process has ended
+    kept_s: float = 150  # for a client to come back; it may notice the loss a minute later than the listener
+    handshake_s: float = 5  # for a new connection to prove that it knows the key
+    max_unproven: int = 1024  # connections that have not proven it yet; a new one ends the oldest
 
 
 LIMITS = Limits()
 
 
 def tls(*, server: bool) -> ssl.SSLContext | None:
-    """How to encrypt what is sent, by Ray's variables; None if Ray does not."""
+    """The TLS context from Ray's environment variables; None if Ray does not use TLS."""
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return None
     purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
     context = ssl.create_default_context(purpose, cafile=os.environ["RAY_TLS_CA_CERT"])
     context.load_cert_chain(os.environ["RAY_TLS_SERVER_CERT"], os.environ["RAY_TLS_SERVER_KEY"])
-    context.check_hostname = False  # certificates of nodes are often made without their addresses; Ray does not either
+    context.check_hostname = False  # as in Ray: certificates of nodes often lack their addresses
     context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -94,18 +94,18 @@ def _opened(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: byt
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _OPTIONS.items():
-        with contextlib.suppress(AttributeError, OSError):  # where there is no such option
+        with contextlib.suppress(AttributeError, OSError):  # the option does not exist on this system
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return Channel(reader, writer, key, role)
 
 
 async def _carry(stream: Stream, channel: Channel, first: bytes, take: Callable[[Any], None]) -> None:
     """Exchange a session's messages over a new connection, until the other side ends the session. Raises `OSError`
-    if the connection is lost, `Malformed` if what has come is no message of ours."""
+    if the connection is lost, and `Malformed` for data that dray does not send."""
     stream.resume(channel, first)
     try:
         while (frame := await channel.receive()) != END:
-            if stream.channel is not channel:  # there is a newer one, on which this comes again
+            if stream.channel is not channel:  # there is a newer connection, on which this message comes again
                 raise ConnectionAbortedError
             if message := stream.receive(frame):
                 take(unpack(message))
@@ -130,14 +130,14 @@ async def listen(
     lost: Callable[[Session], None] = lambda session: None,
     limits: Limits = LIMITS,
 ) -> Listener:
-    """Take calls from now on, in the running loop.
+    """Start accepting calls in the running event loop.
 
     Args:
-        take: called with each of them, once, those of a session in their order. If it raises `Malformed`, as for an
-            unknown method, the session ends; if anything else, the call fails.
-        host: this machine's name for the others. Of all its addresses connections are taken, unless it is a loopback
-            address.
-        lost: called when the client of a session has ended, or did not come back.
+        take: called with each call, once, and in order within a session. `Malformed`, as for an unknown method, ends
+            the session; any other exception fails the call.
+        host: this machine's name for other machines. Connections to all addresses of the machine are accepted, unless
+            this is a loopback address.
+        lost: called when the client of a session has ended, or has not come back.
     """
     listener = Listener(take, lost, limits)
     encryption = tls(server=True)
@@ -155,7 +155,7 @@ async def listen(
 
 
 class Listener:
-    """What takes calls at an endpoint; see `listen`."""
+    """Accepts calls at an endpoint; see `listen`."""
 
     server: asyncio.Server
     endpoint: Endpoint
@@ -166,7 +166,7 @@ class Listener:
         self._unproven: dict[Channel, None] = {}  # oldest first
 
     def close(self) -> None:
-        """End all sessions, which their clients learn at once. Idempotent."""
+        """End all sessions; their clients learn it at once. Idempotent."""
         self.server.close()
         self.lost = lambda session: None
         for session in list(self.sessions.values()):
@@ -175,7 +175,7 @@ class Listener:
             channel.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection to its end; the session waits for its next one."""
+        """Serve a connection to its end; afterwards the session waits for another connection."""
         channel = _opened(reader, writer, self.key, "desk")
         session = None
         try:
@@ -186,12 +186,12 @@ class Listener:
                 return channel.send(END)
             session = self.sessions.setdefault(id, Session(id, self))
             if attempt <= session.attempt:
-                raise ConnectionAbortedError("a later one was faster")
+                raise ConnectionAbortedError("a later connection was faster")
             session.attempt = attempt
             channel.send(session.stream.count())
             await _carry(session.stream, channel, first, session.take)
             session.end()
-        except (OSError, asyncio.TimeoutError, asyncio.CancelledError) as error:  # the last is logged by Python 3.11
+        except (OSError, asyncio.TimeoutError, asyncio.CancelledError) as error:  # Python 3.11 logs the last one
             if session is not None:
                 if isinstance(error, Forged):
                     log.warning("ended a connection: %s", error)
@@ -207,7 +207,7 @@ class Listener:
         self._unproven[channel] = None
         if len(self._unproven) > self._limits.max_unproven:
             oldest = next(iter(self._unproven))
-            del self._unproven[oldest]  # now: if many come at once, each ends another one
+            del self._unproven[oldest]  # at once, so that each of many new connections ends a different one
             oldest.abort()
         try:
             await channel.prove()
@@ -216,7 +216,7 @@ class Listener:
 
 
 class Session:
-    """A client, as the listener sees it; also while it has no connection. `attempt`: number of its latest
+    """The listener's view of a client, with or without a connection. `attempt`: the number of its latest
     connection."""
 
     def __init__(self, id: bytes, listener: Listener) -> None:
@@ -237,12 +237,12 @@ class Session:
             self._listener.lost(self)
 
     def expire(self, attempt: int) -> None:
-        """It should have made another one by now."""
+        """End the session unless the client has reconnected."""
         if attempt == self.attempt:
             self.end()
 
     def take(self, message: Any) -> None:
-        """A message has come."""
+        """Handle a message of the client."""
         match message:
             case (int() | None as number, str() as method, *args):
                 call = Call(number, method, tuple(args), self)
@@ -259,7 +259,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that a client has made; to be answered once, in the loop, then or later."""
+    """A client's call. Answer it once, in the event loop, at once or later."""
 
     _number: int | None
     method: str
@@ -267,7 +267,7 @@ class Call:
     session: Session
 
     def answer(self, value: Any = None) -> None:
-        """Answer it, if the client wants that."""
+        """Send the answer, if the client waits for one."""
         try:
             self._reply(value)
         except (TypeError, ValueError, OverflowError) as error:
@@ -275,7 +275,7 @@ class Call:
             self.fail(f"{type(error).__name__}: {error}")
 
     def fail(self, error: str) -> None:
-        """Make it fail at the client, if that wants to know."""
+        """Let the call raise an error in the client, if the client waits for an answer."""
         self._reply(None, error)
 
     def _reply(self, *content: Any) -> None:
@@ -285,11 +285,13 @@ class Call:
 
 # ------------------------------------------------------------------------------------------------------------ calling
 class Connection:
-    """What listens at an endpoint, as its clients see it: each method is one of this object, and returns a future.
+    """A client's connection to a listener. The listener's methods are methods of this object that return futures.
 
-    For any thread. Calls of one thread begin in their order, also those by `tell`. `on_push` is called, in the
-    connection's thread, with each value that the listener pushes. Raises `DeskUnreachable` without a connection within
-    half a minute.
+    Thread-safe. The calls of one thread begin in order, including those by `tell`. `on_push` is called in the
+    connection's thread with each value that the listener pushes.
+
+    Raises:
+        DeskUnreachable: no connection was established within half a minute.
     """
 
     def __init__(
@@ -330,30 +332,30 @@ class Connection:
         return answer
 
     def tell(self, method: str, *args: Any) -> None:
-        """Call a method whose answer nobody needs, which saves half of its cost; if it fails, the desk logs it."""
+        """Call a method without an answer, at half the cost; the desk logs its errors."""
         if not self._is_closed:
             self._post(partial(self._stream.send, _packed(None, method, *args)))
 
     @property
     def is_lost(self) -> bool:
-        """Whether the session has ended otherwise than by `close`: nothing that is told arrives any more."""
+        """Whether the session has ended other than by `close`, so that messages no longer arrive."""
         return self._stream.is_ending and not self._is_closed
 
     def close(self) -> None:
-        """End the session, once all calls so far have been sent; what has not been answered fails. Idempotent."""
+        """End the session after sending all calls so far; calls without an answer fail. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._post(self._end)
 
     def _post(self, action: Callable[[], None]) -> None:
         self._posted.append(action)
-        if not self._is_posting:  # waking the thread costs more than all else: once for several calls
+        if not self._is_posting:  # waking the thread is the largest cost, so several calls share it
             self._is_posting = True
             self._loop.call_soon_threadsafe(self._act)
 
     # ------------------------------------------------------------------ in its thread
     def _act(self) -> None:
-        self._is_posting = False  # first: what is posted from now on wakes the thread again
+        self._is_posting = False  # first, so that later posts wake the thread again
         for _ in range(len(self._posted)):
             self._posted.popleft()()
 
@@ -371,7 +373,7 @@ class Connection:
     def _run(self, opened: Future[None]) -> None:
         try:
             self._loop.run_until_complete(self._live(opened))
-        except BaseException as error:  # nobody is to wait forever
+        except BaseException as error:  # otherwise callers would wait forever
             if not opened.done():
                 return opened.set_exception(error)
             self._stream.end()
@@ -381,7 +383,7 @@ class Connection:
             self._loop.close()
 
     async def _live(self, opened: Future[None]) -> None:
-        """Connect, again and again, until the session is over; then wait for `close`."""
+        """Connect and reconnect until the session is over; then wait for `close`."""
         self._closing = asyncio.Event()
         deadline = lost_at = pause_s = 0.0
         for attempt in itertools.count():
@@ -416,7 +418,7 @@ class Connection:
         await self._closing.wait()
 
     async def _connect(self, attempt: int) -> tuple[Channel, bytes]:
-        """A connection, and the first frame that has come there."""
+        """A new connection and its first frame."""
         streams = await asyncio.open_connection(self._endpoint.host, self._endpoint.port, ssl=self._encryption)
         channel = _opened(*streams, self._endpoint.key, "client")
         try:
@@ -438,7 +440,7 @@ class Connection:
                     log.exception("a message of the desk failed")
             case (int() as number, value, *error):
                 answer = self._awaited.pop(number, None)
-                if answer is None or not answer.set_running_or_notify_cancel():  # nobody waits for it any more
+                if answer is None or not answer.set_running_or_notify_cancel():  # the caller no longer waits
                     return
                 if error:
                     answer.set_exception(RuntimeError(f"the experiment's desk failed: {error[0]}"))

@@ -1,4 +1,4 @@
-"""What follows from an event, as values: the shell around what decides carries them out, in order."""
+"""Effects of decisions, as values that the shell around the pure objects carries out, in order."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dray.desk.messages import ClientLeft, Message
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer a call; None is what was not called from elsewhere."""
+    """Answer a call; None stands for an internal call."""
 
     call: Hashable
     value: Any
 
     def send(self) -> None:
-        """Do it: of a `dray.desk.connection.Call`."""
+        """Send the answer; `call` must be a `dray.desk.connection.Call` or None."""
         if self.call is not None:
             self.call.answer(self.value)  # type: ignore[attr-defined]
 
@@ -32,7 +32,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """Call this method of the desk in so many seconds."""
+    """Call a method of the desk after a delay."""
 
     seconds: float
     method: str
@@ -41,7 +41,7 @@ class After:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Print a line for the user: an effect of all that decides but the desk."""
+    """Print a line for the user. The desk itself does not emit this."""
 
     line: str
 

@@ -14,9 +14,9 @@ from dray.desk.wire import wire
 from dray.imports import is_installed
 
 FailureKind = Literal["error", "oom", "device", "collective", "died", "node", "hung"]
-"""An exception; out of memory, on the machine or a GPU; a GPU error, after which this process can't use the GPU any
-more; an error in a collective, perhaps because another rank exited; a process that died without an exception; one that
-died with its node; no progress for ``hang_timeout_s``."""
+"""error: an exception. oom: out of memory, on the machine or a GPU. device: a GPU error, after which the process can't
+use the GPU any more. collective: an error in a collective, perhaps because another rank exited. died: a process died
+without an exception. node: it died with its node. hung: no progress for ``hang_timeout_s``."""
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "is killed by signal: killed")
 _DEVICE_ERRORS = ("cuda error", "cudnn", "cublas", "cuda driver error")
@@ -24,10 +24,10 @@ _ERRORS_OF_PROGRAMS = (
     "device-side assert", "illegal memory access", "misaligned address", "illegal instruction", "invalid",
     "no kernel image", "supported", "not permitted", "too many resources", "captur", "cublas", "cudnn",
 )  # fmt: skip
-"""GPU errors that a program may cause on any GPU, for instance by an index that is too large."""
+"""GPU errors that a program can cause on any GPU, for example with an index out of range."""
 _COLLECTIVE_ERRORS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 LOW_MEMORY = "running low on memory"  # Ray's words for a node on which it killed a process to save the others
-LOST_NODE = "Ray has lost the node"  # the cause of a death, in an error; for which a trial can't be blamed
+LOST_NODE = "Ray has lost the node"  # marks a death in an error that the trial has not caused
 LOG_TAIL = "the last lines of its log"  # heads the output in an error without a traceback
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
@@ -40,14 +40,14 @@ class Failure:
 
     kind: FailureKind  # see ``FailureKind``
     where: str = ""  # the exception's type, and the innermost line of the user's code; "" without an exception
-    # Batches trained before it failed, or, if its node was lost, before its last checkpoint; -1 if unknown
+    # Batches trained before the failure, or before the last checkpoint if its node was lost; -1 if unknown
     batches: int = -1
-    # Ray's id of the node with the GPU, if that may be broken; "" otherwise
+    # Ray's id of the node if its GPU may be broken, else ""
     node: str = field(default="", compare=False)
 
 
 def failure_of(error: BaseException, batches: int) -> Failure:
-    """Classify an exception that a trial raised after this many batches; its causes count too."""
+    """Classify an exception that a trial raised after this many batches, including its causes."""
     kinds = [_kind(each) for each in _chain(error)]
     kind = next((each for each in ("oom", "device", "collective") if each in kinds), "error")
     return Failure(kind=cast(FailureKind, kind), where=_where(error), batches=batches)
@@ -55,7 +55,7 @@ def failure_of(error: BaseException, batches: int) -> Failure:
 
 def may_be_gpus_fault(error: BaseException) -> bool:
     """Whether a GPU or its driver may have caused an exception, rather than the trial's code."""
-    # In a line of its own each CUDA error mentions device-side assertions.
+    # Every CUDA error mentions device-side assertions on a separate line.
     lines = [line for each in _chain(error) if _kind(each) == "device" for line in str(each).lower().splitlines()]
     lines = [line for line in lines if any(words in line for words in _DEVICE_ERRORS)] or lines[:1]
     return bool(lines) and not any(words in line for line in lines for words in _ERRORS_OF_PROGRAMS)
@@ -72,7 +72,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _kind(error: BaseException) -> FailureKind:
-    # By name: torch has renamed these classes, and not every version has all of them.
+    # By name, because torch has renamed these classes, and not every version has all of them.
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error).lower()
     if names & {"MemoryError", "OutOfMemoryError"}:
@@ -91,9 +91,9 @@ def _kind(error: BaseException) -> FailureKind:
 
 
 def with_users_line(error: BaseException, trace: str, code: Path | None) -> str:
-    """A traceback, preceded by what a user looks for: the error, and the line of their own code that it came from.
+    """A traceback, preceded by the error and the line of the user's own code that led to it.
 
-    The traceback alone, if no line of the user's code led to it. Otherwise, above it and an empty line::
+    Without such a line, the traceback alone. Otherwise it follows an empty line after::
 
         KeyError: 'lrr'
           model_def.py:12, in __init__
@@ -101,7 +101,7 @@ def with_users_line(error: BaseException, trace: str, code: Path | None) -> str:
 
     Args:
         trace: the error's traceback, as text.
-        code: the directory of the user's code, which is left out of file names.
+        code: the directory of the user's code, which file names omit.
     """
     for each in _chain(error):
         if lines := users_line(each, code):
@@ -117,7 +117,7 @@ def users_line(error: BaseException, code: Path | None) -> list[str]:
 
 
 def running_users_line(frame: FrameType, code: Path | None) -> list[str]:
-    """The innermost line of the user's code that a thread, with this innermost frame, is running; as `users_line`."""
+    """The innermost line of the user's code that a thread is running, given its innermost frame; as `users_line`."""
     return _formatted(_users(traceback.extract_stack(frame)), code)
 
 
@@ -133,7 +133,7 @@ def _formatted(frames: Sequence[traceback.FrameSummary], code: Path | None) -> l
 def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
     frames: list[traceback.FrameSummary] = list(traceback.extract_tb(error.__traceback__))
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        # No frame has its line: the code never ran.
+        # The code never ran, so no frame has its line.
         line = (error.text or "").strip()
         frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", line=line))
     return _users(frames)
@@ -152,7 +152,7 @@ def _where(error: BaseException) -> str:
     frames = _users_frames(error)
     kind = type(error).__qualname__
     if not frames:
-        # Such as an exit code: only the message distinguishes it from others.
+        # Only the message distinguishes it from others, such as an exit code.
         return f"{kind}: {error}"
-    # Not the whole path: the code may be in another place on another node.
+    # Only the file's name: the code may be elsewhere on another node.
     return f"{kind} at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}"

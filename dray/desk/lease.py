@@ -1,6 +1,6 @@
-"""What the desk knows of a client, a worker group, and a lease of a trial to a group.
+"""The desk's state of a client, of a worker group, and of a lease of a group to a trial.
 
-A lease begins when a queued trial is matched to a free group, and is over when every rank has left the trial, or the
+A lease begins when a queued trial is matched to a free group, and is over when every rank has left the trial or the
 group's processes are gone::
 
     GRANTED ──rank 0 takes it up──▶ RUNNING ──its group is to end──▶ MOVING
@@ -23,10 +23,10 @@ from dray.desk.messages import Departure, LeaseOutcome
 from dray.desk.shares import QUANTUM, Demand
 
 LeaseState = Literal["granted", "running", "moving", "concluded", "failed", "over"]
-"""What a lease waits for. granted: the driver's parameters, and rank 0 to take it up. running: rank 0 to leave. moving:
-rank 0 to save and leave, so that another group can continue the trial. concluded: the other ranks to leave; the driver
-knows the outcome, and later errors don't count. failed: the other ranks to leave; the driver knows the error, and may
-start the trial elsewhere. over: nothing; all that its processes still send is fenced off."""
+"""granted: waits for the driver's parameters, and for rank 0 to begin. running: waits for rank 0 to leave. moving:
+waits for rank 0 to save and leave, so that another group can continue the trial. concluded: waits for the other ranks
+to leave; the driver knows the outcome, and later errors don't count. failed: waits for the other ranks to leave; the
+driver knows the error, and may start the trial elsewhere. over: later messages from its processes are fenced off."""
 
 LeaseEvent = Literal["begin", "move", "conclude", "fail", "end"]
 
@@ -46,58 +46,54 @@ class Client:
     """An experiment's run with trials to train, an owner of worker groups, or both."""
 
     name: str  # unique at the desk
-    endpoint: Any = None  # where the ranks of its leases report, as plain data; None: at the desk's own endpoint
+    endpoint: Any = None  # the endpoint for its trials' reports, as plain data; None: the desk's own
     is_owner: bool = False  # it has groups, and no trials
-    shape: str = ""  # of the groups that its trials run on
+    shape: str = ""  # the shape of the groups that its trials run on
     kind: str = "cpu"  # "gpu" or "cpu"
-    size: float = 1  # GPUs of such a group, or CPUs; 1/n if n groups share one
-    unit: float = 1  # GPUs of a slot, or CPUs
+    size: float = 1  # GPUs or CPUs of such a group; 1/n if n groups share one
+    unit: float = 1  # GPUs or CPUs of a slot
     priority: int = defaults.PRIORITY  # 1 to 99; smaller numbers go first, as in Determined
-    weight: float = 1.0  # of its share among those with the same priority, > 0
-    max_slots: float | None = None  # the most GPUs, or CPUs, that it may have; None: no limit
-    had: float = 0.0  # slot-seconds by weight, as of `dray.desk.shares.Shares`
-    expected: int = 0  # how many other trials may be queued soon
-    # Trials that wait for a group, the next one first
-    queue: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    leases: dict[int, Lease] = field(default_factory=dict)  # those that are not over, by number
-    # The latest lease of each trial that has one; earlier ones are fenced off
-    current: dict[int, Lease] = field(default_factory=dict)
-    # Calls of processes that can't run its trials, and wait for it to close
-    broken: list[Hashable] = field(default_factory=list)
-    # No more of its trials get leases, those that run are to save and leave, and its groups end
-    closing: bool = False
+    weight: float = 1.0  # its share relative to others with the same priority, > 0
+    max_slots: float | None = None  # most GPUs or CPUs at a time; None: no limit
+    had: float = 0.0  # slot-seconds by weight, from `dray.desk.shares.Shares`
+    expected: int = 0  # number of further trials that may soon be queued
+    queue: OrderedDict[int, None] = field(default_factory=OrderedDict)  # trials that wait for a group, next one first
+    leases: dict[int, Lease] = field(default_factory=dict)  # live leases by number
+    current: dict[int, Lease] = field(default_factory=dict)  # each trial's latest lease; earlier ones are fenced off
+    broken: list[Hashable] = field(default_factory=list)  # calls of unfit processes, which wait for it to close
+    closing: bool = False  # no new leases; running trials save and leave, and its groups end
     is_leaving: bool = False  # it is forgotten once its last lease is over
 
     def enqueue(self, trials: Iterable[int], *, first: bool) -> None:
-        """Queue trials for a group, at the end or before all others."""
+        """Queue trials, at the end or at the front."""
         trials = list(trials)
         self.queue.update(dict.fromkeys(trials))
         for trial in reversed(trials) if first else ():
             self.queue.move_to_end(trial, last=False)
 
     def withdraw(self, trials: Iterable[int]) -> None:
-        """Take trials out of the queue."""
+        """Remove trials from the queue."""
         for trial in trials:
             self.queue.pop(trial, None)
 
     @property
     def slots(self) -> float:
-        """How many GPUs, or CPUs, its leases take."""
+        """GPUs or CPUs that its leases take."""
         return len(self.leases) * self.size
 
     @property
     def lead(self) -> float:
-        """How much it has had, with what it is about to have: the client with the least gets the next group."""
+        """Its slot-seconds so far, plus those of its leases: the client with the least gets the next group."""
         return self.had + QUANTUM * self.slots / self.weight
 
     @property
     def groups(self) -> int:
-        """How many groups it could use now."""
+        """The number of groups that it could use now."""
         return len(self.queue) + len(self.leases) + self.expected
 
     @property
     def demand(self) -> Demand:
-        """What it has and asks for now."""
+        """Its current groups and demand."""
         return Demand(
             name=self.name,
             groups=self.groups,
@@ -113,7 +109,7 @@ class Client:
 
     @property
     def next_trial(self) -> int | None:
-        """The trial that gets the next lease; None if none may have one."""
+        """The trial for the next lease, or None."""
         is_full = self.max_slots is not None and self.slots + self.size > self.max_slots
         if self.closing or is_full:
             return None
@@ -131,21 +127,21 @@ class Lease:
     trial: int
     group: Group
     state: LeaseState = "granted"
-    parameters: bytes | None = None  # what the driver gives to the ranks; None until it has
-    left: dict[int, LeaseOutcome] = field(default_factory=dict)  # ranks that have left, and how
+    parameters: bytes | None = None  # the driver's parameters for the ranks; None until `bind`
+    left: dict[int, LeaseOutcome] = field(default_factory=dict)  # outcomes of the ranks that have left
     deferred: Departure | None = None
-    """A rank's departure by an error in a collective: another rank's end may have caused it."""
-    stale: str = ""  # why the group's processes can't be reused
+    """A departure because of an error in a collective, which another rank's end may have caused."""
+    stale: str = ""  # the reason why the group's processes can't be reused
     stop_call: Hashable = None  # rank 0's call that waits for a request to save and leave
 
     def on(self, event: LeaseEvent) -> None:
-        """Take an event. One that is not allowed in this state is an AssertionError, and changes nothing."""
+        """Move to the next state. An event that the state does not allow is an AssertionError, and changes nothing."""
         assert event in TRANSITIONS[self.state], f"lease {self.number} is {self.state}, which allows no {event!r}"
         self.state = TRANSITIONS[self.state][event]
 
     @property
     def has_outcome(self) -> bool:
-        """Whether its driver knows how the trial left."""
+        """Whether the driver knows the trial's outcome."""
         return self.state in ("concluded", "failed", "over")
 
 
@@ -153,13 +149,13 @@ class Lease:
 class Group:
     owner: Client
     name: str
-    shape: str  # equal groups have equal shapes: a trial can run on any of them
-    start: int  # number of the start that its processes belong to
+    shape: str  # a trial can run on any group of the same shape
+    start: int  # number of its processes' start
     size: int
     waiting: dict[int, tuple[Hashable, int]] = field(default_factory=dict)
-    """By rank that waits for a lease: its call, and the number of the last lease that it has served."""
+    """For each rank that waits for a lease: its call, and the number of the last lease that it has served."""
     lease: Lease | None = None
-    retiring: bool = False  # it gets no other trial: its processes end, and a new group may take its place
+    retiring: bool = False  # it gets no more trials: its processes end, and a new group may take its place
 
     @property
     def is_free(self) -> bool:
@@ -167,8 +163,8 @@ class Group:
         return self.lease is None and not self.retiring and len(self.waiting) == self.size
 
     def death(self, dead: Mapping[int, str], error: str, batches: int) -> Departure:
-        """How a trial ended whose processes died, or ended by an `error` of their own. `dead`: ranks, each with the
-        cause if known, or "". `batches`: trained until then, according to a surviving rank; -1 if unknown."""
+        """The departure of a trial whose processes died, or ended with an `error` of their own. `dead`: the dead ranks
+        with the cause, or "". `batches`: batches trained, from a surviving rank; -1 if unknown."""
         ranks = ", ".join(map(str, sorted(dead)))
         who = "a process"
         if ranks and self.size > 1:

@@ -1,4 +1,4 @@
-"""The thread of a process in which everything is decided, one event after another, and where it listens for calls."""
+"""The event loop in which a process makes all its decisions, one event after another, and listens for calls."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ END_S = 1.0  # how long connections may take to end
 
 
 class Decider(Protocol):
-    """What an `EventLoop` calls, in its thread."""
+    """The object that an `EventLoop` calls in its thread."""
 
     def take(self, call: Call) -> None:
-        """Another process has called. `Malformed`, before anything has changed: none of ours calls this."""
+        """Handle another process's call. Raises `Malformed`, before any change, for calls that dray does not make."""
 
     def lost(self, session: Session) -> None:
-        """The connection with another process has ended, and is not resumed."""
+        """Handle the end of a session with another process."""
 
     def settle(self) -> None:
-        """A burst of calls is over: carry out what they decided, all together, so that the journal waits for the disk
-        only once."""
+        """Carry out the decisions of a burst of calls together, so that the journal waits for the disk only once."""
 
     def failed(self, error: BaseException) -> None:
-        """One of these, or what was posted, has raised an exception."""
+        """Handle an exception from one of these methods or from a posted call."""
 
 
 class EventLoop:
-    """Calls what is posted, in order, in a thread of its own. It listens at `endpoint` from `listen` on."""
+    """Runs posted calls in order, in its own thread. After `listen`, it accepts calls at `endpoint`."""
 
     endpoint: Endpoint
 
@@ -47,14 +46,13 @@ class EventLoop:
         self._thread.start()
 
     def listen(self, host: str) -> None:
-        """Take calls of other processes from now on, at this machine's name for them; they wait until there is a
-        decider."""
+        """Accept calls of other processes, under this machine's name for them. The calls wait for `attach`."""
         listening = listen(self._take, host, lost=self._lost)
         self._listener = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
         self.endpoint = self._listener.endpoint
 
     def attach(self, decider: Decider) -> None:
-        """Have this one called from now on."""
+        """Set the decider."""
 
         def attach() -> None:
             self._decider = decider
@@ -65,18 +63,18 @@ class EventLoop:
         self._loop.call_soon_threadsafe(attach)
 
     def post(self, call: Callable[..., object], *args: Any) -> None:
-        """Call this in the thread. From any thread; after `close` nothing happens."""
+        """Schedule a call in the loop's thread. Thread-safe; ignored after `close`."""
         try:
             self._loop.call_soon_threadsafe(self.call, call, *args)
         except RuntimeError:
             assert self._loop.is_closed()
 
     def later(self, seconds: float, call: Callable[..., object], *args: Any) -> None:
-        """Call this in so many seconds. From any thread, as `post`."""
+        """Schedule a call after a delay. Thread-safe, as `post`."""
         self.post(lambda: self._loop.call_later(seconds, self.call, call, *args))
 
     def call(self, call: Callable[..., Any], *args: Any) -> None:
-        """Call this now. In the thread. Raises `Malformed`: nothing has happened."""
+        """Run a call now, in the loop's thread. Raises `Malformed`, before any change."""
         assert self._decider is not None
         try:
             call(*args)
@@ -89,7 +87,7 @@ class EventLoop:
             self._loop.call_soon(self._settle)
 
     def close(self) -> None:
-        """Carry out what was posted, stop listening, and end the thread. From another thread; idempotent."""
+        """Finish the posted calls, stop listening, and end the thread. Call it from another thread. Idempotent."""
         if not self._loop.is_closed():
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -97,7 +95,7 @@ class EventLoop:
             self._loop.close()
 
     async def _end(self) -> None:
-        await asyncio.sleep(0)  # what was posted before may have to be carried out
+        await asyncio.sleep(0)  # lets earlier posts run
         self._listener.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:

@@ -1,4 +1,4 @@
-"""What workers send, and what the desk passes to its clients: one class per event."""
+"""Messages from workers, and from the desk to its clients: one class per event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]  # a metric: batches, epochs, kind, name, value, time
 
 
 def is_row(row: Any) -> bool:
-    """Whether what has come is a row that can be kept."""
+    """Whether a received value is a valid row."""
     match row:
         case {
             "batches": int(at),
@@ -32,10 +32,10 @@ def is_row(row: Any) -> bool:
 
 
 Reply = Literal["continue", "stop", "pause", "interrupt", "fenced"]
-"""What a trial is to do after a report: what the search decided; "interrupt": save and leave, to be resumed later;
-"fenced": drop everything, as its lease is over."""
+"""The reply to a trial's report: the search's decision; "interrupt": save and leave, to be resumed later; "fenced":
+drop everything, because the lease is over."""
 LeaseOutcome = Literal["completed", "stopped", "diverged", "paused", "interrupted", "errored", "invalid_hp"]
-"""How a trial left its lease."""
+"""How a trial has left its lease."""
 
 
 @wire
@@ -44,35 +44,33 @@ class DeskReport:
     """A report of a trial."""
 
     rows: Sequence[Row] = ()  # its metrics
-    # step, value: the length and the metric that the search compares; None: there is nothing to compare
-    step: float | None = None
-    value: float | None = None
-    # all metrics of a search with several, in its order; None: one that is missing
-    metrics: Sequence[float | None] = ()
+    step: float | None = None  # the length that the search compares at; None: nothing to compare
+    value: float | None = None  # the metric that the search compares
+    metrics: Sequence[float | None] = ()  # with several metrics, all of them in the search's order; None: missing
     final: bool = False  # the trial has completed
-    warning: str = ""  # to show to the user; "" if there is none
+    warning: str = ""  # a warning for the user, or ""
 
 
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """How a rank left its lease."""
+    """A rank's departure from its lease."""
 
     outcome: LeaseOutcome
-    error: str = ""  # a traceback, or a message for the user; if diverged, which loss is NaN
-    fatal: bool = False  # no restart and no other trial could do better, as with an error in the config
-    # The error's kind and place; None if it is fatal. An error in a collective counts only if nobody reports its cause:
-    # the rank that failed first does, or Ray, if its process died.
+    error: str = ""  # a traceback, or a message for the user; if diverged, the loss that is NaN
+    fatal: bool = False  # no restart and no other trial could succeed, as with an error in the config
+    # The error's kind and place; None if it is fatal. An error in a collective counts only if its cause is not reported
+    # by the rank that failed first or, if its process died, by Ray.
     failure: Failure | None = None
-    alone: bool = False  # only this rank was made to leave; the others don't know, and may wait for it forever
-    stale: str = ""  # why this rank's process should serve no other trial; "" if it can
+    alone: bool = False  # only this rank leaves; the others don't know, and may wait for it forever
+    stale: str = ""  # the reason why this rank's process should not serve another trial; "" if it can
 
     @property
     def is_failure(self) -> bool:
         return self.outcome in ("errored", "invalid_hp")
 
     def masked(self, secrets: Sequence[str]) -> Departure:
-        """The same with the secrets masked."""
+        """This departure with the secrets masked."""
         failure = self.failure and replace(self.failure, where=hidden_text(self.failure.where, secrets))
         return replace(self, error=hidden_text(self.error, secrets), failure=failure)
 
@@ -80,24 +78,23 @@ class Departure:
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfit:
-    """Why a process can't run any trial, for the user."""
+    """The reason why a process can't run any trial, for the user."""
 
     message: str = ""  # the error, if there are no faults
-    # what is wrong in the experiment file or the model's directory, each with its path; () if it is something else
-    faults: Sequence[tuple[str, str]] = ()
-    source: str = "The experiment config"  # what has the faults, as of `dray.errors.ConfigError`
-    resumable: bool = False  # the experiment can be resumed once that is mended
+    faults: Sequence[tuple[str, str]] = ()  # faults of the experiment file or the model directory, with their paths
+    source: str = "The experiment config"  # the origin of the faults, as in `dray.errors.ConfigError`
+    resumable: bool = False  # the experiment can be resumed after the cause is fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Event:
-    time: float = field(default_factory=time.time)  # when it happened, in seconds since the epoch
+    time: float = field(default_factory=time.time)  # Unix time in s
 
 
 # ---------------------------------------------------------------------------------------------------------- clients
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLeft(_Event):
-    """A client that was to be removed has no lease any more, and is forgotten."""
+    """A client that is being removed has no leases any more, and is forgotten."""
 
     client: str
 
@@ -162,7 +159,7 @@ class LeaseGranted(_Event):
     lease: int
     group: str
     trial: int
-    gpu_type: str = ""  # of the GPUs of the group's nodes, by Ray's name, also if it uses none; "" if unknown
+    gpu_type: str = ""  # Ray's name of the GPU type of the group's nodes, used or not; "" if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,13 +186,13 @@ class TrialLeft(_Event):
     fatal: bool = False
     failure: Failure | None = None
     dead: Sequence[int] = ()  # ranks whose processes died, as far as Ray knows
-    no_restart: str = ""  # why the log policies forbid a restart; the driver's shell adds it
+    no_restart: str = ""  # the log policy that forbids a restart; added by the driver's shell
 
 
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOver(_Event):
-    """A lease is over: all that its processes still send is fenced off."""
+    """A lease is over: later messages from its processes are fenced off."""
 
     lease: int
     group: str
@@ -211,7 +208,7 @@ class CheckpointSaved(_Event):
     checkpoint: str
     batches: int
     value: float | None  # the searcher's metric at the checkpoint
-    seconds: float | None = None  # how long it took to write and commit it; None if it existed before
+    seconds: float | None = None  # time to write and commit it; None if it existed before
 
 
 Message = (

@@ -1,8 +1,8 @@
-"""One side of a session, whose messages arrive once each and in order however often its connection is lost. No I/O.
+"""One side of a session, whose messages arrive exactly once and in order however often its connection is lost. No I/O.
 
-Both sides count messages. A frame has how many its sender has received, and at most one message. A message is kept
-until the other side has counted it; on a new connection both sides first exchange their counts, then send what the
-other one lacks.
+Both sides count messages. A frame has the number of messages that its sender has received, and at most one message. A
+message is kept until the other side has acknowledged it; on a new connection, both sides first exchange their counts,
+and then send the messages that the other side lacks.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from dray.desk.wire import Malformed
 _COUNT = 8
 END = b"\xff" * _COUNT  # the frame that ends a session: nothing comes after it
 _OWED = 32
-"""Messages, or units of 32 KiB of them, after which a side that sends nothing says how many it has received."""
+"""Messages, or units of 32 KiB of them, after which a side without messages of its own acknowledges them."""
 
 
 class Stream:
-    """What one side sends and receives. `channel`: the connection to send on; None while there is none. `is_ending`:
-    nothing more is sent."""
+    """The messages of one side. `channel`: the current connection, or None. `is_ending`: nothing more is sent."""
 
     def __init__(self) -> None:
         self.channel: Channel | None = None
@@ -29,7 +28,7 @@ class Stream:
         self._kept: deque[bytes] = deque()  # sent, after the first `_confirmed`
 
     def resume(self, channel: Channel, first: bytes) -> None:
-        """Go on with a new connection, whose first frame this is: the other side's `count`."""
+        """Continue on a new connection, given its first frame, which is the other side's `count`."""
         self._confirm(first)
         if self.channel is not None:
             self.channel.abort()
@@ -40,20 +39,20 @@ class Stream:
             channel.send(END)
 
     def send(self, message: bytes) -> None:
-        """Send a message, which is not empty; nothing after `end`."""
+        """Send a nonempty message; a no-op after `end`."""
         if not self.is_ending:
             self._kept.append(message)
             if self.channel is not None:
                 self.channel.send(self.count(), message)
 
     def end(self) -> None:
-        """Tell the other side that nothing more comes."""
+        """Tell the other side that no more messages follow."""
         self.is_ending = True
         if self.channel is not None:
             self.channel.send(END)
 
     def receive(self, frame: bytes) -> memoryview | None:
-        """Take a frame; returns its message, if it has one."""
+        """Process a frame, and return its message, if it has one."""
         self._confirm(frame)
         if len(frame) == _COUNT:
             return None
@@ -64,7 +63,7 @@ class Stream:
         return memoryview(frame)[_COUNT:]
 
     def count(self) -> bytes:
-        """A frame without a message: how many have been received."""
+        """A frame without a message, which acknowledges all received messages."""
         self._owed = 0
         return self._received.to_bytes(_COUNT, "big")
 

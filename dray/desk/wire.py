@@ -1,7 +1,7 @@
-"""The values that processes of a run send each other, as msgpack: nothing in it can name code to run.
+"""The encoding of messages between the processes of a run, as msgpack: no message can name code to run.
 
-None, bool, int (a float beyond 64 bits), float, str, bytes, list, tuple, dict, and the frozen dataclasses marked by
-`wire`. Lists and tuples both arrive as tuples.
+Values are None, bool, int (beyond 64 bits it becomes a float), float, str, bytes, list, tuple, dict, and the frozen
+dataclasses marked by `wire`. Lists and tuples both arrive as tuples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import msgpack
 
 _NAME = 1
-"""msgpack's type code of a dataclass's name: first in an array, before the values of its fields in their order."""
+"""msgpack's type code of a dataclass's name, which begins an array with the values of its fields in order."""
 _classes: dict[str, type] = {}
 _fields: dict[type, tuple[str, ...]] = {}
 
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Malformed(ValueError):
-    """A message that no process of ours sends."""
+    """A message that dray does not send."""
 
 
 def wire(cls: type[_T]) -> type[_T]:
@@ -36,14 +36,14 @@ def wire(cls: type[_T]) -> type[_T]:
 
 
 def pack(value: Any) -> bytes:
-    """Encode a value; a TypeError, ValueError or OverflowError if it can't be sent."""
+    """Encode a value. A value that can't be sent is a TypeError, ValueError or OverflowError."""
     packed: bytes = msgpack.packb(value, default=_otherwise_packed, unicode_errors="surrogatepass")
     return packed
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """Decode a value; Malformed if it is not from `pack`, or has a dataclass that is unknown here or has fields of
-    other types."""
+    """Decode a value. It is `Malformed` if it is not from `pack`, or contains a dataclass that is unknown here or has
+    fields of the wrong types."""
     try:
         return msgpack.unpackb(
             data,
@@ -58,7 +58,7 @@ def unpack(data: bytes | memoryview) -> Any:
 
 
 class _Name(str):
-    """That of a dataclass, on its way."""
+    """A dataclass's name in a message."""
 
 
 def _name_unpacked(code: int, data: bytes) -> _Name:
@@ -89,7 +89,7 @@ def _array_unpacked(array: tuple[Any, ...]) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------- types
 def checked(method: Callable[..., _T], *args: Any) -> _T:
-    """Call a method with what has come; Malformed, before it has begun, if it takes no such arguments."""
+    """Call a method with received arguments; `Malformed`, before the call, if it does not accept them."""
     tests, least = _tests_of_call(method.__func__)  # type: ignore[attr-defined]
     if not least <= len(args) <= len(tests):
         raise Malformed(f"{method.__name__} with {len(args)} arguments")
@@ -101,7 +101,7 @@ def checked(method: Callable[..., _T], *args: Any) -> _T:
 
 @cache
 def _tests_of_call(function: Callable[..., Any]) -> tuple[dict[str, Callable[[Any], bool]], int]:
-    """The test of each argument of a method, and how many arguments it needs."""
+    """The test of each argument of a method, and the number of required arguments."""
     parameters = list(signature(function).parameters.values())[1:]
     tests = _tests(function)
     needed = sum(each.default is Parameter.empty for each in parameters)
@@ -117,7 +117,7 @@ _PLAIN = {int, float, bool, str, bytes, type(None)}
 
 
 def _test(hint: Any) -> Callable[[Any], bool]:
-    """Whether a value that has come is of a type."""
+    """A test whether a received value has a type."""
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if hint in (Any, Hashable):
         return lambda value: True

@@ -1,1 +1,1 @@
-"""Worker groups: how many a run has, how they start and end, and why they died."""
+"""Worker groups: their number, their starts and ends, and the causes of their deaths."""

@@ -1,7 +1,7 @@
-"""How many worker groups fit on a cluster: on its nodes as they are, and once it has grown as far as it can.
+"""The capacity of a cluster for worker groups: on its current nodes, and after it has scaled up fully.
 
-A group that starts requests its resources with a placement group. An autoscaler sees nothing else, so the demand ends
-with the driver, however that ends.
+A group that starts requests its resources with a placement group. The autoscaler sees only that, so the demand ends
+with the driver, however the driver ends.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dray.text import counted
 if TYPE_CHECKING:
     from dray.config.resources import Resources
 
-CPUS_PER_START = 4  # CPUs that a node must have for each group that starts there at the same time
+CPUS_PER_START = 4  # CPUs of a node for each group that starts there at the same time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """How many groups of one size fit on a cluster, which is seen without nodes that no group is to be on.
-    `max_slots`: how many slots all groups may have together; None: no limit."""
+    """The number of groups of one size that fit on a cluster. `view`: without nodes that must get no groups.
+    `max_slots`: most slots of all groups together; None: no limit."""
 
     view: ClusterView
     slots: Slots
@@ -40,19 +40,19 @@ class Capacity:
 
     @cached_property
     def groups_now(self) -> int:
-        """How many groups fit on the nodes as they are; at least one, which waits if it does not fit."""
+        """The number of groups that fit on the current nodes; at least one, which waits if it does not fit."""
         return int(self._fit(self._slots_now) or 0)
 
     @cached_property
     def max_groups_after_scale_up(self) -> float:
-        """How many groups fit once the cluster has grown as far as it can; at least one, infinity if unknown."""
+        """The number of groups that fit after the cluster has scaled up fully; at least one, infinity if unknown."""
         slots = self.slots
         fit = self._fit(lambda types: most_slots(self.view, slots.kind, slots.cpus_per_slot, types))
         return self._max_groups if fit is None else fit
 
     @cached_property
     def max_concurrent_starts(self) -> int:
-        """How many groups may start at the same time: each worker takes several seconds of its node's CPUs."""
+        """The most groups that may start at the same time: each worker takes several seconds of its node's CPUs."""
         kind, cpus = self.slots.kind, self.slots.cpus_per_slot
         usable = [each for each in self.view.resources(self.slots.gpu_types) if slots_of(each, kind, cpus)]
         return max(1, sum(max(1, int(resources["CPU"] // CPUS_PER_START)) for resources in usable))
@@ -65,20 +65,20 @@ class Capacity:
         return slots_now(self.view, self.slots.kind, self.slots.cpus_per_slot, types)
 
     def _fit(self, slots_of_nodes: Callable[[Collection[str]], list[int] | None]) -> float | None:
-        """How many groups fit on nodes with so many slots, by the types of their GPUs; None if unknown."""
+        """The number of groups that fit on nodes, given the nodes' slots by GPU type; None if unknown."""
         each, strategy = self.slots.per_trial, self.slots.placement_strategy
         if (slots := slots_of_nodes(self.slots.gpu_types)) is None:
             return None
         groups = groups_in(slots, each, strategy)
         if types := self.slots.gpu_types:
-            # All of a group are of one type, while an autoscaler's limit for all machines is for the types together.
+            # A group's GPUs have one type, while an autoscaler's limit on machines applies to all types together.
             groups = min(groups, sum(groups_in(slots_of_nodes((one,)) or [], each, strategy) for one in types))
         return max(1, min(groups * self.slots.shared_by, self._max_groups))
 
 
 def find_slots(view: ClusterView, asked: Resources, least: int, cluster: str) -> str:
-    """The kind of a slot: "gpu" or "cpu". If the cluster can never have room for a group of `least` slots, that is a
-    `ConfigError` of the config's ``resources``."""
+    """The kind of a slot: "gpu" or "cpu". A `ConfigError` about ``resources`` if the cluster can never have room for a
+    group of `least` slots."""
     kind = slot_kind(asked.slot, view)
     if kind is None:
         fault = f"required, as {cluster} has an autoscaler that does not report its node types; set it to gpu or cpu"
@@ -111,14 +111,14 @@ def _fits_any(of_types: Sequence[list[int] | None], slots: int, placement_strate
 
 
 def gpu_types(asked: Resources, view: ClusterView) -> tuple[str, ...]:
-    """Those of the config's types of GPUs that nodes have, or can have, in its order; () if it has none."""
+    """The GPU types of the config that nodes have, or can have, in the config's order; () if it names none."""
     limits, known = view.limits, _known_gpu_types(view)
     unknown = limits is not None and (limits.types is None or any(each.labels is None for each in limits.types))
     return tuple(each for each in dict.fromkeys(asked.slot_type or ()) if unknown or each in known)
 
 
 def slots_of(resources: Mapping[str, float], kind: str, cpus_per_slot: float) -> int:
-    """How many slots a node with these resources has."""
+    """The number of slots of a node with these resources."""
     slots = int(resources.get("CPU", 0) // cpus_per_slot)
     return min(slots, int(resources.get("GPU", 0))) if kind == "gpu" else slots
 
@@ -126,7 +126,7 @@ def slots_of(resources: Mapping[str, float], kind: str, cpus_per_slot: float) ->
 def slot_kind(asked: str | None, view: ClusterView) -> str | None:
     """The kind of a slot, "gpu" or "cpu": as configured, otherwise "gpu" if the cluster has or can have any GPU.
 
-    None if unknown: there are no GPUs now, and what the autoscaler may start is unknown.
+    None if unknown: there are no GPUs now, and the autoscaler's node types are unknown.
     """
     if asked:
         return asked
@@ -138,12 +138,12 @@ def slot_kind(asked: str | None, view: ClusterView) -> str | None:
 
 
 def slots_now(view: ClusterView, kind: str, cpus_per_slot: float, gpu_types: Collection[str] = ()) -> list[int]:
-    """How many slots each node with GPUs of these types has now; each node, if there are none."""
+    """The current number of slots of each node with GPUs of these types; of all nodes if no types are given."""
     return [slots_of(resources, kind, cpus_per_slot) for resources in view.resources(gpu_types)]
 
 
 def most_slots(view: ClusterView, kind: str, cpus_per_slot: float, gpu_types: Collection[str] = ()) -> list[int] | None:
-    """The same once the cluster has grown as far as it can; None if unknown."""
+    """The number of slots of each node after the cluster has scaled up fully; None if unknown."""
     now, limits = slots_now(view, kind, cpus_per_slot, gpu_types), view.limits
     if limits is None:
         return now
@@ -152,24 +152,24 @@ def most_slots(view: ClusterView, kind: str, cpus_per_slot: float, gpu_types: Co
     slots = sorted((slots_of(resources, kind, cpus_per_slot) for resources in limits.nodes(gpu_types)), reverse=True)
     most = [slots_of(each, kind, cpus_per_slot) for each in view.resources(gpu_types) if HEAD in each]
     most += slots[: limits.max_count]
-    # Machines may have been added manually.
+    # Machines may also have been added manually.
     return max(now, most, key=sum)
 
 
 def groups_in(nodes: Sequence[int], slots: int, placement_strategy: str) -> int:
-    """How many worker groups of so many slots fit at the same time on nodes with so many slots."""
+    """The number of worker groups of this many slots that fit at the same time on nodes with these slots."""
     match placement_strategy:
         case "STRICT_PACK":
             return sum(node // slots for node in nodes)
         case "STRICT_SPREAD":
-            # A node gives each of n groups at most one slot: n groups fit if that makes n * slots.
+            # A node gives each of n groups at most one slot: n groups fit if the total is n * slots.
             most = sum(nodes) // slots
             return max(n for n in range(most + 1) if sum(min(node, n) for node in nodes) >= n * slots)
     return sum(nodes) // slots
 
 
 def _known_gpu_types(view: ClusterView) -> list[str]:
-    """The types of GPUs that nodes have, or can have, as far as known."""
+    """The known GPU types that nodes have, or can have."""
     labels = [node.labels for node in view.nodes]
     labels += [each.labels or {} for each in (view.limits and view.limits.types) or ()]
     return sorted({each[GPU_TYPE] for each in labels if GPU_TYPE in each})

@@ -1,4 +1,4 @@
-"""What `dray.groups.pool.Groups` has done, and what it hears of that: one class per effect and per event.
+"""Effects of `dray.groups.pool.Groups`, and the events that it receives: one class each.
 
 `dray.groups.shell.GroupsShell` carries out the first five effects, in order, and reports the events.
 """
@@ -15,7 +15,7 @@ from dray.groups.slots import Slots
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartGroup:
-    """Start a group: ask for its slots, then start its processes there."""
+    """Start a group: request its slots, then start its processes there."""
 
     group: str
     start: int  # number of the start, unique among those of the group's owner
@@ -24,7 +24,7 @@ class StartGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndGroup:
-    """End a group's processes from this start at once, unless they have ended, and free its slots."""
+    """End the processes of a group's start at once, and free its slots."""
 
     group: str
     start: int
@@ -32,7 +32,7 @@ class EndGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """Reserve slots until they are released: together those of each step from one size of a group to the next."""
+    """Reserve slots until they are released, in steps from one size of a group to the next."""
 
     room: int  # number of the reservation
     slots: Slots
@@ -48,21 +48,21 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookAtCluster:
-    """Look at the cluster; if groups wait for nodes, also at free resources and at what the autoscaler is starting."""
+    """Look at the cluster; if groups wait for nodes, also at its free resources and the autoscaler's activity."""
 
     waiting: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ShowWaiting:
-    """Show from now on what groups wait for; "" if none waits."""
+    """Show the reason why groups wait; "" if none waits."""
 
     status: str
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """No trial can run on these groups any more; the experiment can be resumed once that is mended."""
+    """No trial can run on these groups any more. The experiment can be resumed after the cause is fixed."""
 
     error: str
 
@@ -82,18 +82,18 @@ class GroupPlaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessesEnded:
-    """A group's processes have ended, or could not start. For the desk, which sends a `GroupEnded`."""
+    """A group's processes have ended, or could not start. The desk then sends a `GroupEnded`."""
 
     group: str
     start: int
     dead: Mapping[int, str] = field(default_factory=dict)
-    """Ranks whose processes died, each with the cause as far as Ray and the kernel know it, or ""."""
-    error: str = ""  # why they could not serve trials; "" if they could
+    """The ranks whose processes died, with the cause if Ray or the kernel knows it, else ""."""
+    error: str = ""  # the reason why they could not serve trials; "" if they could
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsReserved:
-    """A reservation has so many slots now."""
+    """The number of slots that a reservation has got."""
 
     room: int
     slots: int
@@ -101,7 +101,7 @@ class SlotsReserved:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """What the cluster looks like."""
+    """A new view of the cluster."""
 
     view: ClusterView
 
@@ -115,7 +115,7 @@ class NodesDrain:
 
 @dataclass(frozen=True, slots=True)
 class ShellFailed:
-    """The shell could not carry out an effect, by an error that it does not know."""
+    """An unexpected error of the shell."""
 
     error: BaseException
 

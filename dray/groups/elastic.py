@@ -2,8 +2,8 @@
 
 Ray Train has elastic groups too, but treats a resize as a failure: the trial resumes from its latest checkpoint,
 however old. Here the trial saves and leaves, as from a node that will be removed, and a larger group continues it. A
-group that ends, as when a node dies, is replaced by one of the size that then fits; only then is training since the
-latest checkpoint lost.
+group that ends, for example because a node dies, is replaced with one of the size that fits then; only in this case is
+training since the latest checkpoint lost.
 """
 
 from __future__ import annotations
@@ -16,38 +16,39 @@ from dray.groups.effects import Release, Reserve
 from dray.groups.slots import Slots
 
 SETTLE_S = 5.0
-"""How long a start waits for resources that the nodes have: a group that has just ended frees its resources within a
-second; those that others use don't become free."""
+"""How long a start waits for resources that are in use: a group that has just ended frees its resources within a
+second, while other users' resources don't become free."""
 TAKEN_S = 30.0
-"""How long a group may wait for slots that were free when it started: after that, others must have taken them."""
+"""How long a group waits for slots that were free when it started, before it concludes that others have taken them."""
 
 
 class Elastic:
-    """The size of an elastic group, of the ascending `sizes`, and when it grows. Pure, as `dray.groups.pool` is."""
+    """Chooses the size of an elastic group from the ascending `sizes`, and the time to grow. Pure, like
+    `dray.groups.pool`."""
 
     def __init__(self, sizes: Sequence[int], emit: Callable[[Reserve | Release], None]) -> None:
         self._sizes, self._emit = tuple(sizes), emit
         self._slots: Slots
-        self._size = 0  # of the group
+        self._size = 0  # the group's size
         self._room, self._is_reserved = 0, False  # number of the last reservation; whether it is still held
         self._room_sizes: tuple[int, ...] = ()
         self._reserved = 0
-        self.settled_by = 0.0  # when a group that starts gets a size in any case
+        self.settled_by = 0.0  # the latest time at which a starting group gets a size
         self._waits_for_slots = False
         self._started_at = 0.0
-        self._ready_at: float | None = None  # None until it can train, and once it has been asked to grow
+        self._ready_at: float | None = None  # None until it can train, and after it has been asked to grow
 
     def start(self, slots: Slots, now: float) -> None:
-        """Reserve slots for a group that is to start: `size_when_stable` says for which size. `slots`: what a slot
-        is made of, also when the group grows."""
+        """Reserve slots for a group that is about to start; `size_when_stable` gives its size. `slots`: the resources
+        of its slots."""
         self.close()
         self._slots, self._size, self._ready_at = slots, 0, None
         self.settled_by = now + SETTLE_S
         self._reserve((0, *self._sizes))
 
     def size_when_stable(self, view: ClusterView | None, now: float) -> int:
-        """The size of the group that starts: the largest with room, or the smallest, which then waits. 0 while Ray
-        may still reserve more slots for it. `view`: the cluster since the start; None if it was not seen yet."""
+        """The size of a starting group: the largest with room, or the smallest, which then waits. 0 while Ray may still
+        reserve more slots. `view`: the cluster since the start; None if there is no view yet."""
         found = self._room_size
         lasting = None if view is None else largest(self._room_sizes, lasting_slots(view, self._slots))
         if now < self.settled_by and (lasting is None or found < lasting):
@@ -57,24 +58,24 @@ class Elastic:
         return self._size
 
     def reserved(self, room: int, slots: int) -> None:
-        """A reservation has so many slots now."""
+        """Note the number of slots that a reservation has got."""
         if self._is_reserved and room == self._room:
             self._reserved = slots
 
     def arrived(self, now: float) -> None:
-        """A process of the group runs."""
-        if self._waits_for_slots:  # perhaps for a machine to boot, which does not count as the group's start
+        """Note that a process of the group is running."""
+        if self._waits_for_slots:  # a machine may have booted, which does not count as the group's start
             self._started_at, self._waits_for_slots = now, False
 
     def ready(self, now: float) -> None:
-        """All its processes can train."""
+        """Note that all processes of the group can train."""
         self._ready_at = now
 
     def may_grow(self, now: float) -> int:
         """The larger size to grow to now, or 0. Its room is held until the next `start`.
 
-        Growing takes as long as a start. Whether that pays off depends on how many seconds of the trial are left, which
-        is unknown. So the group grows once it has trained for as long as its start took (ski rental: at most twice the
+        Growing takes as long as a start. Whether it pays off depends on the remaining time of the trial, which is
+        unknown. So the group grows once it has trained for as long as its start took (ski rental: at most twice the
         cost of the better of now and never; Karlin et al. 1988). Machines that join before then count as one change.
         """
         if self._ready_at is None or self._size == self._sizes[-1]:
@@ -84,15 +85,15 @@ class Elastic:
         size = self._room_size
         if size == self._size or now - self._ready_at < self._ready_at - self._started_at:
             return 0
-        self._ready_at = None  # only once, unless its processes start again
+        self._ready_at = None  # only once per start of its processes
         return size
 
     def may_shrink(self, now: float) -> bool:
-        """Whether a group that still waits for its slots should make way for a smaller one: others took them."""
+        """Whether a waiting group should make way for a smaller one, because others have taken its slots."""
         return self._size > self._sizes[0] and now - self._started_at > TAKEN_S
 
     def close(self) -> None:
-        """Release the slots that are held."""
+        """Release the reserved slots."""
         if self._is_reserved:
             self._is_reserved = False
             self._emit(Release(room=self._room))
@@ -113,7 +114,8 @@ def largest(sizes: Sequence[int], slots: int) -> int:
 
 
 def lasting_slots(view: ClusterView, slots: Slots) -> int:
-    """How many slots the nodes that the slots' labels ask for have, used or not, without nodes that will be removed."""
+    """The number of slots, used or not, on the nodes that match the slots' labels, without nodes that will be
+    removed."""
     gpu_type = slots.labels.get(GPU_TYPE)
     lasting = [
         node.resources

@@ -1,7 +1,7 @@
 """The worker groups that run trials, on a Ray cluster.
 
-The driver owns the groups directly: their processes and resource requests end with it, however it ends, and no other
-process between them can die. They don't belong to a Tune trainable: Tune ends cached actors when nothing is queued, and
+The driver owns the groups directly: their processes and resource requests end with it, however it ends, and no process
+in between can die. They don't belong to a Tune trainable, because Tune ends cached actors when nothing is queued, and
 their groups would end with them.
 """
 
@@ -31,13 +31,13 @@ from dray.worker.spec import WorkerSpec
 WAIT_S = 60.0
 """How often a group that waits for its slots checks whether it has been ended."""
 SURVIVORS_S = 0.1
-"""After a process of a group has died, the others have this long to report how far their trial came."""
+"""How long the surviving processes of a group have to report their trial's progress after a death."""
 LEAVE_S = 5.0
-"""After a process of a group has ended, the others have this long to end as well."""
+"""How long the other processes of a group have to end after the first one has ended."""
 NODE_DIED = "node has died"
-"""What Ray says about a process whose node it has lost."""
+"""Ray's words about a process whose node it has lost."""
 ANSWER_TIMEOUT_S = 5.0
-"""How long a node may take to report what its kernel has killed."""
+"""How long a node may take to report its kernel's OOM kills."""
 TITLE = "RayTrainWorker"
 """The name of a group's processes in `ps`."""
 
@@ -45,9 +45,8 @@ TITLE = "RayTrainWorker"
 class WorkerGroup:
     """Processes that serve leases, from the request for their slots to their end.
 
-    A group starts once: after its end another one replaces it. `report` is called, in any thread, when it has its
-    slots, and when its processes have ended, also if they could not start. In `directory` Ray Train would keep its
-    state.
+    A group starts once: after its end another one replaces it. `report` is called, in any thread, when it has got its
+    slots, and when its processes have ended or could not start. `directory`: for Ray Train's state.
     """
 
     def __init__(
@@ -60,14 +59,14 @@ class WorkerGroup:
     ) -> None:
         self.name, self.start = spec.group, spec.start
         self._spec, self._slots, self._directory, self._report = spec, slots, directory, report
-        # Until it is ready, an autoscaler sees it as demand. It ends with this process, and the workers with it.
+        # Until it is ready, the autoscaler sees it as demand. It ends with this process, and the workers end with it.
         self._placement = placement_group(
             [slots.resources] * slots.per_trial,
             strategy=slots.placement_strategy,
             bundle_label_selector=[dict(slots.labels)] * slots.per_trial if slots.labels else None,
             name=f"{spec.owner}/{self.name}/{self.start}",
         )
-        # By rank, once the processes run: their nodes, their `ended` calls, and the earlier OOM kills on their nodes.
+        # By rank, after the processes have started: their nodes, their `ended` calls, and earlier OOM kills there.
         self._nodes: list[str] = []
         self._ends: list[Any] = []
         self._oom_kills_before: list[Any] = []
@@ -78,18 +77,18 @@ class WorkerGroup:
         self._thread.start()
 
     def end(self) -> None:
-        """End its processes at once, and free its slots. Idempotent; when it has ended, only the slots are freed."""
+        """End its processes at once, and free its slots. Idempotent."""
         first = self._claim_end()
         remove_placement_group(self._placement)
         if first:
             self._report_end({}, "")
 
     def ended(self, by: float) -> bool:
-        """Wait for its end until the time ``by`` (``time.monotonic()``). Returns whether it has ended."""
+        """Wait for its end until the time `by` (``time.monotonic()``). Returns whether it has ended."""
         return self._ended.wait(max(0.0, by - time.monotonic()))
 
     def join(self, by: float) -> None:
-        """Wait for its thread until the time ``by``; call `end` first."""
+        """Wait for its thread until the time `by`; call `end` first."""
         self._thread.join(max(0.0, by - time.monotonic()))
 
     def _start_workers(self) -> None:
@@ -107,7 +106,7 @@ class WorkerGroup:
                 directory=self._directory,
                 is_ending=lambda: self._is_ending,
             )
-        except Exception as error:  # for the driver; unless the group was ended, which may raise anything here
+        except Exception as error:  # reported to the driver, unless the group was ended, which may raise anything here
             if self._claim_end():
                 self._report_end({}, one_line(error) or repr(error))
             return
@@ -118,20 +117,20 @@ class WorkerGroup:
             end.future().add_done_callback(self._on_first_end)
 
     def _on_first_end(self, _: object) -> None:
-        """A process has ended, or died."""
+        """Handle the end or death of the first process."""
         with self._lock:
             if not self._is_ending:
                 self._is_ending = True
-                # Ray calls this in its own thread, which must not wait for Ray.
+                # Ray calls this in its own thread, which must not make blocking calls to Ray.
                 self._thread = threading.Thread(target=self._collect_ends, name=f"dray-{self.name}-ends", daemon=True)
                 self._thread.start()
 
     def _collect_ends(self) -> None:
-        """Find out how the other processes end, and report it."""
+        """Find out how the other processes end, and report all ends."""
         ends = self._ends_of_ranks(within_s=0.0)
         died = any(isinstance(end, Exception) for end in ends.values())
         ends = self._ends_of_ranks(SURVIVORS_S if died else LEAVE_S)
-        # Each node is asked once: one that is gone takes seconds not to answer.
+        # Each node is asked once: a lost one costs seconds until the timeout.
         kills_of = functools.cache(lambda node: oom_kills_of(node, self._slots.env_for_ray))
         dead, error = {}, ""
         for rank, end in ends.items():
@@ -142,7 +141,7 @@ class WorkerGroup:
         self._report_end(dead, "" if dead else error)
 
     def _ends_of_ranks(self, within_s: float) -> dict[int, str | Exception]:
-        """By rank that has ended: its own error, "" without one, or Ray's exception for its death."""
+        """For each rank that has ended: its own error or "", or Ray's exception for its death."""
         ready, _ = ray.wait(self._ends, num_returns=len(self._ends), timeout=within_s)
         found: dict[int, str | Exception] = {}
         for rank, end in enumerate(self._ends):
@@ -165,7 +164,7 @@ class WorkerGroup:
         return f"meanwhile the kernel has killed a process of {node}, which was {LOW_MEMORY}"
 
     def _claim_end(self) -> bool:
-        """Whether the caller is to report the end: true once."""
+        """Whether the caller must report the end: True once."""
         with self._lock:
             first, self._is_ending = not self._is_ending, True
         return first
@@ -176,9 +175,9 @@ class WorkerGroup:
 
 
 def why_it_died(error: Exception) -> str:
-    """Why a worker's process died, as far as Ray knows, from the error of a call to it; or "".
+    """The cause of a worker's death, as far as Ray's error of a call to it tells; or "".
 
-    Ray's own message is not used: it is long, and names neither the exit code nor the signal.
+    Ray's own message is long, and names neither the exit code nor the signal.
     """
     if LOW_MEMORY in str(error):
         return f"Ray killed it, because its node was {LOW_MEMORY}"
@@ -186,15 +185,14 @@ def why_it_died(error: Exception) -> str:
 
 
 def oom_kills() -> tuple[str, int]:
-    """The name of this node, and how many processes its kernel has killed for lack of memory, in this container or on
-    the machine."""
+    """The name of this node, and the number of its kernel's OOM kills, in this container or on the machine."""
     return os.uname().nodename, _kills()
 
 
 def oom_kills_of(node: str, runtime_env: Mapping[str, Any]) -> int | None:
-    """The same count for a node by Ray's id; None if it does not answer."""
+    """The number of OOM kills on a node, given by Ray's id; None if it does not answer."""
     if node == ray.get_runtime_context().get_node_id():
-        return _kills()  # without a process for it
+        return _kills()  # needs no other process
     task = on_node(oom_kills, node, runtime_env=dict(runtime_env) or None)
     try:
         _, kills = ray.get(task.remote(), timeout=ANSWER_TIMEOUT_S)

@@ -1,9 +1,9 @@
-"""Lends worker groups to experiments: a desk, and the groups that it lends, a pool for each kind of group.
+"""The lender of worker groups: a desk, and a pool of groups of each kind.
 
-A driver lends its own groups to its one experiment, a server lends its groups to all of them. How many groups of each
-kind there are follows from what trials wait for, and from each experiment's share.
+A driver lends its own groups to its one experiment, a server lends its groups to all experiments. The number of groups
+of each kind follows from the waiting trials, and from each experiment's share.
 
-Pure, with a clock that is given: what follows from a call is passed to `emit`; `dray.groups.lending` carries it out.
+Pure, with a given clock: it passes effects to `emit`, and `dray.groups.lending` carries them out.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from dray.groups.pool import Groups, GroupsPlan
 from dray.groups.slots import Slots
 
 LOOK_S = 5.0
-"""How often the cluster's size is looked at, if several experiments share it."""
+"""How often to look at the size of a cluster that several experiments share."""
 KINDS = ("gpu", "cpu")
 MAX_UNKNOWN = 10_000.0
-"""Slots of a cluster whose autoscaler does not say how far it can grow."""
+"""Assumed slots of a cluster whose autoscaler does not report its limits."""
 
 
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupKind:
-    """What a client's groups are made of: groups of one kind can run each other's trials.
+    """A kind of groups, which can run each other's trials.
 
-    With ``reuse_workers: false`` they are new for each trial, also if earlier ones were of other experiments. `slots`
-    are those of a group; of the smallest, if it is elastic. `environment` are variables for its processes.
+    With ``reuse_workers: false``, processes are new for each trial, even after a trial of another experiment. `slots`:
+    the slots of a group, or of the smallest group if it is elastic. `environment`: variables for its processes.
     """
 
     slots: Slots
@@ -52,7 +52,7 @@ class GroupKind:
 
     @property
     def shape(self) -> str:
-        """The same for equal kinds."""
+        """A hash that is the same for equal kinds."""
         parts = (
             self.slots,
             sorted(self.environment.items()),
@@ -66,7 +66,7 @@ class GroupKind:
 # ---------------------------------------------------------------------------------------------------------- effects
 @dataclass(frozen=True, slots=True)
 class PoolOpened:
-    """From now on there may be groups of this kind, of this owner."""
+    """An owner may have groups of a kind from now on."""
 
     owner: str
     kind: GroupKind
@@ -74,7 +74,7 @@ class PoolOpened:
 
 @dataclass(frozen=True, slots=True)
 class OnPool:
-    """Carry out an effect of an owner's groups."""
+    """An effect of an owner's groups."""
 
     owner: str
     effect: GroupsEffect
@@ -82,7 +82,7 @@ class OnPool:
 
 @dataclass(frozen=True, slots=True)
 class PoolClosed:
-    """An owner's groups are to end. `error`: why they can't run trials; "" if none needs them."""
+    """An owner's groups must end. `error`: the reason why they can't run trials; "" if no trial needs them."""
 
     owner: str
     error: str = ""
@@ -93,7 +93,7 @@ LenderEffect = desk_effects.Effect | LookAtCluster | PoolOpened | OnPool | PoolC
 
 @dataclass(slots=True)
 class _Pool:
-    """The groups of one kind, and how many there should be."""
+    """The groups of one kind, and their wanted number."""
 
     owner: str
     shape: str
@@ -105,16 +105,16 @@ class Lender:
     """A desk and its groups.
 
     Args:
-        view: of the cluster.
+        view: the current view of the cluster.
         clock: returns the time in seconds, and does not go backwards.
-        plan: returns what is planned for an owner's groups of a kind.
+        plan: returns the plan for an owner's groups of a kind.
         emit: called with each effect, in order.
-        counts: groups that start or are lost are counted there.
-        shares_cluster: several experiments may share it, so what they get depends on the cluster's size.
+        counts: counts groups that start or are lost.
+        shares_cluster: several experiments may share the cluster, so their groups depend on its size.
 
     Attributes:
-        desk: lends the groups.
-        demands: what each experiment had and asked for at the last step, by the name of its run.
+        desk: the desk that lends the groups.
+        demands: the demand of each experiment at the last step, by the name of its run.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ class Lender:
 
     # ------------------------------------------------------------------ clients
     def add(self, client: str, kind: GroupKind, endpoint: Any, share: Mapping[str, Any]) -> None:
-        """Serve an experiment's run, of a new name, from now on. Its trials report at `endpoint`; None: at the
-        desk's own. `share`: priority, weight, max_slots as of `dray.desk.lease.Client`."""
+        """Add an experiment's run with a new name. Its trials report at `endpoint`, or, if None, at the desk's own.
+        `share`: priority, weight and max_slots, as in `dray.desk.lease.Client`."""
         slots = kind.slots
         size, unit = slots.taken * slots.unit, slots.unit
         if (shape := kind.shape) not in self._pools:
@@ -164,7 +164,7 @@ class Lender:
         self.desk.add(client, endpoint=endpoint, shape=shape, kind=slots.kind, size=size, unit=unit, **share)
 
     def take(self, call: Call) -> None:
-        """A worker calls."""
+        """Handle a worker's call."""
         if call.method in CALLS:
             checked(getattr(self.desk, call.method), call, *call.args)
         else:
@@ -177,18 +177,18 @@ class Lender:
     # ------------------------------------------------------------------ groups
     @property
     def count(self) -> int:
-        """How many groups there are, including those that start."""
+        """The number of groups, including those that are starting."""
         return sum(pool.groups.count for pool in self._pools.values())
 
     @property
     def ready_count(self) -> int:
-        """How many groups have started."""
+        """The number of groups that have started."""
         return sum(pool.groups.ready_count for pool in self._pools.values())
 
     def on(self, owner: str, event: GroupsEvent | ProcessesEnded) -> None:
-        """The shell reports this about an owner's groups."""
+        """Handle an event about an owner's groups, reported by the shell."""
         if isinstance(event, ProcessesEnded):
-            if event.error.startswith(f"{DeskUnreachable.__name__}: "):  # another process would not reach it either
+            if event.error.startswith(f"{DeskUnreachable.__name__}: "):  # no other process would reach it either
                 why = Unfit(message=event.error.partition(": ")[2], resumable=True)
                 self.desk.broken(None, owner, event.group, why)
             self.desk.group_ended(owner, event.group, event.start, event.dead, event.error)
@@ -196,26 +196,26 @@ class Lender:
             pool.groups.on(event, self._clock())
 
     def nodes_drain(self, nodes: Iterable[str]) -> None:
-        """These nodes (Ray's ids) will be removed: the trials on them save, and continue elsewhere."""
+        """Handle the announcement that nodes (Ray's ids) will be removed: their trials save, and continue elsewhere."""
         for pool in self._owners.values():
             pool.groups.on(NodesDrain(frozenset(nodes)), self._clock())
 
     def look(self, view: ClusterView) -> None:
-        """Take a view of the cluster."""
+        """Set the current view of the cluster."""
         self.view, self._looked_at = view, self._clock()
         found = {kind: most_slots(view, kind, 1) for kind in KINDS}
         self._slots = {kind: MAX_UNKNOWN if each is None else float(sum(each)) for kind, each in found.items()}
 
     def slots(self) -> float:
-        """GPUs of the cluster, or its CPUs if it has none."""
+        """The cluster's GPUs, or its CPUs if it has no GPUs."""
         return self._slots["gpu"] or self._slots["cpu"]
 
     def is_preempted(self, demand: Demand) -> bool:
-        """Whether others have the slots of a group that an experiment waits for, or get them first."""
+        """Whether other experiments have, or get first, the slots that a demand waits for."""
         return has_no_room(demand, self.demands.values(), self._slots[demand.kind])
 
     def step(self) -> None:
-        """Have as many groups of each kind as experiments should have. To be called after events, and now and then."""
+        """Adjust the number of groups of each kind. Call it after events, and periodically."""
         if self._shares_cluster:
             self._divide()
         else:
@@ -228,7 +228,7 @@ class Lender:
                 self._close(pool)
 
     def end(self) -> None:
-        """End all groups: those that have not started at once, the others as the desk's ranks ask for leases."""
+        """End all groups: those that have not started at once, the others when their ranks ask for leases."""
         for pool in list(self._owners.values()):
             self._close(pool)
 
@@ -239,7 +239,7 @@ class Lender:
         self._emit(PoolClosed(pool.owner, error))
 
     def _give_up(self, pool: _Pool, why: Unfit) -> None:
-        """Groups of this kind can't run trials: the experiments that need them get the error, and end."""
+        """Close a kind of groups that can't run trials. The experiments that need it get the error, and end."""
         if pool.owner in self._owners:
             self._close(pool, why.message or str(why.faults[0]))
             self.desk.unfit(pool.shape, why)
@@ -277,7 +277,7 @@ class Lender:
             self._make_room(demands)
 
     def _shared(self, kind: str, passed: float) -> dict[str, int]:
-        """How many groups each experiment gets of the cluster's slots of this kind, after so many seconds."""
+        """The number of groups of each experiment on slots of this kind. `passed`: seconds since the last division."""
         shares = self._shares[kind]
         asking = [demand for demand in self.demands.values() if demand.kind == kind and demand.groups]
         weights = {demand.name: demand.weight for demand in asking}
@@ -286,25 +286,25 @@ class Lender:
         return shares.divide(asking, self._slots[kind])
 
     def _make_room(self, demands: Iterable[Demand]) -> None:
-        """Have groups of a kind end for those of another that wait for their slots: at ends of trials; at once for a
-        higher priority."""
+        """End groups of one kind for waiting groups of another: at the ends of trials, or at once for a higher
+        priority."""
 
         def priorities(shape: str) -> list[int]:
             return [demand.priority for demand in demands if demand.shape == shape and demand.groups]
 
         for shape, pool in self._pools.items():
-            hungry = [
+            waiting = [
                 min(priorities(other), default=0)
                 for other, others in self._pools.items()
                 if other != shape and others.groups.has_waiting and others.groups.count <= others.wanted
             ]
-            if hungry and pool.groups.count > pool.wanted:
-                pool.groups.make_room(at_once=min(hungry) < min(priorities(shape), default=0))
+            if waiting and pool.groups.count > pool.wanted:
+                pool.groups.make_room(at_once=min(waiting) < min(priorities(shape), default=0))
 
 
 def has_no_room(demand: Demand, demands: Iterable[Demand], slots: float) -> bool:
-    """Whether the group that a demand asks for fits into none of so many slots of its kind that others neither have
-    nor, having a higher priority, wait for."""
+    """Whether a group of a demand does not fit into the slots of its kind that remain after the groups of others, and
+    after the groups that others with a higher priority wait for."""
     for each in demands:
         if each.kind == demand.kind and each.name != demand.name:
             groups = max(each.has, each.most) if each.priority < demand.priority else each.has

@@ -1,4 +1,4 @@
-"""Carries out what a `Lender` decides, on Ray: the shell around it, in a driver or in a server."""
+"""The shell around a `Lender`, in a driver or in a server: carries out its effects on Ray."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ POLL_S = 0.01
 
 
 class Announcer(Protocol):
-    """Where groups are announced, such as a run's display."""
+    """A display of messages about groups, such as a run's."""
 
     def say(self, line: str) -> None:
         """Print a line."""
 
     def waits(self, status: str) -> None:
-        """Show what groups wait for; "" if none waits."""
+        """Show the reason why groups wait; "" if none waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LendingPlan:
-    """Whose groups these are.
+    """The plan for the groups of a driver or a server.
 
     Attributes:
-        own_cluster: the cluster was started for them alone, on this machine.
-        directory: for what Ray Train would keep.
-        experiment: the only experiment that they are for: its code is loaded as they start; None: they are a server's.
-        max_slots: how many slots all groups may have together; None: no limit.
-        sizes: the allowed sizes, ascending, if there is only one group, which is elastic.
-        idle_s: how long there must have been more groups than trials before some are ended.
+        own_cluster: the cluster was started just for them, on this machine.
+        directory: for Ray Train's state.
+        experiment: the only experiment that they serve, whose code is loaded at their start; None: they are a server's.
+        max_slots: most slots of all groups together; None: no limit.
+        sizes: the allowed sizes, ascending, if there is a single, elastic group.
+        idle_s: how long there must be more groups than trials before some are ended.
     """
 
     own_cluster: bool
@@ -63,7 +63,7 @@ class LendingPlan:
     idle_s: float = IDLE_S
 
     def lender(self, emit: Callable[[LenderEffect], None], counts: Counts) -> Lender:
-        """The `Lender` of these groups."""
+        """A `Lender` for these groups."""
         is_servers = self.experiment is None
         return Lender(
             self.look(), time.monotonic, plan=self._groups, emit=emit, counts=counts, shares_cluster=is_servers
@@ -81,16 +81,17 @@ class LendingPlan:
         )
 
     def look(self) -> ClusterView:
-        """The cluster's nodes, and what it can grow to."""
+        """The cluster's nodes and its autoscaler's limits."""
         return look_at_cluster(None if self.own_cluster else autoscaler.limits())
 
 
 class Lending:
-    """Starts and ends on Ray the groups that a `Lender` decides on.
+    """Starts and ends groups on Ray, as a `Lender` decides.
 
     Args:
-        loop: the lender is called in its thread.
-        starts, ends: called with the name of each group that starts, with its slots, and that has ended.
+        loop: the event loop of the lender.
+        starts: called with the name and the slots of each group that starts.
+        ends: called with the name of each group that has ended.
     """
 
     def __init__(
@@ -171,8 +172,8 @@ class Lending:
         self._lender.on(owner, event)
 
     def end(self, *, at_once: bool) -> None:
-        """End all groups. Blocks until they have ended; from another thread. `at_once`: without waiting for them to
-        shut down: their cluster ends with them."""
+        """End all groups and wait for their ends. Call it from another thread. `at_once`: don't wait for their
+        shutdown, because their cluster ends too."""
         self._end_s = 0.0 if at_once else END_S
         self._loop.post(self._lender.end)
         deadline = time.monotonic() + PATIENCE_S
@@ -185,10 +186,10 @@ class Lending:
         self._looks.shutdown(cancel_futures=True)
 
     def _close(self, owner: str) -> None:
-        if (shell := self._shells.get(owner)) is None:  # `end` did not wait for the loop any longer
+        if (shell := self._shells.get(owner)) is None:  # `end` has stopped waiting for the loop
             return
         name = f"dray-end-{owner}"
         thread = threading.Thread(target=shell.close, args=(self._end_s,), name=name, daemon=True)
         thread.start()
         self._closing.append(thread)
-        self._shells.pop(owner, None)  # last: `end` waits for it, then joins the threads
+        self._shells.pop(owner, None)  # last, because `end` waits for this, then joins the threads

@@ -1,4 +1,4 @@
-"""The worker groups of a server, as an experiment that borrows them sees them."""
+"""A borrowing experiment's side of a server's worker groups."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupServer:
-    """A server that lends its groups, as those that borrow them know it: the address of its Ray cluster, and the
-    endpoint of its desk. `local`: its cluster is this machine."""
+    """The address of a server's Ray cluster, and the endpoint of its desk, for the experiments that borrow its groups.
+    `local`: the cluster is this machine."""
 
     address: str
     endpoint: Endpoint
     local: bool
 
     def cluster(self) -> Cluster:
-        """The connection to its cluster, which this process has already."""
+        """The cluster, to which this process is connected already."""
         from dray.cluster.connection import Cluster  # imports Ray
 
         return Cluster(own=False, local=self.local, description=f"the worker groups of the server at {self.address}")
 
 
 class LentGroups:
-    """In place of a `dray.groups.lender.Lender`: the server starts and ends the groups.
+    """Replaces a `dray.groups.lender.Lender` in an experiment on a server, which starts and ends the groups.
 
     Args:
         client: the name of this run.
-        endpoint: where its trials report.
+        endpoint: the endpoint for its trials' reports.
         share: see `dray.groups.lender.Lender.add`.
         hear: called with each message of the server's desk, in any thread.
     """
@@ -65,7 +65,7 @@ class LentGroups:
 
     @property
     def count(self) -> int:
-        """The number of groups that train its trials."""
+        """The number of groups that are training this run's trials."""
         return len(self._leases)
 
     ready_count = count
@@ -75,22 +75,22 @@ class LentGroups:
         self._desk.tell(method, *args)
 
     def take(self, call: Call) -> None:
-        """No worker calls a desk here."""
+        """Reject the call: workers call the server's desk."""
         call.fail("the groups are a server's")
 
     def step(self) -> None:
-        """The server decides how many groups there are.
+        """Check the connection; the server decides on the number of groups.
 
         Raises:
-            ConnectionLost: it has forgotten this client: the experiment needs another process.
+            ConnectionLost: the server has forgotten this client: the experiment needs another process.
         """
         if self._desk.is_lost:
             raise ConnectionLost("lost the connection to the server")
 
     def nodes_drain(self, nodes: Iterable[str]) -> None:
-        """The server watches the nodes."""
+        """No-op: the server watches the nodes."""
 
     def end(self) -> None:
-        """Have the server forget this client once its trials have left."""
+        """Let the server forget this client once its trials have left."""
         self._desk.tell("remove", self._client)
         self._desk.close()

@@ -1,7 +1,7 @@
-"""The worker groups of a run on Ray: how many there should be, when one starts, and when one ends.
+"""The worker groups of a run on Ray: their number, starts and ends.
 
-There should be as many groups as trials can run, and no more than fit once the cluster has grown as far as it can
-(`Capacity`). `Groups.reconcile` takes the next step there. Groups that don't fit yet wait for nodes (`NodeWait`).
+There should be as many groups as trials can run, but no more than fit after the cluster has scaled up fully
+(`Capacity`). `Groups.reconcile` takes the next step. Groups that don't fit yet wait for nodes (`NodeWait`).
 """
 
 from __future__ import annotations
@@ -26,36 +26,35 @@ from dray.groups.states import GroupEvent, GroupState, Member
 from dray.groups.waiting import NodeWait
 
 LOOK_S = 1.0
-"""How often, on a cluster, groups are checked: which wait for nodes, and which are needed. What is known of the cluster
-is no older when groups start."""
+"""How often the groups on a shared cluster are checked, and the greatest age of the view when groups start."""
 IDLE_S = 15.0
-"""How long there must have been more groups than trials before some are ended, by default: about as long as a start
-takes, so that a wrong guess costs at most twice as much as the right one (ski rental; Karlin et al. 1988)."""
+"""How long there must be more groups than trials before some are ended, by default: about the time of a start, so that
+a wrong guess costs at most twice as much as the right one (ski rental; Karlin et al. 1988)."""
 MAX_FAILED_STARTS = 5  # a group that starts this many times without finishing a lease ends the experiment
-BROKEN_AFTER = 2  # once errors of its GPUs have ended this many different trials, a node gets no more
+BROKEN_AFTER = 2  # number of different trials ended by a node's GPU errors after which it gets no more
 IN_TURN_S = 30.0
-"""On a local cluster the first group, Tune, and further groups start one after another: how long each may take before
-the next starts anyway."""
+"""On a local cluster, the first group, Tune, and further groups start one after another; the next one starts at the
+latest after this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsPlan:
-    """What groups are made of, and how many there may be."""
+    """The slots of groups, and limits on their number."""
 
-    owner: str  # name of their owner, at the desk
-    slots: Slots  # of a group; of the smallest, if it is elastic
-    max_slots: int | None = None  # how many slots all groups may have together; None: no limit
-    sizes: tuple[int, ...] = ()  # the allowed sizes, ascending, if there is only one group, which is elastic
-    own_cluster: bool  # the cluster was started for this experiment alone, on this machine
-    idle_s: float = IDLE_S  # how long there must have been more groups than trials before some are ended
-    min_groups: int = 1  # how many stay even then
+    owner: str  # the owner's name at the desk
+    slots: Slots  # the slots of a group, or of the smallest group if it is elastic
+    max_slots: int | None = None  # most slots of all groups together; None: no limit
+    sizes: tuple[int, ...] = ()  # the allowed sizes, ascending, if there is a single, elastic group
+    own_cluster: bool  # the cluster was started just for this experiment, on this machine
+    idle_s: float = IDLE_S  # how long there must be more groups than trials before some are ended
+    min_groups: int = 1  # number of groups that stay even then
 
 
 class Groups:
-    """The groups that exist, each from its start to its end.
+    """The existing groups, each from its start to its end.
 
-    Pure: no Ray, no threads, no clock. ``now`` is the time in seconds, by any clock that does not go backwards. `names`
-    and `starts` number groups and their starts; nobody else at the desk gets the same.
+    Pure: no Ray, no threads, no clock. `now` is the time in seconds, by any clock that does not go backwards. `names`
+    and `starts` yield numbers for groups and their starts, unique at the desk.
     """
 
     def __init__(
@@ -102,12 +101,12 @@ class Groups:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a group has no slots yet."""
+        """Whether a group is still waiting for its slots."""
         return self._in_state["asked"] + self._in_state["waiting"] > 0
 
     # ------------------------------------------------------------------ events
     def on(self, event: Message | effects.GroupsEvent, now: float) -> None:
-        """Take a message of the desk, or a report of the shell; `reconcile` then takes the next step."""
+        """Handle a message of the desk or an event from the shell. Call `reconcile` afterwards."""
         match event:
             case messages.WorkerArrived():
                 if (member := self._member(event.group, event.start)) is not None:
@@ -126,7 +125,7 @@ class Groups:
                 if self._trains_since is None:
                     self._trains_since = now
             case messages.TrialLeft():
-                self._failed_starts.pop(event.group, None)  # it works
+                self._failed_starts.pop(event.group, None)  # the group works
                 if event.failure is not None and event.failure.node:
                     self._gpu_failed(event.failure.node, event.trial)
             case effects.GroupPlaced():
@@ -150,7 +149,7 @@ class Groups:
         self._choice.look(view, now)
 
     def _member(self, name: str, start: int) -> Member | None:
-        """The group, unless this start of it has ended."""
+        """A group, or None if this start of it has ended."""
         member = self._members.get(name)
         return member if member is not None and member.start == start else None
 
@@ -161,8 +160,8 @@ class Groups:
         self._in_state[member.state] += 1
 
     def _gpu_failed(self, node: str, trial: int) -> None:
-        """A GPU of this node has ended a trial. After two different ones the node gets no more: a broken GPU fails
-        faster than others train, and would end one trial after another."""
+        """Handle the end of a trial by a GPU error. After two different trials, the node gets no more: a broken GPU
+        fails faster than others train, and would end one trial after another."""
         trials = self._gpu_faults.setdefault(node, set())
         trials.add(trial)
         if len(trials) < BROKEN_AFTER or node in self._choice.broken:
@@ -178,7 +177,7 @@ class Groups:
             self._fail(f"{what}, and no other node has room for a trial; {check}")
 
     def _ended(self, name: str, start: int, *, is_lost: bool, error: str) -> None:
-        """A group's processes have ended; ``is_lost``: unexpectedly, by ``error`` if known."""
+        """Handle the end of a group's processes. `is_lost`: it was unexpected, because of `error` if known."""
         if (member := self._member(name, start)) is None:
             return
         self._end_group(member)
@@ -198,10 +197,10 @@ class Groups:
 
     # ------------------------------------------------------------------ while they run
     def reconcile(self, wanted: int, now: float) -> None:
-        """Replace groups that have ended, end those without use, and start more that are wanted.
+        """Replace ended groups, end unneeded ones, and start more if they are wanted.
 
-        To be called after events, and now and then; not when the search is done: then groups end by themselves.
-        `wanted`: how many trials could run now, including those that do.
+        Call it after events, and periodically, until the search is done; then groups end on their own. `wanted`: number
+        of trials that could run now, including running ones.
         """
         self._wanted = wanted
         if self._has_failed:
@@ -215,7 +214,7 @@ class Groups:
 
     def _replace_ended(self, now: float) -> None:
         wanted: float = self._wanted
-        if self._choice.broken:  # groups that leave a broken node may find no room elsewhere
+        if self._choice.broken:  # groups from a broken node may not fit elsewhere
             wanted = min(wanted, self._capacity.max_groups_after_scale_up)
         while self._to_replace:
             name = self._to_replace.pop()
@@ -223,7 +222,7 @@ class Groups:
                 self._start_group(name, now)
 
     def _start_more(self, now: float) -> None:
-        """Start groups that are wanted, as many as may start at the same time."""
+        """Start wanted groups, as many as may start at the same time."""
         if self._wanted <= self.count or not (self._more_may_start(now) or now >= self._tried_at + IN_TURN_S):
             return
         if not self._plan.own_cluster and now > self._seen_at + LOOK_S:
@@ -232,7 +231,7 @@ class Groups:
         self._tried_at = now
         capacity = self._capacity
         wanted = min(self._wanted, capacity.max_groups_after_scale_up)
-        # Groups that wait for a node do not slow down those whose workers start.
+        # Groups that wait for a node don't slow down those whose workers are starting.
         starting = sum(self._in_state[state] for state in ("sizing", "asked", "starting"))
         while self.count < wanted:
             if self.count < capacity.groups_now and starting >= capacity.max_concurrent_starts:
@@ -241,11 +240,13 @@ class Groups:
             starting += 1
 
     def _more_may_start(self, now: float) -> bool:
-        """Whether groups after the first may start: on a cluster at once, on a local one when the first group trains.
+        """Whether groups after the first may start: on a shared cluster at once, on a local one when the first one
+        trains.
 
-        With few cores, a group that starts takes one from the group that trains. Whether that pays depends on how long
-        the search still runs, which is unknown. So it starts when the first group has trained for as long as it took to
-        its first report (ski rental: at most twice as long as the better of now and never; Karlin et al. 1988).
+        With few cores, a starting group takes one from the training group. Whether that pays off depends on the
+        remaining time of the search, which is unknown. So it starts when the first group has trained for as long as it
+        took until its first report (ski rental: at most twice the time of the better of now and never; Karlin et al.
+        1988).
         """
         if not self._plan.own_cluster or not self.count:
             return True
@@ -267,7 +268,7 @@ class Groups:
                 self._ask_to_look()
 
     def _size(self, elastic: Elastic, now: float) -> None:
-        """Start an elastic group whose size is known now."""
+        """Start an elastic group once its size is known."""
         for member in self._members.values():
             if member.state == "sizing":
                 is_seen = self._plan.own_cluster or self._seen_at >= member.since
@@ -277,7 +278,7 @@ class Groups:
                     self._emit(effects.StartGroup(group=member.name, start=member.start, slots=member.slots))
 
     def _on_nodes(self, nodes: Collection[str]) -> list[str]:
-        """Groups to drain there. While one starts, there is nothing to save; callers ask again in a second."""
+        """The groups to drain on these nodes. Starting groups have nothing to save; callers ask again in a second."""
         return [
             member.name
             for member in self._members.values()
@@ -285,7 +286,7 @@ class Groups:
         ]
 
     def _drain(self, name: str) -> None:
-        """Have a group's trial save and continue in another group; this one ends, and is replaced."""
+        """Let a group's trial save and continue in another group. This group ends, and is replaced."""
         self._move(self._members[name], "drain")
         self._desk.drain(name)
 
@@ -300,7 +301,7 @@ class Groups:
             self._emit(effects.LookAtCluster(waiting=self._in_state["waiting"] > 0))
 
     def _check(self, now: float) -> None:
-        """Find groups that wait for nodes, end those without a trial, and resize an elastic one."""
+        """Find groups that wait for nodes, end idle groups, and resize an elastic one."""
         self._checked_at = now
         for name in self._on_nodes(self._choice.broken):
             self._drain(name)
@@ -310,7 +311,7 @@ class Groups:
         if self._elastic is not None:
             self._resize(self._elastic, now)
         elif surplus := self._surplus(now):
-            # First those that wait for nodes. The desk knows which of the others have no trial.
+            # First the groups that wait for nodes, then those that the desk finds idle.
             ends = sorted(self._waiting(), key=lambda member: member.name)[:surplus]
             for member in ends:
                 self._end_group(member)
@@ -329,8 +330,8 @@ class Groups:
                 self._start_group(name, now, labels)
 
     def make_room(self, *, at_once: bool) -> None:
-        """End groups beyond what trials need, for groups of others. `at_once`: trials in them save and move; else
-        they train to their end first."""
+        """End superfluous groups to make room for others. `at_once`: their trials save and move; otherwise they train
+        to their end first."""
         surplus = self.count - self._wanted
         for member in self._waiting()[: max(0, surplus)]:
             self._end_group(member)
@@ -342,7 +343,7 @@ class Groups:
         return [member for member in self._members.values() if member.state == "waiting"]
 
     def _surplus(self, now: float) -> int:
-        """How many groups have had no trial for so long that they are to end."""
+        """The number of groups that have been idle for too long."""
         surplus = self.count - max(self._plan.min_groups, self._wanted)
         if surplus <= 0:
             self._idle_since = None
@@ -354,7 +355,8 @@ class Groups:
         return 0
 
     def _resize(self, elastic: Elastic, now: float) -> None:
-        """Replace an elastic group by a larger one if there is room, or by a smaller one if others took its slots."""
+        """Replace an elastic group with a larger one if there is room, or with a smaller one if its slots were
+        taken."""
         for name, member in list(self._members.items()):
             if member.state == "waiting" and elastic.may_shrink(now):
                 self._say(f"others took slots of worker group {name}: its trial continues with fewer")
@@ -367,7 +369,7 @@ class Groups:
 
     # ------------------------------------------------------------------ the end
     def close(self) -> None:
-        """End the groups that have not started; the others end by themselves, as the desk says."""
+        """End the groups that have not started. The desk ends the others."""
         if self._elastic is not None:
             self._elastic.close()
         for member in list(self._members.values()):

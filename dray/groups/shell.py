@@ -1,6 +1,6 @@
-"""Carries out on Ray what `dray.groups.pool.Groups` decides, and reports what comes of it.
+"""Carries out the effects of `dray.groups.pool.Groups` on Ray, and reports the resulting events.
 
-Calls of Ray may take long, and block while the head of the cluster does not answer, so threads make them.
+Threads call Ray, because its calls can take long, and block while the head of the cluster does not answer.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from dray.groups.group import WorkerGroup
 from dray.text import one_line
 
 END_S = 30.0
-"""How long the threads of groups may take to end, once their groups have ended: one that still waits for Ray when the
-connection is closed may crash the whole process."""
+"""How long the threads of ended groups may take to end: a thread that is waiting for Ray when the connection is closed
+may crash the process."""
 POLL_S = 0.05
-"""How often a new reservation is looked at; after `SETTLE_S`, every `RETRY_S`."""
+"""How often a new reservation is checked; after `SETTLE_S`, every `RETRY_S`."""
 RETRY_S = 1.0
-"""How long after an error of Ray to look at the cluster again."""
+"""Seconds from an error of Ray to the next look at the cluster."""
 
 Report = Callable[[effects.GroupsEvent | effects.ProcessesEnded], None]
 
@@ -52,10 +52,10 @@ class GroupsShell:
         self._rooms: dict[int, _Room] = {}
         self._is_closing = threading.Event()
         self._acts = ThreadPoolExecutor(1, "dray-groups")
-        self._looks = ThreadPoolExecutor(1, "dray-looks")  # for seconds, perhaps: groups start and end meanwhile
+        self._looks = ThreadPoolExecutor(1, "dray-looks")  # a separate thread, because a look may take seconds
 
     def perform(self, effect: effects.ShellEffect) -> None:
-        """Carry out an effect, after those before it. Does not wait for that."""
+        """Queue an effect."""
         if isinstance(effect, effects.LookAtCluster):
             done = self._looks.submit(self._look, effect)
         else:
@@ -63,7 +63,7 @@ class GroupsShell:
         done.add_done_callback(self._check)
 
     def close(self, within_s: float) -> None:
-        """Give the groups ``within_s`` seconds, all together, to end by themselves; then end them.
+        """Give all groups together `within_s` seconds to end on their own; then end them.
 
         Call `Groups.close` first, and perform its effects.
         """

@@ -1,4 +1,4 @@
-"""What a worker group is made of."""
+"""The slots of worker groups."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dray.desk.wire import wire
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """The slots of a group: how many, and the resources of each."""
+    """The slots of a group: their number, and the resources of each."""
 
     per_trial: int  # workers of a group, one per slot
     gpu: bool
     cpus_per_slot: float
     runtime_env: Mapping[str, Any]
-    placement_strategy: str = "PACK"  # how Ray spreads the workers over nodes
-    shared_by: int = 1  # how many groups of one worker share a slot
+    placement_strategy: str = "PACK"  # Ray's strategy for spreading the workers over nodes
+    shared_by: int = 1  # number of one-worker groups that share a slot
     gpu_types: tuple[str, ...] = ()
-    """Types of GPUs, in the order of preference; all of a group are of one type. (): of any."""
-    labels: Mapping[str, str] = field(default_factory=dict)  # the label selector of a group's nodes
+    """GPU types in order of preference; a group's GPUs have the same type. (): any type."""
+    labels: Mapping[str, str] = field(default_factory=dict)  # the label selector for a group's nodes
 
     def __str__(self) -> str:
         """The resources of a group, as text."""
@@ -34,22 +34,22 @@ class Slots:
 
     @property
     def env_for_ray(self) -> dict[str, Any]:
-        """The runtime environment as Ray takes it: after a message its lists are tuples, which Ray refuses."""
+        """The runtime environment for Ray, which needs lists: messages turn them into tuples."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in self.runtime_env.items()}
 
     @property
     def taken(self) -> float:
-        """How many slots a group takes: a whole number, or 1/n."""
+        """The number of slots that a group takes: a whole number, or 1/n."""
         return self.per_trial if self.shared_by == 1 else 1 / self.shared_by
 
     @property
     def unit(self) -> float:
-        """GPUs of a slot, or CPUs if it has no GPU."""
+        """A slot's GPUs, or its CPUs if it has no GPU."""
         return 1.0 if self.gpu else self.cpus_per_slot
 
     @property
     def share(self) -> str:
-        """A group's share of a slot, as text, such as "1/4 GPU"; "" if groups share none."""
+        """A group's share of a slot as text, such as "1/4 GPU"; "" if groups don't share slots."""
         if self.shared_by == 1:
             return ""
         return f"{Fraction(1, self.shared_by)} GPU" if self.gpu else self._cpus
@@ -68,5 +68,5 @@ class Slots:
     def resources(self) -> dict[str, float]:
         """The resources of each worker, for Ray."""
         has = {"CPU": float(self.cpus_per_slot), **({"GPU": 1.0} if self.gpu else {})}
-        # Rounded down to Ray's precision: however Ray rounds, n shares are no more than the whole.
+        # Rounded down to Ray's precision, so that n shares never exceed the whole.
         return {name: math.floor(amount * 10_000 / self.shared_by) / 10_000 for name, amount in has.items()}

@@ -9,16 +9,16 @@ from typing import Literal
 from dray.groups.slots import Slots
 
 GroupState = Literal["sizing", "asked", "waiting", "starting", "ready", "draining", "ended"]
-"""sizing: it is elastic, and its size depends on slots that are being reserved. asked: it has asked for its slots.
-waiting: it had none when the cluster was last checked. starting: it has them, and its processes start. ready: all its
-processes can train. draining: its trial saves and continues in another group; then its processes end. ended: another
-start may take its place."""
+"""sizing: an elastic group, whose slots are being reserved. asked: it has requested its slots. waiting: it had no slots
+at the last check of the cluster. starting: it has its slots, and its processes are starting. ready: all its processes
+can train. draining: its trial saves and continues in another group; then its processes end. ended: another start may
+take its place."""
 
 GroupEvent = Literal["ask", "wait", "place", "ready", "drain", "end"]
 
 TRANSITIONS: Mapping[GroupState, Mapping[GroupEvent, GroupState]] = {
     "sizing": {"ask": "asked", "end": "ended"},
-    # The desk may hear of its processes before the shell has reported its slots.
+    # Its processes may reach the desk before the shell reports its slots.
     "asked": {"wait": "waiting", "place": "starting", "ready": "ready", "end": "ended"},
     "waiting": {"place": "starting", "ready": "ready", "end": "ended"},
     "starting": {"ready": "ready", "end": "ended"},
@@ -30,8 +30,8 @@ TRANSITIONS: Mapping[GroupState, Mapping[GroupEvent, GroupState]] = {
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """One start of a group, numbered; since when it asks for its slots; and the ids of its nodes, as far as
-    processes have arrived."""
+    """One start of a group. `since`: the time of its request for slots; `nodes`: ids of the nodes from which processes
+    have arrived."""
 
     name: str
     start: int
@@ -41,7 +41,7 @@ class Member:
     nodes: set[str] = field(default_factory=set)
 
     def on(self, event: GroupEvent) -> None:
-        """Take an event. One that is not allowed in this state is an AssertionError, and changes nothing."""
+        """Move to the next state. An event that the state does not allow is an AssertionError, and changes nothing."""
         allowed = TRANSITIONS[self.state]
         assert event in allowed, f"worker group {self.name}, start {self.start}, is {self.state}: no {event!r} now"
         self.state = allowed[event]

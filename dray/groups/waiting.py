@@ -1,4 +1,4 @@
-"""What worker groups wait for while they have no nodes, as text for the user."""
+"""Messages for the user about worker groups that wait for nodes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dray.groups.slots import Slots
 from dray.text import counted
 
 SAY_AFTER_S = 10.0
-"""How long a group must have waited before that is reported: with free nodes it takes less than a second, and an
-autoscaler looks every five."""
-SAY_EVERY_S = 5.0  # how often what they wait for is looked at after that
+"""How long a group must wait before that is reported: with free nodes it takes less than a second, and the autoscaler
+acts every five seconds."""
+SAY_EVERY_S = 5.0  # seconds between checks for changes after that
 
 
 class NodeWait:
-    """Follows what a run's groups wait for. `status`: that, in short; "" if none waits."""
+    """Follows the waiting groups of a run. `status`: a short summary; "" if none waits."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -23,8 +23,8 @@ class NodeWait:
         self.status = ""
 
     def look(self, waiting: int, groups: int, view: ClusterView, now: float) -> str:
-        """What groups wait for, in one line, if that has changed; otherwise "". Nothing is said if the view was not
-        taken for groups that wait."""
+        """A line about the waiting groups if their situation has changed, else "". Also "" if the view was not taken
+        for waiting groups."""
         if not waiting:
             self._since, self._said, self.status = None, None, ""
             return ""
@@ -46,7 +46,7 @@ class NodeWait:
 
 
 def _resources(view: ClusterView) -> str:
-    """What the cluster has, and how much of it is free."""
+    """The cluster's GPUs and CPUs, and the free ones, as text."""
     has = {kind: sum(node.resources.get(kind, 0.0) for node in view.nodes) for kind in ("GPU", "CPU")}
     kinds = [f"{has[kind]:g} {kind}s ({(view.free or {}).get(kind, 0):g} free)" for kind in has if has[kind]]
     return f"{' and '.join(kinds) or 'no CPUs'} on {counted(len(view.nodes), 'node')}"
