@@ -1,1 +1,1 @@
-"""The worker's side: the processes of a worker group, which run one leased trial after another."""
+"""Workers: the processes of a worker group, which run one leased trial after another."""

@@ -11,7 +11,7 @@ from collections.abc import Container
 from pathlib import Path
 
 END_S = 2.0
-"""How long a child may take to end after each signal, and a trial's threads to end without one."""
+"""How long a child may take to end after each signal, and a trial's threads to end on their own."""
 
 # Helpers of Python and torch, which serve the whole process and end with it.
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker", "torch_shm_manager")
@@ -20,12 +20,12 @@ _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "c
 def children(spare: Container[int] = ()) -> dict[int, str]:
     """The living children and their command lines, without `spare` and the helpers of Python and torch."""
     try:
-        # One system call if there are none. Zombies are left to whoever waits for them.
+        # A single system call if there are none. Zombies are left for their waiters.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return {}
     found: dict[int, None] = {}  # in order
-    for _ in range(2):  # a thread that ends hands its children to another one, which may have been read already
+    for _ in range(2):  # an ending thread passes its children to another one, which may have been read already
         for task in Path("/proc/self/task").glob("*/children"):
             with contextlib.suppress(OSError):  # the thread has ended
                 found |= dict.fromkeys(int(child) for child in task.read_text().split())
@@ -56,7 +56,7 @@ def end_children(spare: Container[int] = ()) -> dict[int, str]:
                 os.kill(child, number)
         deadline = time.monotonic() + END_S
         while left and time.monotonic() < deadline:
-            multiprocessing.active_children()  # reaps those that it knows
+            multiprocessing.active_children()  # reaps the children that it knows
             left = {child for child in left if is_alive(child)}
             time.sleep(0.01 if left else 0)
     return found

@@ -1,4 +1,4 @@
-"""Where a worker group's processes start: they report to the desk before the long imports begin."""
+"""The entry point of a worker group's processes, which report to the desk before the long imports begin."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from dray.worker.spec import WorkerSpec
 from dray.worker.unfit import give_up
 
 NCCL = {
-    # A collective that fails or times out ends the process: whatever is computed after it is garbage. Without cleaning
-    # up, since aborting its communicator may hang. It is torch's default; another would train on.
+    # A collective that fails or times out ends the process, because later results would be garbage. There is no
+    # clean-up, since aborting its communicator may hang. This is torch's default; other values would train on.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
-    # What each rank was doing then is dumped, to a file that each trial sets anew.
+    # The activity of each rank is dumped then, to a file that each trial sets anew.
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "TORCH_FR_DUMP_DYNAMIC_FILE_NAME": "1",
 }
-"""How torch handles errors of NCCL, unless the node's environment or the config says otherwise."""
+"""Settings for torch's handling of NCCL errors, unless the node's environment or the config sets them."""
 
 _served = threading.Event()
 _error = ""
 
 
 def serve_leases(worker: WorkerSpec) -> None:
-    """What Ray Train runs on each worker: serve leases until the desk has no more."""
+    """Serve leases until the desk has no more. Runs on each worker."""
     global _error
     try:
         _serve_leases(worker)
     except BaseException as error:
         _error = f"{type(error).__name__}: {one_line(error)}"
-        traceback.print_exc()  # into Ray's log of this process
+        traceback.print_exc()  # goes to Ray's log of this process
         raise
     finally:
         _served.set()
 
 
 def ended() -> str:
-    """Runs on each worker, in parallel to `serve_leases`: waits for its end, and returns its error, or "".
+    """Wait for the end of `serve_leases`, and return its error, or "". Runs on each worker in parallel to it.
 
     The call fails as soon as the process dies, so the caller need not poll.
     """
@@ -58,11 +58,10 @@ def ended() -> str:
 
 
 def skip_rays_exit_handlers() -> None:
-    """Have this process end before the exit handlers of C and C++ that are registered by now: those of Ray.
+    """Let this process exit before the C and C++ exit handlers that are registered so far, which are Ray's.
 
-    In Ray 2.60 they can wait for themselves forever: `~CoreWorkerProcessImpl` holds the mutex of a scheduler while it
-    destroys a handler that posts to it. What matters has happened before, by Python's exit handlers. The handlers of
-    libraries that are loaded later run earlier, also those of C.
+    In Ray 2.60 they can deadlock: `~CoreWorkerProcessImpl` holds the mutex of a scheduler while it destroys a handler
+    that posts to it. Python's exit handlers run before. So do the exit handlers of libraries that are loaded later.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
@@ -73,9 +72,9 @@ def skip_rays_exit_handlers() -> None:
 def _serve_leases(worker: WorkerSpec) -> None:
     skip_rays_exit_handlers()
     if not ray.get_gpu_ids():
-        # On a CPU slot Ray leaves all of the node's GPUs visible.
+        # Ray leaves all GPUs of the node visible on CPU slots.
         set_variables({"CUDA_VISIBLE_DEVICES": ""})
-    # Before torch is imported, which reads some of them.
+    # Set before torch is imported, because torch reads some of them.
     for name, value in NCCL.items():
         os.environ.setdefault(name, value)
     set_variables(worker.environment)
@@ -92,7 +91,7 @@ def _serve_leases(worker: WorkerSpec) -> None:
                 worker.experiment.check_node()
         except UnfitNode as unfit:
             return give_up(desk, worker.owner, worker.group, unfit)
-        gc.disable()  # until all is imported: collections would take a fifth of that time
+        gc.disable()  # during the imports, of whose time collections would take a fifth
         try:
             from dray.worker.serve import serve
         except ImportError as error:

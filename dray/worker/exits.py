@@ -1,8 +1,8 @@
-"""Waits until a trial's program has exited on all ranks, and detects a rank that another's exit leaves blocked.
+"""Waits until a trial's program has exited on all ranks, and detects a rank that is blocked by another rank's exit.
 
 Under torchrun a process that exits closes its connections, so a rank that is blocked in a collective with it fails.
 Here processes and connections outlive the program, and that rank would block until the collective times out. Counting
-collectives detects it: the rank has begun more of them than one whose program has exited.
+collectives detects this: the blocked rank has begun more of them than the rank whose program has exited.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ POLL_S = 0.1
 
 
 def collectives_begun() -> int:
-    """How many collectives of all ranks this rank has begun, as far as the count is reliable.
+    """The number of collectives of all ranks that this rank has begun, as far as the count is reliable.
 
-    gloo also counts what one rank sends to another: with two ranks it counts on both, with more not on all.
+    gloo also counts point-to-point messages: with two ranks on both of them, with more ranks not on all.
     """
     world: Any = dist.group.WORLD
     backends = {world._get_backend(device) for device in world._device_types}
@@ -38,8 +38,8 @@ def collectives_begun() -> int:
 
 
 class ProgramExits:
-    """The exits of one lease's program, as one rank sees them. `store`: as of `DistributedContext.side_store`; None:
-    this rank is alone. `count`: `collectives_begun`, or a substitute."""
+    """The exits of one lease's program, seen from one rank. `store`: from `DistributedContext.side_store`; None for a
+    single rank. `count`: `collectives_begun`, or a substitute."""
 
     def __init__(
         self, store: Any, lease: int, rank: int, size: int, count: Callable[[], int] = collectives_begun
@@ -50,7 +50,7 @@ class ProgramExits:
 
     @contextlib.contextmanager
     def watch(self, code: Path | None) -> Iterator[None]:
-        """While the program runs in the block, report if it is blocked in a collective with a rank that has exited."""
+        """Report if the program in the block is blocked in a collective with a rank that has exited."""
         if self._store is None:
             yield
             return
@@ -82,10 +82,10 @@ class ProgramExits:
         return None
 
     def wait(self) -> str:
-        """Wait, after the program has exited here, until it has on all ranks; returns the error if another rank is
-        blocked by this exit, otherwise "".
+        """Wait, after the program has exited on this rank, until it has on all ranks. Returns an error if another rank
+        is blocked by this exit, otherwise "".
 
-        Not by a collective, which would time out while another rank finishes its work alone.
+        A collective would time out while another rank finishes its work alone.
         """
         if self._store is None:
             return ""

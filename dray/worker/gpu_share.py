@@ -7,18 +7,18 @@ import time
 import torch
 
 CONTEXT_BYTES = 1 << 30
-"""What a process uses of a GPU besides its tensors: CUDA's context (534 MiB on an H100) and the kernels that it loads.
-torch's allocator does not count it. Not measured: while one process starts, the others allocate."""
+"""GPU memory of a process besides its tensors: CUDA's context (534 MiB on an H100) and loaded kernels. torch's
+allocator does not count it, and it can't be measured, because other processes allocate while one starts."""
 FREE = 3 / 4
-"""How much of its share of a GPU a process finds free; other programs, such as a desktop, may use the rest."""
+"""The part of its share of a GPU that a process must find free; other programs, such as a desktop, may use the rest."""
 WAIT_S = 30.0
 CHECK_EVERY_S = 0.2
 
 
 def wait_for_gpu_memory(device: torch.device, trials: int) -> None:
-    """Wait until a process's share of a GPU is free, but no longer than `WAIT_S`: others may use it for good.
+    """Wait until a process's share of a GPU is free, for `WAIT_S` at most, as other programs may keep using it.
 
-    Ray gives a GPU to the next process as soon as one has died, whose memory may take seconds to be freed.
+    Ray gives a GPU to the next process as soon as the previous one has died, but freeing its memory may take seconds.
     """
     deadline = time.monotonic() + WAIT_S
     while _free_part(device) < FREE / trials and time.monotonic() < deadline:
@@ -38,9 +38,9 @@ def _free_part(device: torch.device) -> float:
 def limit_gpu_memory(trials: int) -> None:
     """Limit this process to its share of the current device's memory.
 
-    A tensor beyond it raises ``torch.OutOfMemoryError`` here, and the other trials keep their shares. The limit is that
-    of torch's allocator: memory that others allocate, such as NCCL, is not limited. A trial may change the limit, so it
-    is set again before each.
+    A tensor beyond the limit raises ``torch.OutOfMemoryError`` here, and the other trials keep their shares. It is the
+    limit of torch's allocator: other memory, such as NCCL's, is not limited. It is set before each trial, because a
+    trial may change it.
     """
     device = torch.cuda.current_device()
     total = torch.cuda.get_device_properties(device).total_memory

@@ -14,11 +14,11 @@ from typing import NoReturn
 from dray.worker.children import end_children
 
 CHECKS = 10
-"""How often a trial is checked within its timeout."""
+"""Number of checks of a trial within its timeout."""
 SLACK = 1.5
-"""A process that can't even check its trial, because something holds the GIL, gets this many times its timeout."""
+"""Factor of the timeout for a process that can't even check its trial, because something holds the GIL."""
 RECORD = "collectives_of_rank_"
-"""Begins the name of a file with the last collectives of a rank."""
+"""Prefix of the files with the last collectives of a rank."""
 REPORT_TIMEOUT_S = 5.0
 """How long reporting a hang may take."""
 
@@ -81,7 +81,7 @@ def dump_collectives(log: Path, rank: int) -> None:
     import torch.distributed as dist
 
     name = "_dump_nccl_trace" if "nccl" in dist.get_backend_config() else "_dump_fr_trace"
-    # Older versions of torch record none of gloo.
+    # Older versions of torch do not record gloo's collectives.
     if (dump := getattr(torch._C._distributed_c10d, name, None)) is not None:
         Path(f"{log.parent}/{RECORD}{rank}").write_bytes(dump(True, True, False))
 

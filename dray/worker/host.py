@@ -1,4 +1,4 @@
-"""The hosts of trials in leased Ray workers: reports go to the driver, checkpoints to storage, decisions come back."""
+"""The hosts of trials in leased Ray workers: they send reports to the driver, and checkpoints to the store."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class RayHost:
 
     Args:
         driver, desk: the connections to the trial's driver, and to the desk that lends the worker group.
-        code_dir: copied into every checkpoint, or None.
-        is_program: the trial is a program, and ends when the program does, not with a `fit()` in it.
+        code_dir: a directory that is copied into every checkpoint, or None.
+        is_program: whether the trial is a program, which ends when the program does, not with a `fit()` in it.
     """
 
     experiment_id = 1  # a run has one experiment
     best_supported = True
-    secrets: Sequence[str] = ()  # the experiment's copy of the code has none
+    secrets: Sequence[str] = ()  # the experiment's copy of the code contains none
 
     def __init__(
         self,
@@ -72,34 +72,35 @@ class RayHost:
 
     # ------------------------------------------------------------------ the lease
     def resume(self) -> LeaseOutcome | None:
-        """Find the checkpoint to resume from, and send the report that it carries; returns as `Reports.resume`."""
+        """Find the checkpoint to resume from, and send the report stored in it. Returns as `Reports.resume`."""
         self._store.sweep()
         found = self._store.open_latest(self._link.damaged)
         if found is None:
             return None
         self.latest_checkpoint, directory = found
         path = directory / REPORT_FILE
-        if not path.exists():  # a checkpoint that another tool wrote
+        if not path.exists():  # another tool wrote the checkpoint
             return None
         carried = json.loads(path.read_text())
         # The process that committed it may have been killed before it could report it.
         self._link.saved(self.latest_checkpoint, carried["batches"], carried["metric"])
-        # One of an earlier version lacks some.
+        # A report of an earlier version lacks some fields.
         report = DeskReport(**{name: carried[name] for name in DeskReport.__slots__ if name in carried})
         return self.reports.resume(report, carried["decides"])
 
     def end(self) -> LeaseOutcome:
-        """The trial's code has returned. Returns how it ended: completed, interrupted, or as the search decided."""
+        """End the trial after its code has returned. Returns the outcome: completed, interrupted, or the search's
+        decision."""
         return self.reports.complete()
 
     def close(self) -> None:
-        """Send what is left, even if the trial failed. The last call of a lease to its host, on every rank."""
+        """Send all remaining data, even if the trial failed. This is a lease's last call of its host, on every rank."""
         self._store.close()
         self._link.flush()
 
     @property
     def has_reported(self) -> bool:
-        """Whether the trial's code has reported, now or before the checkpoint that it resumed from."""
+        """Whether the trial's code has reported, in this lease or before its checkpoint."""
         resumed = self.latest_checkpoint is not None or self.lease.last_step is not None
         return resumed or self.reports.life.state != "idle"
 
@@ -121,7 +122,7 @@ class RayHost:
         return self._progress()[0]
 
     def pulse(self) -> tuple[float, ...]:
-        """A value that changes with any progress of the trial, and of its transfers with its store."""
+        """A value that changes with any progress of the trial or of its transfers with the store."""
         return *self._progress(), self._commits, self._store.transferred
 
     # ------------------------------------------------------------------ reports
@@ -188,7 +189,7 @@ class RayProgramHost(RayHost):
         return bool(self.reports.rungs.lengths) and not self.lengths
 
     def opened(self) -> None:
-        if self.reports.checks.is_alone:  # nothing is compared, so a program need not report: it may evaluate a model
+        if self.reports.checks.is_alone:  # no trials are compared, so the program need not report
             self.reports.life.on("report")
 
     def report(self, report: Report) -> bool:

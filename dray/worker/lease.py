@@ -1,4 +1,4 @@
-"""A trial as a worker group gets it: what all trials of the experiment share, and the lease of this one."""
+"""The data of a leased trial: the settings shared by all trials of the experiment, and the lease itself."""
 
 from __future__ import annotations
 
@@ -18,38 +18,39 @@ if TYPE_CHECKING:
     from searchers.objectives import Measured, Objectives
 
 REPORT_FILE = "report.json"
-"""A file in a checkpoint: what was measured since the checkpoint before, in case the driver never got it."""
+"""A file in a checkpoint with the measurements since the previous checkpoint, in case the driver never got them."""
 SEND_EVERY_S = 0.25
-"""Training metrics, which nobody waits for, are batched into one message per this interval: a message costs over a
+"""Training metrics are not urgent, so they are batched into one message per this interval: a message costs over a
 millisecond of CPU time."""
 
 
 class LeaseLost(RuntimeError):
-    """The trial now runs on other workers: nothing that this process still does for it counts."""
+    """The trial now runs on other workers: this process must drop its results."""
 
 
 class DriverLost(LeaseLost):
-    """The trial's driver has ended, or can't be reached from this process, in which case the trial is to go on."""
+    """The trial's driver has ended, or can't be reached from this process; in the latter case the trial goes on
+    elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSettings:
-    """The settings that all trials of an experiment share; those not mentioned are as in the config.
+    """The settings that all trials of an experiment share. Fields not listed here are as in the config.
 
     Args:
         config: the experiment's config as plain data, without its secrets.
         secrets: texts to hide in logs and errors; see `dray.masking`.
         data: the config's `data` section, with secrets. Left out of the repr, which Ray's dashboard shows.
-        metric: the validation metric that the search compares; of several the first objective.
-        objectives: of the search, if it has several metrics.
-        max_length: the search's length; its unit is the search's unit (batches if None).
-        rungs: absolute lengths at which the search decides, in the search's unit.
+        metric: the validation metric that the search compares, or the first objective.
+        objectives: the search's objectives, if it has several metrics.
+        max_length: the maximum length of a trial; its unit is the searcher's unit (batches if None).
+        rungs: absolute lengths at which the search decides, in the searcher's unit.
         source_checkpoint: the checkpoint that every trial starts from, or None.
-        time_metric: the validation metric by which the search measures length instead of batches; or None.
+        time_metric: a validation metric that measures length instead of batches, or None.
         time_rungs: with `time_metric`, the lengths at which the search decides, ascending; a trial ends at the last.
         validation_period, checkpoint_period: the longest allowed interval, or None.
-        is_single: the searcher is `single`: nothing is compared, so the metric may be missing.
-        environment: environment variables of trials; None for those to unset.
+        is_single: whether the searcher is `single`: no trials are compared, so the metric may be missing.
+        environment: environment variables of trials; None unsets a variable.
     """
 
     config: Mapping[str, Any]
@@ -75,7 +76,7 @@ class SharedSettings:
 
     @classmethod
     def of(cls, config: ExperimentConfig, rungs: Sequence[float], device: Device) -> SharedSettings:
-        """Those of an experiment whose search decides at these absolute lengths, as its method counts them."""
+        """The settings of an experiment whose search decides at these absolute lengths, in its method's unit."""
         searcher = config.searcher
         length, validation, saving = (
             None if each is None else each.to_unit()
@@ -107,12 +108,12 @@ class SharedSettings:
         )
 
     def config_for_code(self) -> dict[str, Any]:
-        """The config for a trial's code: a copy, because the next trial in this process gets it too."""
+        """The config for a trial's code, copied because the next trial in this process gets it too."""
         return {**copy.deepcopy(dict(self.config)), "data": copy.deepcopy(dict(self.data))}
 
     @property
     def lengths(self) -> list[float]:
-        """The lengths at which the search decides, in its unit, ascending."""
+        """The lengths at which the search decides, in the searcher's unit, ascending."""
         lengths = self.time_rungs if self.time_metric is not None else [rung.value for rung in self.rungs]
         return sorted({length for length in lengths if isinstance(length, (int, float))})
 
@@ -123,21 +124,19 @@ class SharedSettings:
         return list(dict.fromkeys((self.metric, *names)))
 
     def metrics_of(self, validation: Mapping[str, object]) -> Measured:
-        """All metrics of a search with several, in its order; () if it has one."""
+        """All metrics of a search with several, in its order; () for a single metric."""
         return () if self.objectives is None else self.objectives.measured(validation)
 
     def metric_of(self, validation: Mapping[str, object]) -> float | None:
-        """The search's metric in a validation; None if missing, as it may be with `single` or in a program.
-
-        Of several the first objective; None if a constraint is not kept.
-        """
+        """The search's metric, or the first objective, in a validation. None if it is missing, which is allowed with
+        `single` and in a program, or if a constraint is not kept."""
         if self.objectives is not None and not self.objectives.are_kept(self.metrics_of(validation)):
             return None
         value = validation.get(self.metric)
         return float(value) if isinstance(value, (int, float)) else None
 
     def score(self, value: float | None) -> float:
-        """A metric as the search ranks it: smaller is better, and missing or not finite is the worst."""
+        """A metric's score for ranking: smaller is better; missing and nonfinite values rank last."""
         if value is None or not math.isfinite(value):
             return math.inf
         return value if self.smaller_is_better else -value
@@ -145,15 +144,15 @@ class SharedSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLease:
-    """A trial as it is leased to a worker group.
+    """A lease of a trial to a worker group.
 
     Args:
-        number: of the lease; a later lease of the same trial ends it.
+        number: the lease's number; a later lease of the same trial ends it.
         client: the name of the experiment's run.
         trial_dir: the trial's directory, for everything but checkpoints.
-        last_step: the greatest length that the search has a report of, in its unit; None if it has none.
-        was_completed: the trial had completed and continues because the search was extended: a final report in its
-            checkpoint may no longer be final.
+        last_step: the greatest length reported to the search, in the searcher's unit; None without reports.
+        was_completed: whether the trial had completed and continues because the search was extended: a final report in
+            its checkpoint may no longer be final.
         send_every_s: as `SEND_EVERY_S`; longer if many trials report to one driver.
     """
 

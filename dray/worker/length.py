@@ -1,4 +1,4 @@
-"""The length of a trial in the search's unit, and the rungs at which the search decides."""
+"""The length of a trial in the searcher's unit, and the rungs at which the search decides."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dray.worker.lease import SharedSettings
 
 
 class Rungs:
-    """The lengths at which the search decides, and how far the trial is.
+    """The lengths at which the search decides, and the trial's current length.
 
     Args:
-        lengths: ascending, in the search's unit; a trial completes at the last one. Empty: the search sets none.
-        at: the greatest length that the search has a report of, or None.
+        lengths: ascending, in the searcher's unit; a trial completes at the last one. Empty: the search sets none.
+        at: the greatest length reported to the search, or None.
     """
 
     def __init__(self, lengths: Sequence[float], at: float | None) -> None:
@@ -26,11 +26,11 @@ class Rungs:
 
     @property
     def remaining(self) -> list[float]:
-        """The lengths that the search has no report of."""
+        """The lengths that have not been reported to the search."""
         return [length for length in self.lengths if self.at is None or length > self.at]
 
     def reach(self, length: float) -> Reached:
-        """Note the trial's length; returns what it has reached since the last time."""
+        """Set the trial's length, and return what it has reached since the last call."""
         if not self.lengths:
             return "nothing"
         reached = crossed(self.lengths, self.at, length)
@@ -39,7 +39,7 @@ class Rungs:
 
 
 def length_in_fit(report: Report, settings: SharedSettings, batch_size: int) -> float | None:
-    """The length at a validation of `fit()`, in the search's unit; None without a validation."""
+    """The length at a validation of `fit()`, in the searcher's unit; None without a validation."""
     if report.validation is None:
         return None
     if settings.time_metric is not None:
@@ -47,7 +47,7 @@ def length_in_fit(report: Report, settings: SharedSettings, batch_size: int) -> 
     match settings.max_length:
         case Epoch():
             assert report.epochs is not None, "a length in epochs was resolved without the length of an epoch"
-            # Whole epochs must be whole numbers, because rungs are compared with them.
+            # Rungs are compared with whole epochs, so these must be whole numbers.
             return round(report.epochs) if math.isclose(report.epochs, round(report.epochs)) else report.epochs
         case Batch() | None:
             return report.batches
@@ -58,14 +58,17 @@ def length_in_fit(report: Report, settings: SharedSettings, batch_size: int) -> 
 def length_in_program(report: Report, settings: SharedSettings, batch_size: int) -> float | None:
     """The length at a validation that a program reports; None if the search does not compare it.
 
-    Batches are the metric `batches` if the program reports one, else `steps_completed`; epochs are the metric `epochs`;
-    with a `time_metric` the length is the metric of that name. If it is missing, or no length: `SearcherMetricError`.
+    Batches are the metric `batches` if the program reports it, else `steps_completed`; epochs are the metric `epochs`;
+    with a `time_metric`, the length is that metric.
+
+    Raises:
+        SearcherMetricError: the metric is missing, or is not a valid length.
     """
     if report.validation is None or not report.compared or not report.validation.keys() >= set(settings.compared):
         return None
     length = _length_in_program(report, report.validation, settings, batch_size)
     if not 0 <= length < math.inf:
-        # The search would refuse it, which ends the whole experiment.
+        # The search would reject it, which would end the whole experiment.
         raise SearcherMetricError(
             "searcher.max_length: a trial's length must be a finite number >= 0, but the program reported "
             f"{length!r} with steps_completed={report.batches}"
@@ -86,7 +89,7 @@ def _length_in_program(
         case Epoch():
             if report.epochs is None and report.batches > 0 and len(settings.lengths) > 1:
                 raise _no_epochs(report, validation, settings)
-            return report.batches if report.epochs is None else report.epochs  # without rungs nothing depends on it
+            return report.batches if report.epochs is None else report.epochs  # it does not matter without rungs
         case _:
             records = as_number(validation.get("records"))
             return report.batches * batch_size if records is None else records

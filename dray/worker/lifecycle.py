@@ -1,4 +1,4 @@
-"""The life of a lease on its chief, as a state machine: what the trial has done, and how it is to end.
+"""The life of a lease on its chief, as a state machine: the trial's progress, and how it must end.
 
 Pure: `dray.worker.reports` turns reports and the desk's answers into events.
 """
@@ -13,17 +13,17 @@ State = Literal[
     "idle", "fitting", "reporting", "fitted", "trained_enough",
     "stopped", "paused", "interrupted", "diverged", "completed", "lost",
 ]  # fmt: skip
-"""idle: no report yet. fitting, reporting: it trains, by `fit()` or by its own loop, which reports through `dray.core`.
+"""idle: no report yet. fitting, reporting: it trains in `fit()`, or in its own loop, which reports through `dray.core`.
 fitted: a program's `fit()` has ended, and the program runs on. trained_enough: a program has reached the last length,
 and should return. stopped, paused, interrupted, diverged: it should save and return, with this outcome. completed: its
-final report is sent. lost: it runs on other workers."""
+final report has been sent. lost: it runs on other workers."""
 
 Event = Literal[
     "fit", "report", "end_fit", "reach_end", "stop", "pause", "interrupt", "diverge", "complete", "lose"
 ]  # fmt: skip
-"""fit, report: a report by `fit()`, or through `dray.core`. end_fit: the final report of a program's `fit()`.
+"""fit, report: a report from `fit()`, or through `dray.core`. end_fit: the final report of a program's `fit()`.
 reach_end: a program has reached the last of several lengths. stop, pause: the search's decisions. interrupt: the
-workers are needed elsewhere. diverge: a loss is NaN, and the config stops on that. complete: the final report is sent.
+workers are needed elsewhere. diverge: a loss is NaN, and the config stops on that. complete: the final report was sent.
 lose: the desk has given the trial to other workers."""
 
 _DECISIONS: dict[Event, State] = {"stop": "stopped", "pause": "paused", "interrupt": "interrupted"}
@@ -31,7 +31,7 @@ _UNDECIDED: dict[Event, State] = {**_DECISIONS, "diverge": "diverged", "complete
 
 
 def _settled(state: State, *events: Event) -> dict[Event, State]:
-    """Only the loss of the lease changes this state: the first decision counts."""
+    """The transitions of a state that only the loss of the lease changes, because the first decision counts."""
     return {**dict.fromkeys((*events, *_DECISIONS), state), "lose": "lost"}
 
 
@@ -53,7 +53,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 
 class IllegalTransition(RuntimeError):
-    """The event can't happen in this state: a bug of dray's."""
+    """The event can't happen in this state: a bug in dray."""
 
 
 class Lifecycle:
@@ -63,19 +63,19 @@ class Lifecycle:
         self.state: State = "idle"
 
     def on(self, event: Event) -> None:
-        """Take an event. One that can't happen in this state raises `IllegalTransition`, and changes nothing."""
+        """Move to the next state. An event that can't happen here raises `IllegalTransition`, and changes nothing."""
         if event not in TRANSITIONS[self.state]:
             raise IllegalTransition(f"a lease that is {self.state!r} can't {event!r}")
         self.state = TRANSITIONS[self.state][event]
 
     @property
     def should_return(self) -> bool:
-        """Whether the trial's code should save what it needs, and return."""
+        """Whether the trial's code should save and return."""
         return self.state in ("trained_enough", "stopped", "paused", "interrupted", "diverged")
 
     @property
     def outcome(self) -> LeaseOutcome:
-        """How the trial has ended if its code returns now."""
+        """The trial's outcome if its code returns now."""
         match self.state:
             case "stopped" | "paused" | "interrupted" | "diverged":
                 return self.state

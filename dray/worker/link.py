@@ -22,7 +22,7 @@ class TrialLink:
     """Sends reports to the trial's driver, in order, and collects the answers; asks the desk, which may be in the same
     process, whether to stop.
 
-    `confirm_commit`, `saved` and `damaged` may be called in another thread.
+    `confirm_commit`, `saved` and `damaged` may be called in a different thread.
     """
 
     def __init__(self, driver: Connection, desk: Connection, lease: TrialLease) -> None:
@@ -34,7 +34,7 @@ class TrialLink:
 
     # ------------------------------------------------------------------ reports
     def send(self, report: DeskReport, *, wait: bool) -> Reply:
-        """Send a report. With `wait` the answer is the search's decision on it, otherwise that on earlier ones."""
+        """Send a report. With `wait`, return the search's decision on it, otherwise the answer to earlier reports."""
         report = replace(report, rows=[*self._kept, *report.rows])
         self._kept, self._sent_at = [], time.monotonic()
         answer: Future[Reply] = self._driver.report(self._lease.number, report, wait)
@@ -45,17 +45,17 @@ class TrialLink:
         return self._answered()
 
     def send_soon(self, rows: Sequence[Row]) -> Reply:
-        """Send rows that nobody waits for, together with later ones; returns the answer to earlier reports."""
+        """Send rows that are not urgent, together with later ones. Returns the answer to earlier reports."""
         self._kept += rows
         if time.monotonic() < self._sent_at + self._lease.send_every_s:
             return self._answered()
         return self.send(DeskReport(), wait=False)
 
     def _answered(self) -> Reply:
-        """The first answer received that is not "continue", if there is one; otherwise "continue"."""
+        """The first received answer other than "continue", if any; otherwise "continue"."""
         reply: Reply = "continue"
         while self._in_flight and reply == "continue":
-            # Only the oldest is checked: reports arrive in order.
+            # Only the oldest is checked, because reports arrive in order.
             if len(self._in_flight) <= MAX_IN_FLIGHT and not self._in_flight[0].done():
                 break
             reply = self._result(self._in_flight.popleft())
@@ -73,7 +73,7 @@ class TrialLink:
 
     def stop_requested(self) -> bool:
         """Whether the desk wants the workers back."""
-        # Asked for the first time once a trial has run for a moment: short ones never send the message.
+        # The message is sent at the first question, so trials that end quickly never send it.
         if self._stop is None:
             self._stop = self._desk.stop_wanted(self._lease.number)
         try:
@@ -83,41 +83,41 @@ class TrialLink:
 
     # ------------------------------------------------------------------ the best of the experiment
     def offer_best(self, score: float) -> None:
-        """Record a score as the best, if it is; does not wait."""
+        """Record a score as the best if it is, without waiting."""
         self._driver.tell("improves", self._lease.number, score)
 
     def is_best(self, score: float) -> bool:
-        """Record a score as the best, if it is; returns whether."""
+        """Record a score as the best if it is, and return whether it is."""
         return bool(self._result(self._driver.improves(self._lease.number, score)))
 
     def best(self) -> float | None:
-        """The best score of any trial; None if there is none."""
+        """The best score of all trials, or None."""
         best: float | None = self._result(self._driver.best())
         return best
 
     # ------------------------------------------------------------------ checkpoints
     def confirm_commit(self) -> None:
-        """Ask whether a checkpoint may be committed, once the driver has recorded all earlier reports: a process
-        that lost the lease must not write while another one has it."""
+        """Ask whether a checkpoint may be committed, after the driver has recorded all earlier reports: a process that
+        has lost the lease must not write while another one has it."""
         if not self._result(self._driver.may_commit(self._lease.number)):
             raise self.lost()
 
     def saved(self, checkpoint: str, batches: int, value: float | None, seconds: float | None = None) -> None:
-        """A checkpoint is committed, with the search's metric at its batch, if known; `seconds`: how long it took to
-        write, if it has just been."""
+        """Report a committed checkpoint, with the search's metric at its batch, if known. `seconds`: the time to write
+        it; None if it existed before."""
         self._driver.tell("saved", self._lease.trial_id, checkpoint, batches, value, seconds)
 
     def damaged(self, checkpoint: str, why: str) -> None:
-        """A checkpoint can no longer be used."""
+        """Report a checkpoint that can no longer be used."""
         self._driver.tell("damaged", self._lease.trial_id, checkpoint, why)
 
     def _result(self, answer: Future[Any]) -> Any:
-        """An answer of the driver; `DriverLost` if that has ended, or can't be reached."""
+        """The driver's answer; `DriverLost` if the driver has ended or can't be reached."""
         try:
             return answer.result()
         except DeskUnreachable as error:
             raise DriverLost(f"trial {self._lease.trial_id} has lost its driver: {error}") from None
 
     def lost(self) -> LeaseLost:
-        """The error to raise when the driver has fenced off this lease."""
+        """The error for a lease that the driver has fenced off."""
         return LeaseLost(f"trial {self._lease.trial_id} now runs on other workers")

@@ -25,7 +25,7 @@ from dray.training.parallel.transport import StoreTransport, serve_store
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1800
-"""How long ranks wait for one another while they start; trials have their own timeout, `collective_timeout_s`."""
+"""How long ranks wait for one another while they start. Trials have their own timeout, `collective_timeout_s`."""
 
 
 @contextlib.contextmanager
@@ -34,8 +34,8 @@ def joined(
 ) -> Iterator[None]:
     """Join a process group with the other ranks of this worker group: see `backend_for`.
 
-    Sets the environment variables that torchrun sets, for libraries and programs that read them. `meet` is called by
-    rank 0 with its address (host and port), by the others with None; it returns rank 0's address.
+    Sets torchrun's environment variables, for libraries and programs that read them. `meet` returns rank 0's address
+    (host and port); rank 0 calls it with its address, the others with None.
     """
     rank, size = context.get_world_rank(), context.get_world_size()
     device = gpu_of_worker(context) if ray.get_gpu_ids() else CPU
@@ -67,12 +67,12 @@ def joined(
         with outliving_programs():
             yield
     finally:
-        with contextlib.suppress(RuntimeError):  # the group has failed; the process ends anyway
+        with contextlib.suppress(RuntimeError):  # the group has failed, and the process ends anyway
             ddp.end_group(device)
 
 
 def gpu_of_worker(context: ray.train.TrainContext) -> torch.device:
-    """The GPU of a worker that Ray gave one. Raises `GpuConflict` if torch sees none."""
+    """The GPU that Ray gave to this worker. Raises `GpuConflict` if torch sees no GPU."""
     if not torch.cuda.is_available():
         raise GpuConflict(
             f"Ray gave a worker on {ray.util.get_node_ip_address()} GPU {', '.join(map(str, ray.get_gpu_ids()))}, but "
@@ -83,9 +83,9 @@ def gpu_of_worker(context: ray.train.TrainContext) -> torch.device:
 
 
 def launcher_variables(context: ray.train.TrainContext, store: TCPStore, peers: StoreTransport) -> dict[str, str]:
-    """The environment variables that torchrun sets. All ranks call this together."""
+    """The environment variables that torchrun sets. All ranks must call this together."""
     node = context.get_node_rank()
-    # Not derived from the number of ranks on this node: nodes may have different numbers of ranks.
+    # Exchanged between ranks, because nodes may have different numbers of ranks.
     nodes = 1 + max(peers.allgather(node))
     return {
         "MASTER_ADDR": store.host,
@@ -102,9 +102,9 @@ def launcher_variables(context: ray.train.TrainContext, store: TCPStore, peers: 
 
 @contextlib.contextmanager
 def outliving_programs() -> Iterator[None]:
-    """Keep the process group although programs in the block initialise and destroy one, as under torchrun.
+    """Keep the process group when programs in the block initialise and destroy one, as under torchrun.
 
-    They use this one instead, with the timeout that they pass. Subgroups are theirs to make and destroy.
+    They use the existing group instead, with their own timeout. They make and destroy subgroups as usual.
     """
     init, destroy = dist.init_process_group, dist.destroy_process_group
 
@@ -136,7 +136,7 @@ def outliving_programs() -> Iterator[None]:
 
 
 def _ignored(given: Mapping[str, Any]) -> list[str]:
-    """The arguments of `init_process_group` that ask for what the process group is not."""
+    """The arguments of `init_process_group` that contradict the existing process group."""
     names = {each.rpartition(":")[2] for each in (given.get("backend") or "gloo").lower().split(",")}
     ignored = ["backend"] if names - set(ddp.backends(dist.group.WORLD).values()) else []
     own = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "pg_options": None}

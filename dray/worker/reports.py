@@ -1,4 +1,4 @@
-"""The reports of one trial to its search: what they say, when the trial waits for a decision, and how it ends."""
+"""The reports of one trial to its search: their contents, the decisions that the trial waits for, and its end."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from dray.worker.lifecycle import Lifecycle
 from dray.worker.link import TrialLink
 
 MAX_LATE_REPORTS = 2
-"""Validations that a program may report after it was asked to stop, such as one before it saves. After that it is
-ended: a program that ignores the request must not hold up the search."""
+"""Validations that a program may report after a request to stop, such as one before it saves. Then it is ended, because
+a program that ignores the request must not hold up the search."""
 
 
 class LastValidation(NamedTuple):
     """The latest validation.
 
     Attributes:
-        batches: trained until then, per slot; -1 before the first one.
+        batches: batches trained per slot; -1 before the first validation.
         value: the search's metric.
         message: the report; None if it came from `fit()`, which passes a report with each checkpoint.
     """
@@ -42,8 +42,8 @@ class Reports:
     """The reports of one lease, on its chief.
 
     Attributes:
-        unsaved: rows that no checkpoint has yet.
-        why_diverged: which loss is NaN, if the trial has diverged.
+        unsaved: rows that are not in a checkpoint yet.
+        why_diverged: the loss that is NaN, if the trial has diverged; else "".
     """
 
     def __init__(self, link: TrialLink, lease: TrialLease, settings: SharedSettings, *, is_program: bool) -> None:
@@ -54,14 +54,14 @@ class Reports:
         self.rungs = Rungs(settings.lengths, lease.last_step)
         self.last_validation = LastValidation()
         self.why_diverged = ""
-        self._final: DeskReport | None = None  # completes the trial once its program has returned
+        self._final: DeskReport | None = None  # completes the trial after its program has returned
         self._late = 0
-        self._started_at: float | None = time.monotonic()  # None once a report has said how long the start took
+        self._started_at: float | None = time.monotonic()  # None after the start's duration has been reported
 
     # ------------------------------------------------------------------ begin and end
     def resume(self, carried: DeskReport, decides: bool) -> LeaseOutcome | None:
-        """Send the report that the trial's checkpoint carries, which may never have reached the driver. Returns how
-        the trial ended, if that was its last report or the search now stops it; otherwise None."""
+        """Send the report stored in the trial's checkpoint, which may never have reached the driver. Returns the
+        trial's outcome if that was its last report, or if the search stops it now; otherwise None."""
         step, known = carried.step, self._lease.last_step
         is_new = step is not None and (known is None or step > known)
         at_end = carried.final or (step is not None and step >= max(self.rungs.lengths, default=math.inf))
@@ -72,13 +72,12 @@ class Reports:
         if step is not None:
             self._final = replace(carried, rows=())
         stop = self._send(carried, wait=(decides and is_new) or carried.final)
-        # Its processes may have died after a loss was NaN, before they left.
+        # Its processes may have died after a loss became NaN, before they left.
         stop = stop or (not at_end and self._stops_after(_measured(carried)))
         return self.life.outcome if stop or carried.final else None
 
     def complete(self) -> LeaseOutcome:
-        """The trial's code has returned: send its final report, unless it has been sent; returns how the trial
-        ended."""
+        """Send the final report after the trial's code has returned, unless it has been sent. Returns the outcome."""
         if self.life.state == "reporting":
             self.checks.check_program(None, known=self._is_known)
         if self.life.outcome == "completed" and self.life.state != "completed":
@@ -89,7 +88,7 @@ class Reports:
 
     # ------------------------------------------------------------------ reports of fit()
     def from_fit(self, report: Report) -> bool:
-        """Send a report of `fit()`; returns whether training should stop here."""
+        """Send a report of `fit()`, and return whether training should stop."""
         if self.life.state in ("fitted", "completed"):
             raise RuntimeError(
                 "a trial of an experiment can call fit() only once: the search already has this trial's final report, "
@@ -101,9 +100,9 @@ class Reports:
         message = self._new_message(report, length_in_fit(report, self._settings, self._lease.batch_size))
         if report.validation is not None:
             self.last_validation = LastValidation(report.batches, message.value)
-            if report.decides:  # saved without asking, and the one to beat for later validations
+            if report.decides:  # it is saved without asking, and later validations must beat it
                 self._offer_best(message.value)
-        if self.life.outcome != "completed":  # the last checkpoint of a trial that was asked to stop
+        if self.life.outcome != "completed":  # the last checkpoint of a trial that is stopping
             return self._send(message, wait=False)
         if self._is_program and report.final:
             self._final = message
@@ -117,16 +116,16 @@ class Reports:
         return self._stops_after(report)
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
-        """What a validation of `fit()` has reached, if the search measures length by a metric."""
+        """The rung that a validation of `fit()` has reached, if a metric measures the length."""
         if self._settings.time_metric is None:
             return "nothing"  # rungs in batches and epochs are in the plan
         return self.rungs.reach(time_of(self._settings.time_metric, validation))
 
     # ------------------------------------------------------------------ reports of a program's own loop
     def from_program(self, report: Report) -> bool:
-        """Send a report of `dray.core`; returns whether the program should save what it needs, and return."""
+        """Send a report of `dray.core`, and return whether the program should save and return."""
         self.life.on("report")
-        self._started_at = None  # the time before a program's first report is not all start-up
+        self._started_at = None  # the time before a program's first report is not only start-up time
         self.checks.check_program(report, known=self._is_known)
         epochs = as_number((report.validation or report.training or {}).get("epochs"))
         report = report if epochs is None else replace(report, epochs=epochs)
@@ -147,7 +146,7 @@ class Reports:
             return self._stops_after(report)
         reached = "nothing" if length is None else self.rungs.reach(length)
         stop = self._send(message, wait=reached != "nothing")
-        # A search that compares at one length only lets the program decide how long it trains.
+        # If the search compares trials at one length only, the program decides on its length.
         if reached == "end" and len(self.rungs.lengths) > 1 and not stop:
             self.life.on("reach_end")
         return self._stops_after(report)
@@ -164,12 +163,12 @@ class Reports:
 
     @property
     def _is_known(self) -> bool:
-        """Whether the search has a value to compare, or will get one."""
+        """Whether the search has, or will get, a value to compare."""
         return self._final is not None or self._lease.last_step is not None
 
     # ------------------------------------------------------------------ messages
     def _message(self, report: Report, length: float | None) -> DeskReport:
-        """A report as the driver takes it; ``length``: at its validation, in the search's unit."""
+        """A report as a message for the driver. `length`: the length at its validation, in the searcher's unit."""
         common = {"batches": report.batches, "epochs": report.epochs, "time": time.time()}
         groups = {
             "training": report.training,
@@ -183,8 +182,8 @@ class Reports:
             for name, value in (metrics or {}).items()
             if isinstance(value, (int, float)) and name not in ("batches", "epochs")
         ]
-        # A program that fails after fit() has not completed its trial, which is run again. Nor has a trial that was
-        # stopped, or leaves its workers.
+        # A program that fails after fit() has not completed its trial, which runs again. Neither has a trial that was
+        # stopped, or that leaves its workers.
         completes = not self._is_program and not report.interrupted and self.life.outcome == "completed"
         message = DeskReport(rows=rows, step=length, final=report.final and completes)
         if report.validation is None:
@@ -195,9 +194,9 @@ class Reports:
         )
 
     def carried(self, report: Report) -> DeskReport:
-        """The report that a checkpoint carries. May be called in another thread. A program's report with a
-        checkpoint has no metrics: in its place the checkpoint carries the validation at the same batch, since a run
-        that resumes there may have nothing left to report."""
+        """The report to store in a checkpoint. It may be called in a different thread. A program's report with a
+        checkpoint has no metrics: the checkpoint stores the validation at the same batch instead, since a run that
+        resumes there may have nothing left to report."""
         last = self.last_validation
         if last.message is not None and last.batches == report.batches:
             return last.message
@@ -209,7 +208,7 @@ class Reports:
         return replace(message, warning=self.checks.warn(report))
 
     def _system(self, report: Report) -> Mapping[str, float] | None:
-        """The system metrics; the first ones also with the time before the training that they cover."""
+        """The system metrics; the first ones include the time before training."""
         if report.system is None or self._started_at is None:
             return report.system
         trained_s = sum(value for name, value in report.system.items() if name.endswith("_s"))
@@ -228,7 +227,7 @@ class Reports:
         return self._obey(reply)
 
     def _obey(self, reply: Reply) -> bool:
-        """Returns whether the trial should stop."""
+        """Apply a reply, and return whether the trial should stop."""
         if reply == "fenced":
             self.life.on("lose")
             raise self._link.lost()
@@ -237,7 +236,7 @@ class Reports:
         return self.life.should_return
 
     def _stops_after(self, report: Report) -> bool:
-        """Whether the trial should stop, by a decision or because a loss in this report is NaN."""
+        """Whether the trial should stop, because of a decision or a NaN loss in this report."""
         if not self.life.should_return and (why := self.checks.diverged(report)):
             self.life.on("diverge")
             self.why_diverged = why
@@ -245,7 +244,7 @@ class Reports:
 
 
 def _measured(carried: DeskReport) -> Report:
-    """The losses that a checkpoint carries."""
+    """The losses stored in a checkpoint."""
     rows: dict[str, dict[str, object]] = {"training": {}, "validation": {}}
     for row in carried.rows:
         rows.setdefault(row["kind"], {})[row["name"]] = row["value"]

@@ -1,4 +1,4 @@
-"""Runs one leased trial on one rank, in the same loop as on a laptop (``dray.pytorch.Trainer``)."""
+"""Runs a leased trial on one rank, in the same loop as on a laptop (``dray.pytorch.Trainer``)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
 
 
 def log_path(lease: TrialLease, rank: int) -> Path:
-    """The file of what a rank prints."""
+    """The file with a rank's output."""
     return lease.trial_dir / "logs" / f"rank_{rank}.log"
 
 
@@ -57,10 +57,10 @@ def run_trial(
     experiment: ExperimentSpec,
     distributed: core.DistributedContext,
 ) -> Departure:
-    """Run one lease; whatever the trial raises is part of the answer.
+    """Run one lease. Exceptions of the trial become part of the departure.
 
     Args:
-        program: the trial's class, or the program to run.
+        program: the trial class, or the program to run.
         code: the directory of the user's code, if there is one.
         driver, desk: the connections to the trial's driver, and to the desk that lends the worker group.
         distributed: the group's ranks.
@@ -68,15 +68,15 @@ def run_trial(
     kind = RayProgramHost if isinstance(program, Script) else RayHost
     host = kind(driver=driver, desk=desk, lease=lease, settings=experiment.settings, code_dir=code)
     with redirect_output(log_path(lease, distributed.rank), experiment.settings.secrets) as log:
-        # Where torch dumps its record when a collective times out; it adds the rank.
+        # torch dumps its record here when a collective times out; it appends the rank.
         os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(log.path.with_name(RECORD))
         failed: list[tuple[BaseException, Departure]] = []
 
         def fail(error: BaseException) -> None:
-            """Print the error and tell the desk now, as this process may end before the others have answered."""
+            """Print the error and tell the desk at once: this process may end before the other ranks answer."""
             departure = _departure(error, host, code, log)
             failed.append((error, departure))
-            # A program may handle it, but then it needs its GPU.
+            # A program may handle the error, unless its GPU has failed.
             if not isinstance(program, Script) or (departure.failure and departure.failure.kind == "device"):
                 desk.tell("leave", lease.number, distributed.rank, departure.masked(experiment.settings.secrets))
 
@@ -84,7 +84,7 @@ def run_trial(
             watched = _exit_if_hung(host, desk, distributed.rank, log)
             with watched, use_host(host, distributed), redirect_handlers(), on_failure(fail):
                 return _run(program, code, host, experiment.log_format, distributed)
-        except BaseException as error:  # also SystemExit: a class may call sys.exit(), which would end the process
+        except BaseException as error:  # including SystemExit: sys.exit() in a class would end the process
             departures = [departure for known, departure in failed if known is error]
             return departures[0] if departures else _departure(error, host, code, log)
         finally:
@@ -108,7 +108,7 @@ def _run(
         else:
             log_to_stderr(log_format)
             _run_class(program, code, host, is_chief=is_chief)
-    # Only the chief's host knows of reports.
+    # Only the chief's host has reports.
     has_result = is_chief and (host.has_reported or not isinstance(program, Script))
     outcome: LeaseOutcome | None = distributed.broadcast(host.end() if has_result else None)
     if outcome is None:
@@ -120,7 +120,7 @@ def _run(
 
 
 def _run_class(trial_class: type[pytorch.PyTorchTrial], code: Path | None, host: RayHost, *, is_chief: bool) -> None:
-    """Run a trial that is a class: one ``fit()``, as the experiment's config says."""
+    """Run a trial class with one ``fit()``, as configured by the experiment."""
     if code is not None:
         os.chdir(code)
     if is_chief:
@@ -129,7 +129,7 @@ def _run_class(trial_class: type[pytorch.PyTorchTrial], code: Path | None, host:
     train_class(
         trial_class,
         host.settings.config,
-        # If the search measures length by a metric, it alone decides when the trial ends.
+        # If a metric measures the length, only the search ends the trial.
         max_length=ENDLESS if host.max_length is None else None,
         latest_checkpoint=host.latest_checkpoint,
     )
@@ -138,10 +138,10 @@ def _run_class(trial_class: type[pytorch.PyTorchTrial], code: Path | None, host:
 def _run_program(
     program: Script, code: Path | None, host: RayProgramHost, distributed: core.DistributedContext
 ) -> Departure | None:
-    """Run a trial that is a program. Returns how it failed, if it failed without an exception."""
+    """Run a program as a trial. Returns a departure if it failed without an exception."""
     assert code is not None, "a program lies in a directory"
     reset_logging()
-    # pytorch.init() does it again; code before that call should be reproducible too.
+    # pytorch.init() seeds again, but code before that call should be reproducible too.
     rng.seed_all(host.trial_seed)
     exits = ProgramExits(distributed.side_store(), host.lease.number, distributed.rank, distributed.size)
     with exits.watch(code), _errors_allowed_once_asked_to_stop(host):
@@ -156,9 +156,9 @@ def _run_program(
 
 @contextlib.contextmanager
 def _errors_allowed_once_asked_to_stop(host: RayProgramHost) -> Iterator[None]:
-    """A program that has acknowledged a request to stop may end as it likes: some raise an exception once they have
-    saved, which is no failure in Determined either. Nor is it one if a program that is restarted after its last
-    operation asks for another by `next()`: Determined would not have restarted it."""
+    """Accept exceptions of a program that has acknowledged a request to stop: some programs raise one after they have
+    saved, which is no failure in Determined either. Accept also a StopIteration of a program that is restarted after
+    its last operation and calls `next()` for another: Determined would not have restarted it."""
     try:
         yield
     except (TrialEnded, LeaseLost, pytorch.InvalidHP, SearcherMetricError):
@@ -171,7 +171,7 @@ def _errors_allowed_once_asked_to_stop(host: RayProgramHost) -> Iterator[None]:
 
 
 def _departure(error: BaseException, host: RayHost, code: Path | None, log: TrialLog) -> Departure:
-    """How a trial ended, from the error that it raised, which this prints."""
+    """Print the error of a trial, and return its departure."""
     match error:
         case TrialEnded():
             print(error, file=sys.stderr)
@@ -202,7 +202,7 @@ def _departure(error: BaseException, host: RayHost, code: Path | None, log: Tria
 
 
 def lost_driver(error: Exception, batches: int = -1) -> Departure:
-    """How a trial leaves whose driver can't be reached: if that has not ended, it restarts the trial."""
+    """The departure of a trial that can't reach its driver. If the driver still exists, it restarts the trial."""
     return Departure(outcome="errored", error=str(error), failure=Failure(kind="node", batches=batches))
 
 
@@ -216,14 +216,14 @@ def _exit_if_hung(host: RayHost, desk: Connection, rank: int, log: TrialLog) -> 
         dump_collectives(log.path, rank)
 
     timeout_s = host.settings.hang_timeout_s
-    # The chief may wait for an object store, and the others for the chief, without knowing why.
+    # The chief may wait for an object store, and the others wait for the chief without knowing why.
     grace_s = PATIENCE_S if rank > 0 and host.is_remote else 0.0
     return exit_if_hung(timeout_s, pulse=host.pulse, log=log.descriptor, report=report, grace_s=grace_s)
 
 
 @contextlib.contextmanager
 def _cluster_info(host: RayHost, distributed: core.DistributedContext) -> Iterator[None]:
-    """Set what `dray.get_cluster_info()` returns to the trial's code."""
+    """Set the value of `dray.get_cluster_info()` for the trial's code."""
     lease, latest = host.lease, host.latest_checkpoint
     slots = Counter(distributed.allgather(ray.util.get_node_ip_address()))
     config = host.settings.config_for_code()
@@ -232,7 +232,7 @@ def _cluster_info(host: RayHost, distributed: core.DistributedContext) -> Iterat
             trial_id=lease.trial_id,
             experiment_id=host.experiment_id,
             trial_seed=lease.trial_seed,
-            hparams=copy.deepcopy(dict(lease.hparams)),  # a copy for the trial: programs pop what they have read
+            hparams=copy.deepcopy(dict(lease.hparams)),  # a copy, because programs may pop values
             config=config,
             steps_completed=0 if latest is None else lease.store.batches_of(latest),
         ),

@@ -1,7 +1,7 @@
-"""What every rank of a worker group runs, from its start to the end of the experiment: lease after lease.
+"""The loop of every rank of a worker group, from its start to the end of the experiment: lease after lease.
 
-One rank is one process on one slot. It asks the desk for work, runs the trial that it gets (`dray.worker.run_trial`),
-reports how the trial ended, restores the state of the process, and asks again.
+One rank is one process on one slot. It asks the desk for a lease, runs the trial (`dray.worker.run_trial`), reports its
+outcome, restores the state of the process, and asks again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dray.worker.spec import ExperimentSpec, WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An experiment whose code is loaded: what its trials run, and its directory, if it has one."""
+    """An experiment whose code is loaded: its program, and the code's directory, if it has one."""
 
     spec: ExperimentSpec
     program: Program
@@ -48,7 +48,7 @@ class Loaded:
 def serve(worker: WorkerSpec, desk: Connection) -> None:
     """Join the group's ranks, load the trial's code, and serve leases until the desk has no more."""
     context = ray.train.get_context()
-    # As Ray Train does it: files that trials write to their working directory stay apart.
+    # As in Ray Train, so that files written to the working directories of different trials stay apart.
     directory = Path(context.get_storage().local_working_directory)
     directory.mkdir(parents=True, exist_ok=True)
     os.chdir(directory)
@@ -69,7 +69,7 @@ def serve(worker: WorkerSpec, desk: Connection) -> None:
         if ray.get_gpu_ids():
             wait_for_gpu_memory(gpu_of_worker(context), worker.shared_by)
         with deterministic(worker.deterministic), joined(context, meet):
-            # Before the user's code is loaded, which may change the environment.
+            # Before the user's code is loaded, because that may change the environment.
             distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])
             try:
                 loaded = None if experiment is None else Loaded(experiment, experiment.load_trial(), code)
@@ -81,7 +81,7 @@ def serve(worker: WorkerSpec, desk: Connection) -> None:
 
 
 def _place(experiment: ExperimentSpec) -> Path | None:
-    """Have the experiment's code on this node, and run its startup hook, once per node."""
+    """Unpack the experiment's code on this node, and run its startup hook, once per node."""
     code = experiment.load_trial.place()
     if code is not None:
         run_startup_hook_once(code, experiment.run)
@@ -91,14 +91,14 @@ def _place(experiment: ExperimentSpec) -> Path | None:
 def serve_joined(
     worker: WorkerSpec, desk: Connection, loaded: Loaded | None, distributed: core.DistributedContext
 ) -> None:
-    """Serve leases until the desk has no more, on a rank that has joined its process group; `loaded`: the experiment
-    that the group was started for, None if it was started for any."""
-    distributed.side_store()  # now, on all ranks together: later each asks for it at another time
+    """Serve leases until the desk has no more, on a rank that has joined its process group. `loaded`: the experiment
+    that the group was started for; None if it serves any experiment."""
+    distributed.side_store()  # made now, on all ranks together: later, ranks would ask for it at different times
     rank = distributed.rank
     gc.enable()
     snapshot = ProcessSnapshot(owns_gpu=worker.shared_by == 1)
     number = 0
-    driver, driver_at = desk, None  # where the present trial reports; None: to the desk's process
+    driver, driver_at = desk, None  # the connection to the current trial's driver; None: it is in the desk's process
     with contextlib.closing(LogUploader()) as uploader, contextlib.ExitStack() as connected:
         while True:
             granted = desk.next_lease(
@@ -110,7 +110,7 @@ def serve_joined(
             lease: TrialLease = pickle.loads(parameters)
             number = lease.number
             if rank == 0:
-                # Before the code is loaded: if that ends the process, it counts as the trial's failure.
+                # Before the code is loaded: if loading ends the process, it counts as the trial's failure.
                 desk.tell("begun", number)
             try:
                 if endpoint != driver_at:
@@ -133,7 +133,7 @@ def serve_joined(
                 desk.tell("leave", number, rank, departure)
                 continue
             spec, settings = loaded.spec, loaded.spec.settings
-            if distributed.size > 1:  # with each lease: a program may have set another
+            if distributed.size > 1:  # for each lease, because a program may have changed it
                 ddp.set_timeout(timedelta(seconds=settings.collective_timeout_s))
                 ddp.number_groups(number << 20)
             log = log_path(lease, rank)
@@ -150,7 +150,7 @@ def serve_joined(
 
 
 def _is_shared_with_driver(lease: TrialLease) -> bool:
-    """Whether the driver sees the trial's directory: it then uploads the trial's logs to the object store itself."""
+    """Whether the driver sees the trial's directory. If so, it uploads the trial's logs to the object store itself."""
     return (lease.trial_dir.parent / "journal.jsonl").exists()
 
 
@@ -159,7 +159,7 @@ _BREAKS_PROCESS = {"oom": "out of memory", "device": "a GPU error", "collective"
 
 
 def _reasons_to_replace(departure: Departure, settings: SharedSettings) -> list[str]:
-    """Why this process should serve no other trial, apart from what the trial has leaked; [] if it can."""
+    """The reasons why this process should not serve another trial, except for leaks; [] if it can."""
     reasons = []
     if departure.failure is not None and departure.failure.kind in _BREAKS_PROCESS:
         reasons.append(_BREAKS_PROCESS[departure.failure.kind])

@@ -1,4 +1,4 @@
-"""What a worker is started with, and what the trials of one experiment share."""
+"""The specifications of an experiment and of a worker."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentSpec:
-    """What all trials of an experiment run with.
+    """The specification of an experiment, shared by all its trials.
 
     Attributes:
         run: name of this run of the experiment, unique on the cluster; also its name at the desk.
-        load_trial: loads the trial's class, or the program.
-        needs: what nodes must have; None if the driver has started the cluster on this machine.
+        load_trial: loads the trial class, or the program.
+        needs: requirements of nodes; None if the driver has started the cluster on this machine.
     """
 
     run: str
@@ -38,16 +38,16 @@ class ExperimentSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """The same for all workers of a group.
+    """The specification of a worker, the same for all workers of a group.
 
     Attributes:
-        owner: name of the client that started the group, at the desk.
-        group: unique among the owner's groups that exist.
+        owner: name at the desk of the client that started the group.
+        group: unique among the owner's existing groups.
         start: number of the group's start, unique at the desk.
         shape: trials run on groups of their shape.
         environment: variables for its processes, the same for all experiments of this shape.
-        experiment: whose code is loaded before the first lease; None if it may get trials of any experiment.
-        shared_by: how many groups of one worker share a slot.
+        experiment: the experiment whose code is loaded before the first lease; None if it serves any experiment.
+        shared_by: number of one-worker groups that share a slot.
     """
 
     desk: Endpoint

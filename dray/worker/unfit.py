@@ -1,4 +1,4 @@
-"""Why a worker can't run any trial, as its driver tells the user."""
+"""Reporting that a worker can't run any trial."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dray.errors import ConfigError
 
 
 def give_up(desk: Connection, client: str, group: str, error: Exception) -> None:
-    """Report an error that any process in this one's place would have too, to the client that owns the group, or
-    whose code can't be loaded; wait until that client's run ends."""
+    """Report an error that any process in this one's place would have too, and wait until the client's run ends.
+    `client`: the owner of the group, or the client whose code can't be loaded."""
     desk.broken(client, group, unfit_by(error)).result()
 
 
 def unfit_by(error: Exception) -> Unfit:
-    """What an error means for the experiment whose trials the worker should run."""
+    """The message for the user about an error on a worker."""
     match error:
         case ConfigError():
             return Unfit(faults=error.faults, source=error.source)

@@ -1,9 +1,9 @@
-"""Keeps what ``torch.compile`` has compiled from trial to trial, as long as the next trial would compile the same.
+"""Keeps code compiled by ``torch.compile`` from trial to trial, as long as the next trial would compile the same.
 
-torch guards compiled code by what it depends on: shapes, dtypes, values of attributes and globals, functions that it
-calls, most flags; but not by the compiler's settings and some others, nor by the methods of module classes. So these
-are compared before a trial trains, and if one differs, everything is recompiled; also after a trial that hit the
-recompile limit (torch then leaves the function uncompiled), or used CUDA graphs, which hold memory.
+torch guards compiled code by its dependencies: shapes, dtypes, values of attributes and globals, called functions, most
+flags; but not by the compiler's settings and some others, nor by the methods of module classes. So these are compared
+before a trial trains. If one differs, everything is recompiled; also after a trial that hit the recompile limit (torch
+then leaves the function uncompiled), or used CUDA graphs, which hold memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dray.training.trial import before_training
 from dray.worker.isolation.settings import Setting
 
 MAX_COMPILATIONS = 64
-"""Compilations of one function after which everything is dropped: each is a guard to check, and memory."""
+"""Compilations of one function after which everything is dropped: each costs a guard to check, and memory."""
 
 CompilerState: TypeAlias = tuple[dict[tuple[str, str], Any], list[Any]]
 
@@ -32,13 +32,13 @@ class Compiled:
 
     def __init__(self, settings: Sequence[Setting]) -> None:
         self._settings = settings
-        self._state: CompilerState | None = None  # of what is compiled; None if nothing is
+        self._state: CompilerState | None = None  # the settings of the compiled code; None without any
         self._classes: dict[type, dict[str, Any]] = {}
         self._limit: int | None = None  # the trial's recompile limit; None until it trains compiled code
 
     @contextlib.contextmanager
     def for_a_trial(self) -> Iterator[None]:
-        """The block that a trial runs in, in its own thread."""
+        """Run a trial in the block, in its own thread."""
         self._limit = None
         before_training.append(self._begin)
         try:
@@ -49,7 +49,7 @@ class Compiled:
                 self._forget()
 
     def _begin(self, models: Sequence[torch.nn.Module]) -> None:
-        """The trial has made its models and settings, and trains now."""
+        """Check the compiled code, after the trial has made its models and settings, and before it trains."""
         if not _backends():
             return
         state = self._state_now()
@@ -60,7 +60,7 @@ class Compiled:
             self._classes[kind] = _methods(kind)
         config: Any = sys.modules["torch._dynamo.config"]
         if self._limit != config.recompile_limit:
-            # What earlier trials have compiled does not count: as many recompilations are left as in a new process.
+            # Earlier trials' compilations do not count: as many recompilations are left as in a new process.
             self._limit = config.recompile_limit = config.recompile_limit + _compilations()
 
     def _may_stay(self) -> bool:
@@ -83,25 +83,25 @@ class Compiled:
 
 
 def _backends() -> list[Any]:
-    """What ``torch.compile`` was called with since all was forgotten."""
+    """The backends of ``torch.compile`` since the last reset."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    # None: of what is never compiled, such as an optimizer's step.
+    # None stands for functions that are never compiled, such as an optimizer's step.
     return [] if dynamo is None else [each for each in dynamo.cached_backends.values() if each is not None]
 
 
 def _compilations() -> int:
-    """How often the most compiled function was compiled."""
+    """The greatest number of compilations of a function."""
     return max(sys.modules["torch._dynamo.convert_frame"].FRAME_COMPILE_COUNTER.values(), default=0)
 
 
 def _is_torchs(backend: Any) -> bool:
-    """Whether a backend is one of torch's: another may be the trial's own, and keep it alive."""
+    """Whether a backend is one of torch's. Any other may belong to the trial, and keep it alive."""
     home = getattr(backend if isinstance(backend, FunctionType) else type(backend), "__module__", "")
     return home.partition(".")[0] == "torch"
 
 
 def _methods(kind: type) -> dict[str, Any]:
-    # Without __init__, which torch.compile() replaces in nn.Module, and does not compile.
+    # Without __init__, which torch.compile() replaces in nn.Module but does not compile.
     methods = {name: value for name, value in vars(kind).items() if isinstance(value, FunctionType)}
     return {name: value for name, value in methods.items() if name not in ("__init__", "__setstate__")}
 

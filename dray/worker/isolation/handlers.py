@@ -1,7 +1,7 @@
-"""Signal and exit handlers that a trial's code registers, as if the process were its own.
+"""Signal and exit handlers that a trial's code registers as if the process were its own.
 
-A worker's process serves many trials, Ray owns its main thread, and a trial runs in another one, where
-``signal.signal()`` raises an error. That would end programs which only want to stop gracefully.
+A worker's process serves many trials, Ray owns its main thread, and a trial runs in a different thread, where
+``signal.signal()`` raises an error. That would end programs that only want to stop gracefully.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ log = logging.getLogger("dray")
 def redirect_handlers() -> Iterator[None]:
     """Accept handlers of signals and of the process's exit within the block.
 
-    Signal handlers are never called: a program's handler would save its work when the program is asked to stop, and
-    here dray does that. Handlers of SIGALRM are refused as Python refuses them outside the main thread.
+    Signal handlers are never called: a program's handler would save its work on a request to stop, and here dray does
+    that. Handlers of SIGALRM are rejected, as in Python outside of the main thread.
 
     Exit handlers that the trial's own code registers with ``atexit`` are called at the end of the block, the last one
-    first. Those of libraries, which stay imported, are called when the process exits.
+    first. Exit handlers of libraries, which stay imported, are called when the process exits.
     """
     original = signal.signal, atexit.register, atexit.unregister
     set_original, register_original, unregister_original = original
     exits: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
     def set_handler(signalnum: int, handler: Any) -> Any:
-        # The main thread is Ray's, or that of a process that the trial has forked.
+        # The main thread is Ray's, or belongs to a process that the trial has forked.
         if threading.current_thread() is threading.main_thread() or signalnum == signal.SIGALRM:
             return set_original(signalnum, handler)
         if callable(handler):

@@ -1,4 +1,4 @@
-"""What a trial leaves running or in memory: ended or freed if possible, otherwise a reason to replace the process."""
+"""Leaks of a trial: threads, processes and memory, which are ended or freed, or are a reason to replace the process."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from dray.training.parallel import ddp
 from dray.worker.children import END_S, children, end_children
 
 MAX_GROWTH = 1 / 20
-"""How much more memory (as a share of the machine's, or of a GPU's) a process may keep after a trial than after the
-first one: little enough for the workers of eight GPUs at once, and enough that only a real leak restarts processes,
-which takes seconds."""
+"""The growth of a process's memory since its first trial that is allowed, as a share of the machine's or the GPU's
+memory: little enough for the workers of eight GPUs together, and enough that only a real leak restarts processes, which
+takes seconds."""
 
 
 class Leaks:
     """Finds threads, child processes and memory that a trial leaves behind.
 
-    Threads and children that exist when the object is created are not the trials'. `owns_gpu`: no other trial uses this
+    Threads and children that exist when the object is created don't count. `owns_gpu`: no other trial uses this
     process's GPU.
     """
 
@@ -44,7 +44,7 @@ class Leaks:
         return bool(children(self._children))
 
     def clean_up(self) -> list[str]:
-        """End child processes, and free memory that has grown. Returns the reasons to run no other trial in this
+        """End child processes, and free memory that has grown. Returns the reasons not to run another trial in this
         process."""
         threads = self._threads_in_users_code()
         # Ended children count too: their ends of pipes and queues in this process may be unusable.
@@ -53,7 +53,7 @@ class Leaks:
         return [*threads, *running, *self._grown_memory()]
 
     def _threads_in_users_code(self) -> list[str]:
-        """Many libraries keep a thread that waits, and serves the whole process: only the user's code counts."""
+        """Threads that are running the user's code. Many libraries keep a waiting thread for the whole process."""
         deadline = time.monotonic() + END_S
         while running := {
             ident: line
@@ -71,15 +71,15 @@ class Leaks:
     def _grown_memory(self) -> list[str]:
         memory, gpu_memory = bytes_without_kept()
         if self._owns_gpu and gpu_in_use():
-            # Also what torch's allocator does not count, such as NCCL's communicators.
+            # Includes memory outside of torch's allocator, such as NCCL's communicators.
             free, total = torch.cuda.mem_get_info()
             gpu_memory += total - free - torch.cuda.memory_reserved()
         if self._memory is None:
-            # Measured after the first trial: what it has imported and warmed up serves later ones too.
+            # Measured after the first trial, whose imports and caches serve later ones too.
             self._memory = memory, gpu_memory
         reasons, limit = [], MAX_GROWTH * MACHINE_MEMORY
         grown = memory - self._memory[0]
-        if grown > limit:  # not before: it takes time
+        if grown > limit:  # only then, because it takes time
             give_back()
             grown = bytes_without_kept()[0] - self._memory[0]
         if grown > limit and drop_all():  # cached values may have grown since they were made
@@ -96,7 +96,7 @@ class Leaks:
 
 
 def _users_line(frame: FrameType | None) -> str:
-    """The innermost line of this stack that is the user's own code; "" if there is none."""
+    """The innermost line of the user's own code in this stack; "" if there is none."""
     while frame is not None:
         if is_users_file(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -105,28 +105,28 @@ def _users_line(frame: FrameType | None) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ process groups
-# A trial makes them by `new_group` or `init_device_mesh`: each has threads and connections, and a communicator in the
-# GPU's memory.
+# Trials make process groups with `new_group` or `init_device_mesh`. Each has threads and connections, and a
+# communicator in the GPU's memory.
 def group_names() -> set[str]:
     """The names of all process groups of this process."""
     return {group.group_name for group in c10d._world.pg_map}
 
 
 def groups_of_trial(before: Set[str]) -> list[Any]:
-    """The process groups that a trial has made and not destroyed, in the order in which all ranks made them.
-    `before`: `group_names` when it began."""
+    """The process groups that a trial has made and not destroyed, in the order of their making on all ranks.
+    `before`: `group_names` at the trial's beginning."""
     return [group for group in c10d._world.pg_map if group.group_name not in before and not ddp.is_kept(group)]
 
 
 def end_groups(groups: list[Any]) -> list[str]:
-    """End process groups, on all ranks together, and empty the list. Returns the reasons to run no other trial in
-    this process: something still holds such a group (a global variable, a library's cache, compiled code), which the
-    next trial might use."""
+    """End process groups, on all ranks together, and empty the list. Returns the reasons not to run another trial in
+    this process: a global variable, a library's cache or compiled code still holds a group, which the next trial might
+    use."""
     device = torch.device("cuda" if gpu_in_use() else "cpu")
     if gpu_in_use():
-        torch.cuda.synchronize()  # another rank may still need this one's queued collectives, which ending would abort
+        torch.cuda.synchronize()  # ending would abort queued collectives that another rank may still need
     made = [weakref.ref(group) for group in groups]
-    while groups:  # none may stay in a variable: its threads end with the last reference
+    while groups:  # no variable may keep a group: its threads end with the last reference
         ddp.end_group(device, groups.pop())
     held = sum(group() is not None for group in made)
     return [f"{counted(held, 'process group')} that its trial made can't be freed"] if held else []

@@ -1,8 +1,8 @@
-"""The process-wide settings that training code changes, each with how to read and how to restore it.
+"""The process-wide settings that training code changes, with functions that read and restore them.
 
 Not listed: thread-local state (grad mode, autocast, the default device), because each trial has its own thread; the
-random number generators, which every trial seeds; and settings that trials of one experiment rarely change, such as
-attention kernels, anomaly detection, the locale or print options. Those need ``resources.reuse_workers: false``.
+random number generators, which every trial seeds; and settings that rarely differ between trials, such as attention
+kernels, anomaly detection, the locale or print options. Those need ``resources.reuse_workers: false``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dray.training.parallel import ddp
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: its name for messages, how to get its current value, a copy that can be compared with ``==``, and
-    how to set such a value."""
+    """A setting: its name for messages, a function that returns a copy of its current value for comparisons with
+    ``==``, and a function that sets it."""
 
     name: str
     get: Callable[[], Any]
@@ -62,7 +62,7 @@ PYTHON = [
     Setting("sys.argv", lambda: sys.argv[:], lambda value: operator.setitem(sys.argv, _whole, value)),
     Setting("garbage collection", lambda: (gc.isenabled(), gc.get_threshold()), _set_collection),
     Setting("logging.disable()", lambda: logging.root.manager.disable, logging.disable),
-    # By init_process_group(timeout=...) of a program.
+    # A program sets it with init_process_group(timeout=...).
     Setting("the timeout of collectives", ddp.timeout, ddp.set_timeout),
     # A second trial that sets it without force=True would fail.
     Setting(
@@ -74,7 +74,7 @@ PYTHON = [
 
 
 # --------------------------------------------------------------------------------------------------------------- torch
-# Where torch >= 2.9 keeps float32 precisions, the general ones first: one that is not set has the general one's value.
+# The places of float32 precisions in torch >= 2.9, the general ones first; an unset one has the general one's value.
 _PLACES = [
     ("generic", "all"),
     *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")),
@@ -84,7 +84,7 @@ _set_precision: Callable[..., object] = getattr(torch._C, "_set_fp32_precision_s
 
 
 def float32_precision() -> tuple[Any, ...]:
-    """The precision of float32 operations (TF32, bfloat16): by torch's older API, then by its newer one."""
+    """The precision of float32 operations (TF32, bfloat16), from torch's older API and from its newer one."""
     values: list[Any] = []
     for get in (torch.get_float32_matmul_precision, lambda: cudnn.allow_tf32, lambda: cuda.matmul.allow_tf32):
         try:
@@ -109,7 +109,7 @@ TORCH = [
     Setting(
         "determinism",
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        # Not by set_deterministic_debug_mode(), which leaves the compiler's own flag as it is.
+        # set_deterministic_debug_mode() would not restore the compiler's own flag.
         lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
     ),
     *(

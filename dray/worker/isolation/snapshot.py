@@ -1,11 +1,11 @@
-"""Isolates trials that share a process: each starts from the state that the first one found, or in a new process.
+"""Isolates trials that share a process: each starts from the process's initial state, or in a new process.
 
-A trial runs in its own thread, so thread-local state ends with it. Process-wide state is restored after it: the
-settings listed in ``dray.worker.isolation.settings``, and here loggers, warnings and GPU memory. What can't be restored
-(``dray.worker.isolation.leaks``) is a reason to replace the process. Compiled code is kept while it is valid for the
+A trial runs in its own thread, so thread-local state ends with it. Process-wide state is restored afterwards: the
+settings listed in ``dray.worker.isolation.settings``, and here loggers, warnings and GPU memory. Leaks
+(``dray.worker.isolation.leaks``) are a reason to replace the process. Compiled code is kept while it is valid for the
 next trial (``dray.worker.isolation.compiled``).
 
-Not undone: what a trial writes into modules (a patched library function, a global of the trial's module), and the many
+Changes to modules (a patched library function, a global of the trial's module) are not undone, nor are the many
 settings that trials rarely change. ``resources.reuse_workers: false`` gives each trial new processes.
 """
 
@@ -40,11 +40,11 @@ COLLECT_EVERY = 100
 
 
 class ProcessSnapshot:
-    """The state of this process when the object is created, which is before the first trial."""
+    """The state of this process at the creation of the object, before the first trial."""
 
     def __init__(self, *, owns_gpu: bool = True) -> None:
-        # Later collections then visit only objects of trials, which takes 1 ms instead of 100. There is no collection
-        # first: it would delay the first batch by those 100 ms, and free little.
+        # Later collections then visit only objects of trials, which takes 1 ms instead of 100. No collection before: it
+        # would delay the first batch by those 100 ms, and free little.
         gc.freeze()
         self._collect_at = 0.0
         self._compiled = Compiled(TORCH)
@@ -54,18 +54,19 @@ class ProcessSnapshot:
         self._leaks = Leaks(owns_gpu=owns_gpu)
 
     def run(self, trial: Callable[[], T], has_failed: Callable[[T], bool] = lambda _: False) -> tuple[T, list[str]]:
-        """Run a trial in a new thread, then restore this process; raises what the trial raises.
+        """Run a trial in a new thread, then restore this process. Exceptions of the trial are raised here.
 
         Args:
-            has_failed: whether its result is a failure. Then its process groups are not ended: a rank that failed alone
-                would wait for collectives that others have not begun.
+            has_failed: returns whether a result is a failure. The process groups of a failed trial are not ended: a
+            rank
+                that failed alone would wait for collectives that others have not begun.
 
         Returns:
-            The trial's result, and the reasons to run no other trial in this process; empty if it is clean.
+            The trial's result, and the reasons not to run another trial in this process; [] if it is clean.
         """
         result: Future[T] = Future()
         groups = group_names()
-        # The settings of torch's compiler are those of a context, and the model's code may have set some at its import.
+        # torch's compiler keeps its settings in a context, and the model's code may have set some during its import.
         context = contextvars.copy_context()
 
         def run() -> None:
@@ -87,7 +88,7 @@ class ProcessSnapshot:
     def _restore(self, groups: list[Any], failed: bool) -> list[str]:
         if groups:
             forget_operations()
-        # First: garbage may own worker processes, threads, files and memory.
+        # Collected first, because garbage may own worker processes, threads, files and memory.
         self._collect(at_once=bool(groups))
         reasons = []
         for setting, value in self._settings:
@@ -97,10 +98,10 @@ class ProcessSnapshot:
                     setting.put(value)
             except Exception as error:
                 reasons.append(f"can't restore {setting.name}: {error}")
-        # Always: torch.get_num_threads() is the number of the calling thread, not of the trial's.
+        # Set unconditionally: torch.get_num_threads() returns the calling thread's number, not the trial's.
         torch.set_num_threads(self._threads)
         self._restore_loggers()
-        # A warning that is shown once per process is shown again to the next trial.
+        # Warnings that are shown once per process must be shown again to the next trial.
         warnings.onceregistry.clear()  # type: ignore[attr-defined]
         try:
             if groups and failed:
@@ -116,9 +117,9 @@ class ProcessSnapshot:
             return [*reasons, f"the GPU fails: {error}"]
 
     def _collect(self, at_once: bool) -> None:
-        """Collect the garbage of trials: at once, or if worker processes or GPU memory may depend on it.
+        """Collect the garbage of trials, at once or if worker processes or GPU memory may depend on it.
 
-        Otherwise so seldom that it takes no more than 1% of the time: it is slow once a trial has imported much.
+        Otherwise it is rare enough to take at most 1% of the time: it is slow after a trial has imported much.
         """
         start = time.monotonic()
         if at_once or start >= self._collect_at or gpu_in_use() or self._leaks.has_children():
@@ -129,7 +130,7 @@ class ProcessSnapshot:
     def _restore_loggers(self) -> None:
         for logger in _loggers():
             if logger not in self._loggers:
-                # A library sets up its loggers once, when it is imported. All other loggers are the trial's own.
+                # A library sets up its loggers once, at its import. All other new loggers are the trial's.
                 module = sys.modules.get(logger.name.partition(".")[0])
                 file = getattr(module, "__file__", None)
                 self._loggers[logger] = _state(logger) if file and is_installed(file) else _NEW

@@ -1,4 +1,4 @@
-"""The last lines of a trial's log, for the error of a process that died without saying why."""
+"""The last lines of a trial's log, for the error of a process that died without an exception."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dray.worker.log import writer
 
 AWAITED_S = 1.0
 _LINES = 20
-_BYTES = 20_000  # at the end of the file, in which these lines are looked for
+_BYTES = 20_000  # bytes at the end of the file to search for these lines
 _CRASH = re.compile(r"Fatal Python error: (.+)")
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 _CRASH_LINE = re.compile(r"\s*$|\s+File |\s+\.\.\.|Stack |Thread |Current thread |Extension modules: |  <")
-"""The beginnings of lines that Python writes about a crash; see `faulthandler`."""
+"""The beginnings of Python's lines about a crash; see `faulthandler`."""
 
 
 def log_tail(log: Path, start: int = 0) -> str:
-    """The last lines of a trial's log, which need not exist, indented; after a crash, the first lines about it.
-    `start`: the number of bytes at the file's beginning to leave out."""
+    """The last lines of a trial's log, indented; after a crash, the first lines about it. The log need not exist.
+    `start`: the number of bytes to skip at the file's beginning."""
     return _shown(_read(log, start)[0])
 
 
@@ -30,8 +30,8 @@ def with_log_tail(error: str, log: Path) -> str:
     """The error of a process that died, with the last lines of its log.
 
     Returns:
-        How it ended comes first, unless the error says why it died; after a crash, the kind of crash and the innermost
-        line of the user's code::
+        The exit code or signal comes first, unless the error has a cause; after a crash, the kind of crash and the
+        innermost line of the user's code::
 
             a process of worker group group-0 died: Segmentation fault
               model_def.py:12, in train_batch
@@ -49,7 +49,7 @@ def _shown(lines: Sequence[str]) -> str:
 
 
 def _await_writer(log: Path) -> None:
-    """Wait until all that a dead process printed is in its log; `AWAITED_S` at most: a child of it may live on."""
+    """Wait until the output of a dead process is in its log, for `AWAITED_S` at most, as a child may live on."""
     until = time.monotonic() + AWAITED_S
     with log.open("rb") as file:
         while time.monotonic() < until:
@@ -76,13 +76,13 @@ def _described_crash(lines: Sequence[str]) -> list[str]:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether this is a file of dray, which may be in another place on the node that it ran on."""
+    """Whether this is a file of dray, which may be installed elsewhere on the node of the process."""
     _, dray, inner = "/".join(file.parts).rpartition("/dray/")
     return bool(dray) and (Path(__file__).parents[2] / inner).exists()
 
 
 def _read(log: Path, start: int = 0) -> tuple[list[str], str]:
-    """What the processes of the trial printed last, and how the last one ended, if `dray.worker.log.writer` knows."""
+    """The last output of the trial's processes, and how the last one ended, if `dray.worker.log.writer` knows."""
     if not log.exists():
         return [], ""
     size = log.stat().st_size
@@ -95,7 +95,7 @@ def _read(log: Path, start: int = 0) -> tuple[list[str], str]:
 
 
 def _crash(lines: Sequence[str]) -> int:
-    """Index of the first line about a crash, if the log ends with one; otherwise of the first line to show."""
+    """The index of the first line about a crash, if the log ends with one; otherwise of the first line to show."""
     index = len(lines) - 1
     while index >= 0 and _CRASH_LINE.match(lines[index]):
         index -= 1

@@ -21,13 +21,13 @@ _FLUSH_S = 10.0
 
 
 class LogWriter:
-    """The process that writes this process's logs; see `dray.worker.log.writer`. It is started when first needed."""
+    """The process that writes this process's logs; see `dray.worker.log.writer`. It starts when it is first needed."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
 
     def pipe_to(self, path: Path, secrets: Sequence[str] = ()) -> int:
-        """Returns a file descriptor: what is written to it is appended to ``path``, with the secrets masked."""
+        """A file descriptor whose data is appended to ``path``, with the secrets masked."""
         reading, writing = os.pipe()
         try:
             self._send(b"\0".join([os.fsencode(path), *forms(secrets)]), reading)
@@ -36,18 +36,19 @@ class LogWriter:
         return writing
 
     def flush(self, *, is_over: bool = False) -> None:
-        """Wait until all output is in its file. Unless `is_over`, the log says how this process ends, if it does."""
+        """Wait until all output is in its file. Unless `is_over`, the log will say how this process ended, if it
+        does."""
         try:
             self._send(b"." if is_over else b"?")
             assert self._control is not None
             answer = self._control.recv(1)
         except OSError:
             answer = b""
-        if not answer:  # the process was killed, or is stuck; the next output gets another one
+        if not answer:  # the process was killed, or is stuck; the next output gets a new one
             self.close()
 
     def close(self) -> None:
-        """Let the process end, once nobody can write to its files."""
+        """Let the process end once no process can write to its pipes."""
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -73,7 +74,7 @@ log_writer = LogWriter()
 
 
 class TrialLog:
-    """The log file of a trial's rank, while output is redirected to it. What is written to `descriptor` is appended."""
+    """The log file of a trial's rank, while output is redirected to it. Data written to `descriptor` is appended."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self.descriptor = path, descriptor
@@ -89,10 +90,10 @@ class TrialLog:
 
 @contextlib.contextmanager
 def redirect_output(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLog]:
-    """Append to ``path`` everything that this process and its children print in the block, each line with the UTC time.
-    Each byte of a secret is replaced by an x.
+    """Append all output of this process and its children in the block to ``path``, each line with the UTC time. Each
+    byte of a secret is replaced with an x.
 
-    All of it is in the file when the block ends, or soon after the process is killed in it.
+    The output is in the file when the block ends, or soon after the process is killed in it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = log_writer.pipe_to(path, secrets)
@@ -132,7 +133,7 @@ def reset_logging() -> None:
 
 
 def log_to_stderr(log_format: str) -> None:
-    """Log everything from INFO on to stderr, as ``dray experiment create --local`` does."""
+    """Log to stderr from level INFO on, like ``dray experiment create --local``."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(log_format))
     root = logging.getLogger()

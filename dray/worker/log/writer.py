@@ -2,7 +2,7 @@
 
 Data in a pipe outlives the process that wrote it: all output of a worker, its C libraries and its children reaches the
 file, even if the worker is killed. `dray.worker.log.trial_log` runs this file as a program. It imports only small parts
-of the standard library, which takes some 20 ms and 8 MB.
+of the standard library, so that it takes only some 20 ms and 8 MB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 
 STAMP_LENGTH = len("2026-11-21T19:02:02.123Z ")
 ENDING = "dray: the process ended: "
-"""Begins the last line of the log of a process that ended in a trial; what follows is how it ended."""
+"""Begins the last line of a log if the process ended in a trial; it continues with how the process ended."""
 _READ_BYTES = 1 << 16
 _ENDS_WITHIN_S = 1.0
 """How long a process that has closed its pipes may take to end."""
@@ -45,7 +45,7 @@ class _Pipe:
         self._secrets, self._held = secrets, b""
 
     def drain(self) -> bool:
-        """Copy everything in the pipe. Returns False once nobody can write into it."""
+        """Copy everything in the pipe. Returns False once no process can write into it."""
         while True:
             try:
                 data = os.read(self.end, _READ_BYTES)
@@ -62,7 +62,7 @@ class _Pipe:
             self._write(data[:complete])
 
     def flush(self) -> None:
-        """Write what was held back: no more of it will come."""
+        """Write the data that was held back, because its rest will not come."""
         held, self._held = self._held, b""
         self._write(held)
 
@@ -91,21 +91,21 @@ class _Pipe:
 
 
 def partial_secret(secret: bytes, data: bytes) -> int:
-    """The length of the longest proper prefix of a secret that the data end with."""
+    """The length of the longest proper prefix of a secret at the end of the data."""
     return next((length for length in range(len(secret) - 1, 0, -1) if data.endswith(secret[:length])), 0)
 
 
 def timestamp(seconds: float) -> bytes:
-    """A time as it appears before a line."""
+    """A time in the format at the beginning of a line."""
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{whole}.{int(seconds % 1 * 1000):03}Z ".encode()
 
 
 def ending(process: int, pid: int) -> str:
-    """How a process ended that is ending: "exited with code 3", "killed by SIGKILL"; "" if that can't be known.
+    """How an ending process ended: "exited with code 3", "killed by SIGKILL"; "" if unknown.
 
-    Only its parent, Ray, may wait for it. Others can ask Linux 6.15; an older one can be asked only until Ray has
-    waited for it, often for less than a millisecond.
+    Only its parent, Ray, can wait for it. Other processes can ask Linux from 6.15 on; older versions answer only until
+    Ray has waited for it, often for less than a millisecond.
     """
     until = time.monotonic() + _ENDS_WITHIN_S
     status, is_there = None, True
@@ -130,14 +130,13 @@ def ending(process: int, pid: int) -> str:
 
 
 def serve(control: socket.socket, process: int | None, pid: int) -> None:
-    """Serve until the worker, and every process that could still write into its pipes, is gone.
+    """Serve until the worker, and all processes that could still write into its pipes, are gone.
 
-    The worker sends a file's path and secrets together with a pipe's reading end; b"?", which is answered once
-    everything printed before is written; or b".", which also says that the trial is over. If the worker ends before
-    that, the log says how.
+    The worker sends a file's path and secrets together with a pipe's reading end; b"?", which is answered after all
+    earlier output is written; or b".", which also ends the trial. If the worker ends before that, the log says how.
 
     Args:
-        process: a file descriptor of the worker's process; None if this system has no such thing.
+        process: a file descriptor of the worker's process; None if the system has no pidfd.
     """
     unfinished: list[_Pipe] = []
     with selectors.DefaultSelector() as ready:
@@ -164,7 +163,7 @@ def serve(control: socket.socket, process: int | None, pid: int) -> None:
                     ready.unregister(pipe.end)
                     if pipe not in unfinished:
                         pipe.close()
-            if process in events and control.fileno() not in events:  # it may have sent a pipe at last
+            if process in events and control.fileno() not in events:  # otherwise it may have sent a last pipe
                 ready.unregister(process)
                 if how := ending(process, pid):
                     for pipe in unfinished:
@@ -191,15 +190,15 @@ def serve(control: socket.socket, process: int | None, pid: int) -> None:
 def _descriptor_of(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not Linux, or an old one
+    except (AttributeError, OSError):  # not Linux, or an old version
         return None
 
 
 if __name__ == "__main__":
     worker = int(sys.argv[2])
-    its_descriptor = _descriptor_of(worker)  # now: the worker waits until the fork
-    # Not as a child of the worker: children are ended after a trial, and with the worker.
+    descriptor = _descriptor_of(worker)  # opened now, because the worker waits until the fork
+    # This must not be a child of the worker, whose children are ended after a trial and with the worker.
     if os.fork():
         os._exit(0)
     with contextlib.suppress(OSError):
-        serve(socket.socket(fileno=int(sys.argv[1])), its_descriptor, worker)
+        serve(socket.socket(fileno=int(sys.argv[1])), descriptor, worker)
