@@ -172,7 +172,7 @@ def test_groups_start_without_trains_context_where_ray_has_changed_it(
     assert "size" not in process
     assert process["error"]
     [record] = [record for record in caplog.records if record.name == "dray.groups.train_workers"]
-    assert record.getMessage().startswith("ray.train.get_context() does not work in trials: Ray ")
+    assert record.getMessage().startswith("ray.train.get_context() does not work in trials, because Ray ")
     assert why in record.getMessage()
     os.kill(process["pid"], signal.SIGKILL)
     world.hears(GroupPlaced)
