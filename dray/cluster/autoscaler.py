@@ -1,9 +1,7 @@
 """Ray's autoscaler, where the cluster has one: what it may start, and what it is starting.
 
-This is about its second version, Ray's default. There is no public interface for either. What the autoscaler may start
-is in the config file of its process on the head, or, on some platforms, in the cluster's state, which also has what it
-is starting. All private interfaces that this takes are used in this file. Without them an experiment still waits for
-nodes, but shows less, and keeps asking for machines that the cloud does not have.
+This covers the second version of the autoscaler, Ray's default. Ray has no public interface for either. The config file
+of the autoscaler's process on the head says what it may start; the cluster's state says what it is starting.
 """
 
 from __future__ import annotations
@@ -19,8 +17,9 @@ from typing import Any
 import ray
 import yaml
 
+from dray.cluster import internals
 from dray.cluster.nodes import nodes
-from dray.cluster.view import HEAD, UNLIMITED, Activity, AutoscalerLimits, NodeType
+from dray.cluster.view import HEAD, Activity, AutoscalerLimits, NodeType
 from dray.text import one_line
 
 logger = logging.getLogger("dray")
@@ -30,6 +29,7 @@ JOIN_S = 60.0
 """How long existing machines, or an autoscaler on Kubernetes, may take to join: some ten seconds after the head."""
 STATUS_TIMEOUT_S = 10  # how long the head may take to report what its autoscaler is doing
 NO_FILE = "none"
+_IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # a variable that Kubernetes sets
 _SEE_LOG = "see monitor.log in Ray's logs on the head"
 
 
@@ -39,8 +39,6 @@ def limits() -> AutoscalerLimits | None:
     It starts nothing where the machines exist already (Ray's ``local`` provider): all of them join, and a machine's
     resources are known once it has. This waits for those that have not joined yet.
     """
-    if (known := _limits_in_state()) is not None:
-        return known
     file = config_file()
     if file == NO_FILE:  # the autoscaler only watches
         return None
@@ -54,7 +52,7 @@ def limits() -> AutoscalerLimits | None:
             logger.warning(what, len(nodes()), machines)
         return None
     # On Kubernetes the autoscaler is in a separate container, which may be up later than the driver.
-    found = _wait(has_state, JOIN_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0)
+    found = _wait(has_state, JOIN_S if _IN_KUBERNETES in os.environ else 0.0)
     return AutoscalerLimits(types=None) if found else None
 
 
@@ -82,22 +80,6 @@ def limits_of(file: str) -> AutoscalerLimits:
             for name, each in types.items()
         ),
         max_count=max_workers,
-    )
-
-
-def _limits_in_state() -> AutoscalerLimits | None:
-    config = ray._private.state.state.get_cluster_config()
-    if config is None or not config.node_group_configs:
-        return None
-    return AutoscalerLimits(
-        types=tuple(
-            NodeType(
-                name=each.name,
-                resources=dict(each.resources),
-                max_count=UNLIMITED if each.max_count < 0 else each.max_count,
-            )
-            for each in config.node_group_configs
-        )
     )
 
 
@@ -149,19 +131,14 @@ def has_state() -> bool:
 
 
 def _activity() -> Activity | None:
-    from ray.autoscaler.v2 import sdk
-    from ray.autoscaler.v2.schema import Stats
-    from ray.autoscaler.v2.utils import ClusterStatusParser
-    from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
-
-    client = sdk.GcsClient(ray.get_runtime_context().gcs_address)
-    reply = GetClusterStatusReply.FromString(client.get_cluster_status(timeout_s=STATUS_TIMEOUT_S))
-    # Without demands and nodes, of which Ray's own `get_cluster_status` makes objects: 20 ms for 1,000 waiting groups.
-    reply.ClearField("cluster_resource_state")
-    status = ClusterStatusParser.from_get_cluster_status_reply(reply, Stats())
-    if not int(status.stats.autoscaler_version or 0):
-        return None
-    return activity_of(status.pending_launches, status.pending_nodes, status.failed_launches)
+    # Where Ray does not say it, there probably is an autoscaler on Kubernetes.
+    found = Activity(starting={}, failed={}) if _IN_KUBERNETES in os.environ else None
+    with internals.optional("experiments wait for nodes without knowing which ones the autoscaler starts, or can't"):
+        status = internals.cluster_status(ray.get_runtime_context().gcs_address, STATUS_TIMEOUT_S)
+        has_autoscaler = int(status.stats.autoscaler_version or 0) > 0
+        now = activity_of(status.pending_launches, status.pending_nodes, status.failed_launches)
+        found = now if has_autoscaler else None
+    return found
 
 
 def activity_of(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequence[Any]) -> Activity:

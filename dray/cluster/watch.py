@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection
 
 import ray
 
+from dray.cluster.internals import draining_nodes
+
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
@@ -67,12 +69,3 @@ class Watch:
         except OSError:
             return False
         return True
-
-
-def draining_nodes() -> set[str]:
-    """Ids of nodes that will be removed, such as spot instances shortly before their end.
-
-    `ray.train.get_preemption_info()` has the same, but it is a barrier that all ranks must call equally often, so a
-    separate thread can't use it. Ray has no other public way.
-    """
-    return set(ray._private.state.state.get_draining_nodes())

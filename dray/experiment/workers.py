@@ -17,7 +17,7 @@ from dray.cluster.connection import Cluster
 from dray.code.archive import Archived
 from dray.code.factory import FromDirectory, Sent, home_of
 from dray.code.ignore import code_of, copied
-from dray.code.packages import runtime_env
+from dray.cluster.packages import runtime_env
 from dray.config.schema import ExperimentConfig
 from dray.environment import device
 from dray.errors import ConfigError

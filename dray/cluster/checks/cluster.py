@@ -93,7 +93,7 @@ class _Check:
 
     def _start(self) -> None:
         from dray.cluster.nodes import on_node
-        from dray.code.packages import runtime_env
+        from dray.cluster.packages import runtime_env
 
         sent = runtime_env()
         started = {
@@ -184,7 +184,7 @@ def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Liter
     from ray.exceptions import GetTimeoutError
 
     from dray.cluster.nodes import on_node
-    from dray.code.packages import runtime_env
+    from dray.cluster.packages import runtime_env
 
     options = {"runtime_env": runtime_env(), "num_gpus": 1 if backend == "nccl" else 0}
     ranks = [on_node(AllReduceRank, node, **options).remote() for node in nodes]

@@ -193,7 +193,7 @@ def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble
     from ray.exceptions import RayError
 
     from dray.cluster.nodes import nodes, on_node
-    from dray.code.packages import runtime_env
+    from dray.cluster.packages import runtime_env
 
     here = ray.get_runtime_context().get_node_id()
     others = [node.id for node in nodes() if node.id != here and node.resources.get(resource, 0) > 0]
