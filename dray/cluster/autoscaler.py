@@ -1,4 +1,4 @@
-"""Ray's autoscaler, where the cluster has one: what it may start, and what it is starting.
+"""Ray's autoscaler, if the cluster has one: the machines that it may start, and those that it is starting.
 
 This covers the second version of the autoscaler, Ray's default. Ray has no public interface for either. The config file
 of the autoscaler's process on the head says what it may start; the cluster's state says what it is starting.
@@ -26,7 +26,7 @@ logger = logging.getLogger("dray")
 
 READ_TIMEOUT_S = 60.0  # how long reading the file on the head may take: a process may have to start there
 JOIN_S = 60.0
-"""How long existing machines, or an autoscaler on Kubernetes, may take to join: some ten seconds after the head."""
+"""How long existing machines, or an autoscaler on Kubernetes, may take to join: usually about ten seconds."""
 STATUS_TIMEOUT_S = 10  # how long the head may take to report what its autoscaler is doing
 NO_FILE = "none"
 _IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # a variable that Kubernetes sets
@@ -34,10 +34,10 @@ _SEE_LOG = "see monitor.log in Ray's logs on the head"
 
 
 def limits() -> AutoscalerLimits | None:
-    """What the autoscaler of the connected cluster may start; None if it has none, or it starts nothing.
+    """The machines that the connected cluster's autoscaler may start; None without an autoscaler, or if it starts none.
 
-    It starts nothing where the machines exist already (Ray's ``local`` provider): all of them join, and a machine's
-    resources are known once it has. This waits for those that have not joined yet.
+    The autoscaler starts none if the machines exist already (Ray's ``local`` provider): all of them join, and Ray knows
+    a machine's resources once it has joined. This function waits for machines that have not joined yet.
     """
     file = config_file()
     if file == NO_FILE:  # the autoscaler only watches
@@ -64,12 +64,12 @@ def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
 
 
 def limits_of(file: str) -> AutoscalerLimits:
-    """What the autoscaler may start, according to the text of its config file (YAML or JSON)."""
+    """The machines that the autoscaler may start, according to the text of its config file (YAML or JSON)."""
     config = yaml.safe_load(file)
     max_workers, head = int(config.get("max_workers", 0)), config.get("head_node_type")
     types = config.get("available_node_types") or {}
     return AutoscalerLimits(
-        # Ray's own defaults.
+        # The defaults are Ray's own.
         types=tuple(
             NodeType(
                 name=name,
@@ -84,7 +84,7 @@ def limits_of(file: str) -> AutoscalerLimits:
 
 
 def config_file() -> str | None:
-    """The text of the autoscaler's config file; `NO_FILE` if it has none; None if no autoscaler runs on the head."""
+    """The text of the autoscaler's config file, `NO_FILE` if it has none, or None if no autoscaler runs on the head."""
     port = ray.get_runtime_context().gcs_address.rpartition(":")[2]
     here = ray.get_runtime_context().get_node_id()
     if any(node.id == here and HEAD in node.resources for node in nodes()):
@@ -99,7 +99,11 @@ def config_file() -> str | None:
 
 
 def read_config_file(port: str) -> str | None:
-    """The same on the head itself, from the command line of the autoscaler of the cluster at this port."""
+    """Like `config_file`, on the head itself: found by the command line of this cluster's autoscaler.
+
+    Args:
+        port: the cluster's.
+    """
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             arguments = process.read_bytes().decode(errors="replace").split("\0")
@@ -122,7 +126,7 @@ def read_config_file(port: str) -> str | None:
 
 
 def activity() -> Activity:
-    """What the autoscaler is starting now; nothing if there is none."""
+    """The machines that the autoscaler is starting now; none if there is no autoscaler."""
     return _activity() or Activity(starting={}, failed={})
 
 

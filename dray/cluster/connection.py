@@ -33,8 +33,8 @@ CONNECT_S = 5.0  # how long a cluster may take to accept a TCP connection
 class Cluster:
     """A connection to Ray, for a ``with`` block.
 
-    A cluster that was started here is kept for this process's next `connect`, unless the block raises. It ends with
-    this process. A joined one, and the connection to it, stay.
+    A cluster that was started here is kept for this process's next `connect`, unless the block raises, and ends with
+    this process. A joined cluster, and the connection to it, stay.
     """
 
     own: bool  # started by this process, for its own experiments alone
@@ -53,7 +53,7 @@ class Cluster:
 
 
 _kept: tuple[str, object] | None = None
-"""The kept cluster's address, and what its processes have inherited from this process; None: no cluster is kept."""
+"""The kept cluster's address, and the environment that its processes inherited; None: no cluster is kept."""
 
 
 def _inherited() -> object:
@@ -80,9 +80,10 @@ def _knock(address: str) -> None:
 def connect(address: str | None) -> Cluster:
     """Connect to Ray.
 
-    In this order: this process's existing connection; ``address``; ``RAY_ADDRESS`` in the environment; the cluster that
-    this process has kept, unless environment variables or the working directory have changed, or one of its processes
-    has died; a new cluster on this machine. Never the cluster in Ray's address file, which may have died long ago.
+    The first of these is used: this process's existing connection; ``address``; ``RAY_ADDRESS`` in the environment; the
+    cluster that this process has kept, unless environment variables or the working directory have changed, or one of
+    the cluster's processes has died; a new cluster on this machine. The cluster in Ray's address file is never used,
+    because it may have died long ago.
 
     Raises:
         ConnectionError: there is no cluster at the address, or a new one does not start, or another user may know the
@@ -92,7 +93,7 @@ def connect(address: str | None) -> Cluster:
     address = address or os.environ.get("RAY_ADDRESS")
     is_local = not address or address == "local"
     kept, _kept = _kept, None
-    # Another one, if it was shut down and Ray started by the user's code.
+    # The user's code may have shut Ray down, and started another cluster.
     if ray.is_initialized() and kept is not None and ray.get_runtime_context().gcs_address == kept[0]:
         if is_local and kept[1] == _inherited() and _all_live():
             return _own("the Ray cluster of the run before")
@@ -109,8 +110,8 @@ def connect(address: str | None) -> Cluster:
     try:
         _start(directory, internals.quick_start(token.own))
     except Exception:
-        # Ray's node gives up after 15 s, in which it has to import much: the next time, it is in memory. Or this
-        # version of Ray is unlike those that dray knows: as Ray does it, it starts.
+        # On a slow machine Ray's node gives up, because it has much to import; the second time, this is in memory. With
+        # a version of Ray that differs from those that dray knows, a start in Ray's own way may succeed.
         try:
             _start(directory, contextlib.nullcontext())
         except Exception as error:

@@ -1,6 +1,6 @@
 """Sends dray itself to the nodes of a cluster that others have started, with Ray's runtime environments.
 
-It is put into the cluster's own store, once per content, and each node that needs it unpacks it once.
+The code is put into the cluster's own store, once per content, and each node that needs it unpacks it once.
 ``ray.init(runtime_env=...)`` does the same, but only where it makes the connection: not in a job that has a
 ``py_modules`` of its own, or in a program that has connected already.
 """
@@ -32,5 +32,5 @@ def runtime_env() -> dict[str, Any]:
     if itself is None:
         return {}
     theirs: Sequence[str] = ray.get_runtime_context().runtime_env.get("py_modules") or ()
-    # In the order in which modules are searched for.
+    # Modules are searched for in this order.
     return {"py_modules": [itself, *theirs]}

@@ -1,6 +1,6 @@
-"""Ray's token: keeping its file secret, and whether a cluster accepts it.
+"""Ray's token: keeps its file secret, and finds out whether a cluster accepts it.
 
-Whoever reads ``~/.ray/auth_token`` can run code as this user.
+Anyone who can read ``~/.ray/auth_token`` can run code as this user.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_TOKEN = f"it requires a token, and this process has none; {_CURE}"
 def secure() -> None:
     """Make sure that no other user can read the token of a cluster that is about to be started on this machine.
 
-    Ray would create the file with the permissions that the umask leaves: usually all users may read it.
+    Ray would create the file with the default permissions: usually all users may read it.
     """
     has_other = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if has_other or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":

@@ -1,6 +1,6 @@
-"""What dray needs of a file for Ray's cluster launcher, and ``ray up`` does not check.
+"""Checks a file for Ray's cluster launcher for the settings that dray needs and ``ray up`` does not check.
 
-Names and types are checked by Ray, and what a machine is launched with by its cloud.
+Names and types are checked by Ray's schema. The cloud checks the settings that machines are launched with.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,7 +25,7 @@ _DASHBOARD_HOST = re.compile(r"--dashboard-host[= ]+['\"]?([^\s'\"]+)")
 
 
 def faults(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """All faults of a cluster file. Relative paths in it start at the working directory, as for Ray."""
+    """All faults of a cluster file, by field. As in Ray, its relative paths start at the working directory."""
     # The other checks rely on the types that Ray demands.
     return list(_ray(config)) or [
         fault for check in (_labels, _files, _token, _dashboard, _storage) for fault in check(config)
@@ -37,10 +38,11 @@ def provider(config: Mapping[str, Any]) -> str:
 
 def _ray(config: Mapping[str, Any]) -> Faults:
     """Faults by Ray's schema of these files, which is also what ``ray up`` checks first."""
-    import ray
     from jsonschema import Draft7Validator
 
-    schema = json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
+    ray = find_spec("ray")  # importing it would take a second
+    assert ray is not None and ray.origin is not None, "it is one of dray's dependencies"
+    schema = json.loads((Path(ray.origin).parent / "autoscaler" / "ray-schema.json").read_text())
     for error in Draft7Validator(schema).iter_errors(config):
         if "'resources' is a required property" in error.message:  # on AWS, Ray fills them in first
             continue
