@@ -41,7 +41,8 @@ def _ray(config: Mapping[str, Any]) -> Faults:
     from jsonschema import Draft7Validator
 
     ray = find_spec("ray")  # importing it would take a second
-    assert ray is not None and ray.origin is not None, "it is one of dray's dependencies"
+    assert ray is not None
+    assert ray.origin is not None
     schema = json.loads((Path(ray.origin).parent / "autoscaler" / "ray-schema.json").read_text())
     for error in Draft7Validator(schema).iter_errors(config):
         if "'resources' is a required property" in error.message:  # on AWS, Ray fills them in first
