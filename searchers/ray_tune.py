@@ -6,13 +6,14 @@ process on the head node (0.1 GB) while it runs. So there is one: its ``step()``
 returns all available ones. Tune passes them to the scheduler, which asks the search. If the handle's process is killed,
 Tune starts another, which gets the unanswered results again.
 
-The parts that are not in Tune's public API (the arguments of a custom scheduler, and the environment variables below)
-are used only in this file.
+Of Tune's internals only `_drop_results` uses one. The environment variables below are not documented either.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import pickle
 import sys
@@ -27,6 +28,8 @@ from ray import cloudpickle, tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from searchers.events import TrialResult
+
+logger = logging.getLogger(__name__)
 
 MAX_HANDLE_DEATHS = 5
 """The run fails when its handle has died this many times in a row without a result."""
@@ -95,17 +98,29 @@ class _Scheduler(_NotStored, FIFOScheduler):  # type: ignore[misc]
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """The handle's process died, or could not start."""
         error = ""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError, TypeError):  # for the message only
             error = Path(trial.error_file).read_text()
         self._died(error)
 
 
 def _drop_results(tune_controller: Any) -> None:
-    """Free the results that Tune has passed on: it keeps an actor's while the actor lives, here until the end."""
-    actors = tune_controller._actor_manager
-    awaited = set(actors._actor_task_events.get_futures())
-    for futures in actors._tracked_actors_to_task_futures.values():
-        futures.intersection_update(awaited)
+    """Free the results that Tune has passed on: it keeps an actor's while the actor lives, here until the end.
+
+    A call that is still awaited may be forgotten too: Tune only uses this record to ignore the calls of an ended actor.
+    """
+    try:
+        for calls in tune_controller._actor_manager._tracked_actors_to_task_futures.values():
+            calls.clear()
+    except AttributeError as error:
+        _warn_of_memory(str(error))
+
+
+@functools.cache
+def _warn_of_memory(why: str) -> None:
+    """Log once per process."""
+    logger.warning(
+        "the driver needs about 1 kB more memory per trial, because Ray %s has changed: %s", ray.__version__, why
+    )
 
 
 class TuneDriver:

@@ -13,7 +13,7 @@ Tune asks the `Searcher` for configurations and the `Scheduler` about each resul
 searcher's `TuneTrials`. The scheduler has no state, for Tune does not save a scheduler's. Tune saves the searcher's
 with its own, and pickles both together, as given, when the `Tuner` is made: `Tuner.restore` has the same pair.
 
-What is not in Tune's public API is used only here, in `tune_trials` and in `ray_tune`.
+This is Tune's API for searchers and schedulers; it has no internals of Tune.
 """
 
 from __future__ import annotations
@@ -76,8 +76,6 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
     """
 
     CKPT_FILE_TMPL = "searcher-state-{}.json"
-    _metric: str | None
-    _mode: str | None
 
     def __init__(
         self,
@@ -99,6 +97,7 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
                 raise FieldError([("objectives", "are given together with metric or mode; leave these out")])
             metric, mode = objectives.first.name, "min" if objectives.first.smaller_is_better else "max"
         super().__init__(metric=metric, mode=mode)
+        self._metric, self._mode = metric, mode
         if not isinstance(method, Method):
             raise FieldError([("method", f"must be a search method, such as searchers.ASHA(...), got {method!r:.80}")])
         if getattr(method, "pareto", objectives is not None) != (objectives is not None):
@@ -249,7 +248,7 @@ class Scheduler(TrialScheduler):  # type: ignore[misc]
         searcher: The one in `tune.TuneConfig(search_alg=...)`.
     """
 
-    _supports_buffered_results = False  # trials would train on while the search decides
+    supports_buffered_results = False  # trials would train on while the search decides
 
     def __init__(self, searcher: Searcher) -> None:
         super().__init__()

@@ -203,8 +203,8 @@ FAULTS: list[tuple[str, str, Any, str, str]] = [
     (AWS, ENVIRONMENT, storage("DRAY_HOME=/mnt/results"), "setup_commands", "/mnt/results is on each node's own disk"),
     (LOCAL, ENVIRONMENT, lambda c: c.replace("/mnt/dray_", "$HOME/"), "setup_commands", "$HOME/results is on each "),
     (AWS, "idle_timeout_minute", 10, "file", "Ray refuses it: "),
-    (AWS, "provider", "aws", "file", "Ray refuses it: "),
-    (AWS, f"{SPOT}.min_workers", 9, "file", "Ray refuses it: "),
+    (AWS, "provider", "aws", "provider", "Ray refuses it: 'aws' is not of type 'object'"),
+    (AWS, f"{SPOT}.min_workers", "9", f"{SPOT}.min_workers", "Ray refuses it: "),
 ]
 
 
@@ -265,7 +265,7 @@ def test_the_command_reports_all_faults_at_once(tmp_path: Path, dray: Callable[.
         (None, "no such file: "),
         ("a: [", "line 1, column 5: not valid YAML"),
         ("", "must be a mapping of fields to values, got an empty file"),
-        ("cluster_name: a\nprovider: aws\n", "file: Ray refuses it: "),
+        ("cluster_name: a\nprovider: aws\n", "provider: Ray refuses it: "),
         ("provider: 5\navailable_node_types: [a]\n", "file: Ray refuses it: "),
     ],
 )

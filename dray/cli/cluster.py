@@ -154,7 +154,7 @@ def validate(
 
     _check_not_kubernetes(file)
     config = read_mapping(file)
-    # Imported after the file's own errors were reported: it takes a second.
+    # Imported after the file's own errors were reported: this is slow.
     from dray.cluster.checks.launcher_file import faults, provider
 
     found = faults(config)

@@ -1,9 +1,7 @@
-"""Ray's autoscaler, where the cluster has one: what it may start, and what it is starting.
+"""Ray's autoscaler, if the cluster has one: the machines that it may start, and those that it is starting.
 
-This is about its second version, Ray's default. There is no public interface for either. What the autoscaler may start
-is in the config file of its process on the head, or, on some platforms, in the cluster's state, which also has what it
-is starting. All private interfaces that this takes are used in this file. Without them an experiment still waits for
-nodes, but shows less, and keeps asking for machines that the cloud does not have.
+This covers the second version of the autoscaler, Ray's default. Ray has no public interface for either. The config file
+of the autoscaler's process on the head says what it may start; the cluster's state says what it is starting.
 """
 
 from __future__ import annotations
@@ -19,28 +17,28 @@ from typing import Any
 import ray
 import yaml
 
+from dray.cluster import internals
 from dray.cluster.nodes import nodes
-from dray.cluster.view import HEAD, UNLIMITED, Activity, AutoscalerLimits, NodeType
+from dray.cluster.view import HEAD, Activity, AutoscalerLimits, NodeType
 from dray.text import one_line
 
 logger = logging.getLogger("dray")
 
 READ_TIMEOUT_S = 60.0  # how long reading the file on the head may take: a process may have to start there
 JOIN_S = 60.0
-"""How long existing machines, or an autoscaler on Kubernetes, may take to join: some ten seconds after the head."""
+"""How long existing machines, or an autoscaler on Kubernetes, may take to join: usually about ten seconds."""
 STATUS_TIMEOUT_S = 10  # how long the head may take to report what its autoscaler is doing
 NO_FILE = "none"
+_IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # a variable that Kubernetes sets
 _SEE_LOG = "see monitor.log in Ray's logs on the head"
 
 
 def limits() -> AutoscalerLimits | None:
-    """What the autoscaler of the connected cluster may start; None if it has none, or it starts nothing.
+    """The machines that the connected cluster's autoscaler may start; None without an autoscaler, or if it starts none.
 
-    It starts nothing where the machines exist already (Ray's ``local`` provider): all of them join, and a machine's
-    resources are known once it has. This waits for those that have not joined yet.
+    The autoscaler starts none if the machines exist already (Ray's ``local`` provider): all of them join, and Ray knows
+    a machine's resources once it has joined. This function waits for machines that have not joined yet.
     """
-    if (known := _limits_in_state()) is not None:
-        return known
     file = config_file()
     if file == NO_FILE:  # the autoscaler only watches
         return None
@@ -54,7 +52,7 @@ def limits() -> AutoscalerLimits | None:
             logger.warning(what, len(nodes()), machines)
         return None
     # On Kubernetes the autoscaler is in a separate container, which may be up later than the driver.
-    found = _wait(has_state, JOIN_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0)
+    found = _wait(has_state, JOIN_S if _IN_KUBERNETES in os.environ else 0.0)
     return AutoscalerLimits(types=None) if found else None
 
 
@@ -66,12 +64,12 @@ def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
 
 
 def limits_of(file: str) -> AutoscalerLimits:
-    """What the autoscaler may start, according to the text of its config file (YAML or JSON)."""
+    """The machines that the autoscaler may start, according to the text of its config file (YAML or JSON)."""
     config = yaml.safe_load(file)
     max_workers, head = int(config.get("max_workers", 0)), config.get("head_node_type")
     types = config.get("available_node_types") or {}
     return AutoscalerLimits(
-        # Ray's own defaults.
+        # The defaults are Ray's own.
         types=tuple(
             NodeType(
                 name=name,
@@ -85,24 +83,8 @@ def limits_of(file: str) -> AutoscalerLimits:
     )
 
 
-def _limits_in_state() -> AutoscalerLimits | None:
-    config = ray._private.state.state.get_cluster_config()
-    if config is None or not config.node_group_configs:
-        return None
-    return AutoscalerLimits(
-        types=tuple(
-            NodeType(
-                name=each.name,
-                resources=dict(each.resources),
-                max_count=UNLIMITED if each.max_count < 0 else each.max_count,
-            )
-            for each in config.node_group_configs
-        )
-    )
-
-
 def config_file() -> str | None:
-    """The text of the autoscaler's config file; `NO_FILE` if it has none; None if no autoscaler runs on the head."""
+    """The text of the autoscaler's config file, `NO_FILE` if it has none, or None if no autoscaler runs on the head."""
     port = ray.get_runtime_context().gcs_address.rpartition(":")[2]
     here = ray.get_runtime_context().get_node_id()
     if any(node.id == here and HEAD in node.resources for node in nodes()):
@@ -117,7 +99,11 @@ def config_file() -> str | None:
 
 
 def read_config_file(port: str) -> str | None:
-    """The same on the head itself, from the command line of the autoscaler of the cluster at this port."""
+    """Like `config_file`, on the head itself: found by the command line of this cluster's autoscaler.
+
+    Args:
+        port: the cluster's.
+    """
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             arguments = process.read_bytes().decode(errors="replace").split("\0")
@@ -140,7 +126,7 @@ def read_config_file(port: str) -> str | None:
 
 
 def activity() -> Activity:
-    """What the autoscaler is starting now; nothing if there is none."""
+    """The machines that the autoscaler is starting now; none if there is no autoscaler."""
     return _activity() or Activity(starting={}, failed={})
 
 
@@ -149,19 +135,14 @@ def has_state() -> bool:
 
 
 def _activity() -> Activity | None:
-    from ray.autoscaler.v2 import sdk
-    from ray.autoscaler.v2.schema import Stats
-    from ray.autoscaler.v2.utils import ClusterStatusParser
-    from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
-
-    client = sdk.GcsClient(ray.get_runtime_context().gcs_address)
-    reply = GetClusterStatusReply.FromString(client.get_cluster_status(timeout_s=STATUS_TIMEOUT_S))
-    # Without demands and nodes, of which Ray's own `get_cluster_status` makes objects: 20 ms for 1,000 waiting groups.
-    reply.ClearField("cluster_resource_state")
-    status = ClusterStatusParser.from_get_cluster_status_reply(reply, Stats())
-    if not int(status.stats.autoscaler_version or 0):
-        return None
-    return activity_of(status.pending_launches, status.pending_nodes, status.failed_launches)
+    # Where Ray does not say it, there probably is an autoscaler on Kubernetes.
+    found = Activity(starting={}, failed={}) if _IN_KUBERNETES in os.environ else None
+    with internals.optional("experiments wait for nodes without knowing which ones the autoscaler starts, or can't"):
+        status = internals.cluster_status(ray.get_runtime_context().gcs_address, STATUS_TIMEOUT_S)
+        has_autoscaler = int(status.stats.autoscaler_version or 0) > 0
+        now = activity_of(status.pending_launches, status.pending_nodes, status.failed_launches)
+        found = now if has_autoscaler else None
+    return found
 
 
 def activity_of(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequence[Any]) -> Activity:

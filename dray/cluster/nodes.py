@@ -25,13 +25,13 @@ def nodes() -> list[RayNode]:
 
 
 def use_interface_of(address: str) -> None:
-    """Have gloo's groups of this process, and of its children, connect by the network interface that has this node's
-    address, unless GLOO_SOCKET_IFNAME says by which.
+    """Have gloo in this process, and in its children, use the network interface that has this node's address.
 
-    gloo takes the address of the machine's name: often 127.0.1.1, which no other node reaches. On a loopback address it
-    is the other way around: the machine's name may have one that others reach.
+    GLOO_SOCKET_IFNAME, if set, decides instead. By default gloo uses the address that the machine's name resolves to.
+    That is often 127.0.1.1, which no other node reaches. If this node's address is a loopback address, the opposite is
+    true: other machines may reach the address of the machine's name.
     """
-    import psutil  # Ray's own copy, which can be imported once Ray is
+    import psutil  # Ray's own copy, which can be imported once Ray has been
 
     is_it = is_loopback if is_loopback(address) else address.__eq__
     for name, addresses in psutil.net_if_addrs().items():
@@ -40,15 +40,15 @@ def use_interface_of(address: str) -> None:
 
 
 def on_node(what: Any, node: str, **options: Any) -> Any:
-    """A remote function or class that runs on this node (an id), however busy the node is."""
+    """A remote function or class that runs on the node with this id, however busy that node is."""
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     return ray.remote(**{"num_cpus": 0, "scheduling_strategy": strategy, **options})(what)
 
 
 def status(address: str | None) -> dict[str, Any]:
-    """The nodes of a cluster (by default ``RAY_ADDRESS``), and the CPUs and GPUs of the living ones, all and unused.
+    """The nodes of a cluster (by default ``RAY_ADDRESS``), and the total and free CPUs and GPUs of the living ones.
 
-    The address is None if no cluster is named; an experiment then starts one on this machine.
+    The address is None if no cluster is named; an experiment then starts Ray on this machine.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     if not address or address == "local":

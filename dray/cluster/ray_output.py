@@ -1,8 +1,7 @@
 """Redirects what Ray prints and logs in the driver's process to a file, apart from the experiment's own output.
 
 Ray tells every driver when a worker dies ("(raylet) A worker died ..."); dray reports it itself, with the trial. To a
-connection made with `log_to_driver`, as by `ray.init()`, Ray also forwards what all its processes print. Ray has no
-public way to redirect either; the internal APIs that this takes are used in this file alone.
+connection made with `log_to_driver`, as by `ray.init()`, Ray also forwards what all its processes print.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ray._private.worker as ray_worker
+from dray.cluster import internals
 
 FILE = "ray.log"
-_PRINT_HANDLER = "ray_print_logs"  # Ray's name of the handler that prints
 
 
 @contextlib.contextmanager
@@ -29,26 +27,16 @@ def redirect_ray_output(path: Path) -> Iterator[None]:
     file_log = logging.Logger("ray's prints")
     file_log.addHandler(handler)
 
-    def write(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+    def write(data: Mapping[str, Any]) -> None:
         for line in data["lines"]:
             file_log.info("(%s) %s", data.get("actor_name") or data.get("pid"), str(line).rstrip())
 
-    dispatcher, log = ray_worker.global_worker_stdstream_dispatcher, logging.getLogger("ray")
-    print_function = ray_worker.print_to_stdstream
-    printers = [printer for name, printer in dispatcher.handlers if name == _PRINT_HANDLER]
+    log = logging.getLogger("ray")
     handlers = list(log.handlers)
     log.handlers[:] = [handler]
-    # A connection made within the block registers the module's function; one made before has registered it already.
-    ray_worker.print_to_stdstream = write
-    dispatcher.remove_handler(_PRINT_HANDLER)
-    if printers:
-        dispatcher.add_handler(_PRINT_HANDLER, write)
     try:
-        yield
+        with internals.print_to(write):
+            yield
     finally:
-        ray_worker.print_to_stdstream = print_function
-        dispatcher.remove_handler(_PRINT_HANDLER)
-        for printer in printers:
-            dispatcher.add_handler(_PRINT_HANDLER, printer)
         log.handlers[:] = handlers
         handler.close()

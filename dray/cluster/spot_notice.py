@@ -28,7 +28,7 @@ from pathlib import Path
 EVERY_S = 5.0  # what AWS recommends
 ANSWER_S = 2.0  # how long the metadata service may take to answer
 GCP_S = 25
-"""What is left of Google's half minute after polling and draining. The notice does not say whether there is more."""
+"""The rest of Google's half minute after polling and draining. The notice does not say whether there is more time."""
 _TOKEN = "X-aws-ec2-metadata-token"
 
 

@@ -1,6 +1,6 @@
-"""Ray's token: keeping its file secret, and whether a cluster accepts it.
+"""Ray's token: keeps its file secret, and finds out whether a cluster accepts it.
 
-Whoever reads ``~/.ray/auth_token`` can run code as this user.
+Anyone who can read ``~/.ray/auth_token`` can run code as this user.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import secrets
 import stat
 from pathlib import Path
 
+from dray.cluster import internals
+
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
 _CURE = "export RAY_AUTH_MODE=token, and write the cluster's token to ~/.ray/auth_token, or export it as RAY_AUTH_TOKEN"
+_WRONG_TOKEN = f"it rejects this process's token; {_CURE}"
 _NO_TOKEN = f"it requires a token, and this process has none; {_CURE}"
 
 
 def secure() -> None:
     """Make sure that no other user can read the token of a cluster that is about to be started on this machine.
 
-    Ray would create the file with the permissions that the umask leaves: usually all users may read it.
+    Ray would create the file with the default permissions: usually all users may read it.
     """
     has_other = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if has_other or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
@@ -63,35 +66,40 @@ def _close(path: Path, found: os.stat_result, kind: str, others: int) -> bool:
     return had
 
 
+def own() -> str:
+    """The token that Ray sends from this process; "" if there is none."""
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        return ""
+    if found := os.environ.get("RAY_AUTH_TOKEN"):
+        return found
+    file = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"
+    try:
+        return Path(file).read_text().strip()
+    except OSError:
+        return ""
+
+
 def auth_error(address: str) -> str:
     """Why the cluster whose head is at ``host:port`` refuses this process; "" if it does not, or does not answer.
 
     It takes milliseconds. Ray itself retries for twenty seconds, prints a warning every second, and then reports that
     it can't connect.
     """
-    # Imported here: a cluster that dray starts does not need it.
+    # Imported here: it takes a tenth of a second.
     import grpc
-    from ray._private.authentication.authentication_utils import is_token_auth_enabled
-    from ray._private.grpc_utils import init_grpc_channel
-    from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest
-    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
-    from ray.exceptions import AuthenticationError
 
-    enabled = is_token_auth_enabled()
+    sent = own()
     try:
-        with init_grpc_channel(address) as channel:
-            NodeInfoGcsServiceStub(channel).GetClusterId(GetClusterIdRequest(), timeout=TIMEOUT_S)
-    except AuthenticationError:
-        return _NO_TOKEN
+        with internals.nodes_of_head(address, sent, TIMEOUT_S) as nodes:
+            nodes()
     except grpc.RpcError as error:
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-            return f"it rejects this process's token; {_CURE}" if enabled else _NO_TOKEN
+            return _WRONG_TOKEN if sent else _NO_TOKEN
     return ""
 
 
-def local_auth_error() -> str:
-    """The same for the cluster on this machine, as ``RAY_ADDRESS=auto`` finds it."""
-    from ray._private.utils import read_ray_address
-
-    address = read_ray_address()
-    return auth_error(address) if address else ""
+def auth_error_in(error: Exception) -> str:
+    """The same from the error of ``ray.init()``; "" if it is another error."""
+    if "AuthenticationError" not in f"{type(error).__name__} {error}":
+        return ""
+    return _WRONG_TOKEN if own() else _NO_TOKEN

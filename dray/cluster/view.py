@@ -1,6 +1,6 @@
-"""What is known of a cluster at one time: its nodes, and what its autoscaler may start and is starting.
+"""A cluster at one time: its nodes, and which nodes its autoscaler may start and is starting.
 
-Pure: what decides about worker groups gets these values; `dray.groups.shell` asks Ray for them.
+This is pure: the code that decides about worker groups gets these values, for which `dray.groups.shell` asks Ray.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 GPU_TYPE = "ray.io/accelerator-type"
-"""A label: the type of a node's GPUs. Ray sets it on running nodes; of those to be started, the cluster file has it."""
+"""A label: the type of a node's GPUs. Ray sets it on running nodes; the cluster file has it for nodes to be started."""
 
 NODE_ID = "ray.io/node-id"  # a label that Ray sets: its id of a node
 HEAD = "node:__internal_head__"  # a resource that only the head has
 NODE_TYPE = "ray.io/node-group"
-"""A label: the name of a node's type in the cluster file. Ray sets it on running nodes; of others the file has it."""
+"""A label: the name of a node's type in the cluster file. Ray sets it on running nodes; the file has it for others."""
 UNLIMITED = 10_000  # the maximum of a node type without a limit
 
 
 class RayNode(NamedTuple):
-    id: str  # a node that comes back gets another
+    id: str  # a node that comes back gets a new one
     address: str
     is_alive: bool
     resources: Mapping[str, float]  # used or not; empty once it is gone
@@ -30,42 +30,44 @@ class RayNode(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeType:
     name: str = ""
-    resources: Mapping[str, float]  # of one machine, as its labels
+    resources: Mapping[str, float]  # of one machine; the labels too
     labels: Mapping[str, str] | None = None  # None: unknown
     max_count: int
 
     def may_have(self, gpu_types: Collection[str]) -> bool:
-        """Whether its GPUs are, or may be, of one of these types; of any type if there is none."""
+        """Whether its GPUs are, or may be, of one of these types. If no types are given, all nodes qualify."""
         return not gpu_types or self.labels is None or self.labels.get(GPU_TYPE) in gpu_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalerLimits:
     types: tuple[NodeType, ...] | None  # None: unknown
-    max_count: int = UNLIMITED  # of all machines together, besides the head
+    max_count: int = UNLIMITED  # for all machines together, besides the head
 
     def nodes(self, gpu_types: Collection[str] = ()) -> list[Mapping[str, float]]:
-        """The resources of each machine with such GPUs, the maximum of each type; `max_count` does not limit their
-        sum."""
+        """The resources of each machine with such GPUs that may be started, type by type.
+
+        `max_count` does not limit their sum.
+        """
         types = [each for each in self.types or () if each.may_have(gpu_types)]
         return [each.resources for each in types for _ in range(min(each.max_count, self.max_count))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What the autoscaler is starting, by node type."""
+    """The machines that the autoscaler is starting, by node type."""
 
     starting: Mapping[str, int]  # requested from the cloud, and not up yet
     failed: Mapping[str, str]  # why the cloud could not provide a machine
     failed_at: Mapping[str, float] = field(default_factory=dict)  # when it last could not, since the epoch
-    booting: Mapping[str, int] = field(default_factory=dict)  # of those that start, what the cloud has provided
+    booting: Mapping[str, int] = field(default_factory=dict)  # those of `starting` that the cloud has provided
 
     def __str__(self) -> str:
         failures = "; ".join(f"it could not start {name}: {why}" for name, why in sorted(self.failed.items()))
         return f"the autoscaler is starting {self._starting() or 'none'}" + (f"; {failures}" if failures else "")
 
     def short(self) -> str:
-        """In a few words. Failed types are not shown as starting too, although the autoscaler keeps trying."""
+        """A short description. Failed types are not shown as starting too, although the autoscaler keeps trying."""
         starting, failed = self._starting(leave_out=self.failed), ", ".join(sorted(self.failed))
         return ", ".join(filter(None, [starting and f"{starting} starting", failed and f"{failed} not available"]))
 
@@ -75,7 +77,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """A cluster at one time. What was not asked for is None."""
+    """A cluster at one time. Values that were not asked for are None."""
 
     nodes: tuple[RayNode, ...]  # alive
     draining: frozenset[str] = frozenset()  # ids of nodes that will be removed

@@ -9,20 +9,22 @@ from collections.abc import Callable, Collection
 
 import ray
 
+from dray.cluster.internals import draining_nodes
+
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 SILENT_FOR = 5
-"""After this many failed attempts in a row it is reported that the head does not answer. After a minute Ray ends the
-driver's process without a message; if the head is back before that, the driver reconnects."""
+"""After this many failed attempts in a row, a silent head is reported. After a minute Ray ends the driver's process
+without a message; if the head is back before that, the driver reconnects."""
 END_S = 5.0  # how long to wait for the end of the thread
 
 
 class Watch:
     """A thread that watches the cluster whose head is at `host:port` until `close()`.
 
-    `draining` is called with the ids of draining nodes, every second while there are any; it is None if this cluster's
-    nodes are never removed. `silent` is called when the head does not answer.
+    `draining` is called with the ids of draining nodes, every second while there are any; None means that this
+    cluster's nodes are never removed. `silent` is called when the head does not answer.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Watch:
     def _run(self) -> None:
         silent_for, failed = 0, False
         while not self._closed.wait(EVERY_S):
-            # First, as a call to Ray does not return while its head is gone.
+            # This comes first, because a call to Ray does not return while its head is gone.
             if not self.answers():
                 silent_for += 1
                 if silent_for == SILENT_FOR:
@@ -54,7 +56,7 @@ class Watch:
                 if self._draining is not None and (nodes := draining_nodes()):
                     self._draining(nodes)
                 failed = False
-            except ray.exceptions.RayError:  # the head is gone by now: try again in a second
+            except ray.exceptions.RayError:  # the head has gone meanwhile: try again in a second
                 continue
             except Exception:
                 if not failed:
@@ -67,12 +69,3 @@ class Watch:
         except OSError:
             return False
         return True
-
-
-def draining_nodes() -> set[str]:
-    """Ids of nodes that will be removed, such as spot instances shortly before their end.
-
-    `ray.train.get_preemption_info()` has the same, but it is a barrier that all ranks must call equally often, so a
-    separate thread can't use it. Ray has no other public way.
-    """
-    return set(ray._private.state.state.get_draining_nodes())

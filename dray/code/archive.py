@@ -22,9 +22,9 @@ from dray.errors import ConfigError
 from dray.storage.disk import locked
 from dray.text import one_line
 
-MAX_ARCHIVE_BYTES = MAX_CODE_BYTES + (16 << 20)  # of an archive, compressed
-SINCE = 1_000_000_000  # when files of an archive were changed, as far as it says: zip files know no time before 1980
-MAX_FILES = 20_000  # files, links and directories in an archive. Making one takes up to a millisecond
+MAX_ARCHIVE_BYTES = MAX_CODE_BYTES + (16 << 20)  # the compressed size of an archive
+SINCE = 1_000_000_000  # the modification time of all files in an archive; zip files allow none before 1980
+MAX_FILES = 20_000  # files, links and directories in an archive; creating one takes up to a millisecond
 
 
 class BadArchive(ValueError):
@@ -40,8 +40,8 @@ def _pack(code: Code) -> bytes:
         what = f"{_too_large()}; exclude what is not code in {code.root / IGNORE_FILES[-1]} (.gitignore syntax)"
         raise ConfigError([("model_dir", what)])
     packed = io.BytesIO()
-    # A network, or this machine, is faster than level 9; links to single files elsewhere are followed. Equal code has
-    # equal archives, so that a node unpacks it once: without times and owners, also in gzip's header.
+    # Compression at level 9 would be slower than most networks. Links to single files elsewhere are followed. The
+    # archive has no times and owners, not even in gzip's header: equal code has equal archives, so a node unpacks once.
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=1, mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w", dereference=True) as archive,
@@ -63,14 +63,14 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def unpack(packed: BinaryIO, to: Path) -> list[str]:
     """Unpack code into an empty directory, so that `code_of` finds all of it there.
 
-    Nothing is written outside of the directory. Links may lead out of it, as those of a model directory to its data
-    do; they are made last, and not where there is something, so that nothing is written through them.
+    Nothing is written outside of the directory. Links may lead out of it, for example from a model directory to its
+    data. They are created last, and never in place of a file, so that nothing is written through them.
 
     Returns:
         The names of the links.
 
     Raises:
-        BadArchive: it is none, is too large, or has something other than files, directories and links in it.
+        BadArchive: this is not an archive, or is too large, or has members other than files, directories and links.
     """
     links: dict[str, str] = {}
     size = count = 0
@@ -86,7 +86,7 @@ def unpack(packed: BinaryIO, to: Path) -> list[str]:
                 elif member.isfile() or member.isdir():
                     archive.extract(member, to, filter="data")
                 else:
-                    raise BadArchive(f"the code has {member.name!r}, which is no file, directory or link")
+                    raise BadArchive(f"the code has {member.name!r}, which is not a file, directory or link")
         _keep_all(to)
         make_links(to, links.items())
     except BadArchive:
@@ -114,9 +114,9 @@ class Archived:
         return cls(_pack(copied(code)))
 
     def place(self) -> Path:
-        """Where it is on this node, which unpacks it once.
+        """Unpack the code on this node, unless it is there already, and return its directory.
 
-        It stays there until this process ends or places other code, and no process of this user needs it.
+        The directory stays until this process ends or places other code, and no other process of this user needs it.
         """
         root = Path(tempfile.gettempdir(), f"dray-code-{os.getuid()}")
         private.make_directory(root)
@@ -140,12 +140,12 @@ def _remove_unused(root: Path) -> None:
     for place in list(root.iterdir()):
         with contextlib.suppress(BlockingIOError), locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB):
             doomed = Path(tempfile.mkdtemp(dir=root))
-            place.rename(doomed)  # first: what is left by half is nobody's code
+            place.rename(doomed)  # first, so that nobody takes a half-deleted directory for code
             shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _keep_all(directory: Path) -> None:
-    """What is here has been chosen by the ignore files of the model directory, which are not here."""
+    """Have no file here ignored: the ignore files of the model directory, which are not here, were applied before."""
     name = IGNORE_FILES[-1]
     (directory / name).write_text(f"!*\n/{name}\n")
 

@@ -40,18 +40,18 @@ class FromDirectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A class of a script or a notebook, which other processes can't import, with the directory that it imports from,
-    if that was sent.
+    """A pickled class of a script or a notebook, which other processes can't import.
 
-    It is unpickled only when its directory is on the path, so that its imports work and an error is reported clearly.
+    The class is unpickled only when its directory is on the path, so that its imports work and an error is reported
+    clearly.
     """
 
     name: str
     pickled: bytes
-    home: Archived | None
+    home: Archived | None  # the directory that the class imports from, if it was sent
 
     def place(self) -> None:
-        """None: its code is in no directory."""
+        """Returns None: the code of the class is not in a directory."""
 
     def __call__(self) -> type[PyTorchTrial]:
         try:
@@ -78,8 +78,11 @@ def place_of(trial: type[PyTorchTrial]) -> tuple[ClassName, Path] | None:
 
 
 def home_of(trial: type[PyTorchTrial]) -> Path | None:
-    """Where a class of a script or a notebook may import from: the script's directory, or that of the outermost package
-    of ``python -m``; the working directory of a notebook; None for an installed one."""
+    """The directory that a class of a script or a notebook may import from; None for a class of an installed package.
+
+    This is the script's directory, or the one with the outermost package of ``python -m``, or a notebook's working
+    directory.
+    """
     module = sys.modules.get(trial.__module__)
     file = getattr(module, "__file__", None)
     if file is None:

@@ -1,8 +1,8 @@
 """Which files of a directory are code: those that an experiment copies and sends to its workers.
 
-All but those that match ``NOT_CODE`` or the directory's own ``.drayignore``, in the syntax of ``.gitignore``, where
-``!`` negates a pattern; Determined's ``.detignore`` is read too. Always left out: virtual environments of any name,
-tagged caches (https://bford.info/cachedir/), and other experiments.
+All files are code, unless they match ``NOT_CODE`` or the directory's own ``.drayignore``, which has the syntax of
+``.gitignore``: ``!`` negates a pattern. Determined's ``.detignore`` is read too. Virtual environments of any name,
+tagged caches (https://bford.info/cachedir/), and other experiments are always left out.
 """
 
 from __future__ import annotations
@@ -34,29 +34,28 @@ NOT_CODE = (
     # Ray's launcher puts the key to a cluster's machines into the head's home directory.
     "ray_bootstrap_*",
 )
-"""Patterns before the directory's own, which may negate some."""
+"""Patterns that apply before the directory's own patterns, which can negate them."""
 MAX_CODE_BYTES = 96 * 2**20  # Determined's limit
 MAX_LINKED_BYTES = 1 << 20
-"""A larger file that a link out of the directory leads to is not code: only the link is copied."""
+"""A link out of the directory to a larger file is copied as a link: the file is not code."""
 MAX_ENTRIES = 200_000  # if a directory is too large, at most this many entries are read to find the largest ones
 
-# A directory with all files of one of these sets is not code.
+# A directory that has all files of one of these sets is not code.
 _FOREIGN = ({"pyvenv.cfg"}, {"conda-meta"}, {"CACHEDIR.TAG"}, {"experiment.yaml", "journal.jsonl"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """The code in a directory, by relative paths, with slashes; a folder comes before its content. `sizes`: the bytes
-    in each entry of the directory.
+    """The code in a directory, as relative paths with slashes.
 
     A link is followed only if it leads to a small file elsewhere, such as a module that several projects share.
     """
 
     root: Path
-    folders: tuple[str, ...]
+    folders: tuple[str, ...]  # each before its content
     files: tuple[str, ...]
     links: tuple[str, ...]
-    sizes: Counter[str]
+    sizes: Counter[str]  # bytes by entry of the directory
 
     @property
     def size(self) -> int:
@@ -96,8 +95,12 @@ def make_links(directory: Path, targets: Iterable[tuple[str, str]]) -> None:
 
 
 def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, field: str = "model_dir") -> Code:
-    """The code in a directory, without `leave_out`. If it is too large to be code, or can't be read, or an ignore
-    file has an invalid pattern, that is a `ConfigError` of `field`, which named the directory."""
+    """Find the code in a directory, without `leave_out`.
+
+    Raises:
+        ConfigError: the directory that `field` names is too large to be code, or can't be read, or one of its ignore
+            files has an invalid pattern.
+    """
     patterns = _patterns(root, field)
     try:
         found = _walk(root, patterns, leave_out.resolve() if leave_out is not None else None, deep=deep)
@@ -110,7 +113,7 @@ def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, fie
 
 
 def copied(root: Path) -> Code:
-    """The code in a directory that `Code.copy` made: all files in it."""
+    """All files of a directory that `Code.copy` made."""
     from pathspec import GitIgnoreSpec
 
     return _walk(root, GitIgnoreSpec.from_lines([]))
@@ -151,11 +154,11 @@ def _walk(root: Path, ignored: GitIgnoreSpec, leave_out: Path | None = None, *, 
                 return
             folders.append(folder.rstrip("/"))
         for entry in inside:
-            # Once it is too large, reading on only serves to name the largest entries, so it is bounded.
+            # Once the directory is too large, this goes on only to find the largest entries, so it is bounded.
             entries += 1
             if entries > MAX_ENTRIES and sizes.total() > MAX_CODE_BYTES:
                 return
-            # True also for a link to a directory.
+            # `isdir` is also true for a link to a directory.
             name, is_folder = f"{folder}{entry.name}", os.path.isdir(entry.path)
             if ignored.match_file(f"{name}/" if is_folder else name):
                 continue

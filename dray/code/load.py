@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 def load_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial] | Script:
-    """Import the class that ``entrypoint`` names from ``model_dir``, or find the program there, without running it;
-    otherwise as ``load_trial_class``."""
+    """Import the class that ``entrypoint`` names from ``model_dir``, or find the program there without running it.
+
+    Otherwise this is like ``load_trial_class``.
+    """
     if entrypoint is None:
         raise _error("entrypoint", f"missing required field; {EXAMPLES}")
     if isinstance(entrypoint, ClassName):
@@ -73,7 +75,7 @@ def _check_program(program: Script, directory: Path) -> None:
         _check_module(str(program.module), directory)
         return
     path = directory / program.file
-    if os.path.isdir(path):  # not Path's own, which raise if a name is too long for the file system
+    if os.path.isdir(path):  # Path.is_dir raises if a name is too long for the file system
         raise _error("entrypoint", f"{program.file} in {directory} is a directory; for a package: python3 -m package")
     if not os.path.isfile(path):
         scripts = sorted(str(file.relative_to(directory)) for file in directory.rglob("*.py"))

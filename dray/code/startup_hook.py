@@ -21,7 +21,7 @@ from dray.storage.disk import scratch
 
 HOOK = "startup-hook.sh"
 _SHOWN_LINES = 20
-# Variables that the shell itself sets.
+# The shell itself sets these variables.
 _OF_THE_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 
 
@@ -58,7 +58,7 @@ def run_startup_hook(code: Path) -> None:
 
 
 def run_startup_hook_once(code: Path, run: str) -> None:
-    """Run the hook in the first process of a machine that gets here in a run; the others wait and take its outcome."""
+    """Run the hook in the first process of a run on this machine; its other processes wait and use the outcome."""
     if not (code / HOOK).is_file():
         return
     place = Path(tempfile.gettempdir()) / f"dray-hooks-{os.getuid()}"

@@ -192,7 +192,6 @@ class Run:
             return LentGroups(server, self._name, workers.kind, self._loop.endpoint, workers.share, hear)
         plan = LendingPlan(
             own_cluster=self._cluster.own,
-            directory=self._records.directory.ray,
             experiment=workers.experiment,
             max_slots=workers.max_slots,
             sizes=workers.sizes,

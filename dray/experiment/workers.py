@@ -14,10 +14,10 @@ import dray
 from dray.cluster import autoscaler
 from dray.cluster.checks.node import REMEDIES, Needs, Trouble, nodes_without, versions, write_sign
 from dray.cluster.connection import Cluster
+from dray.cluster.packages import runtime_env
 from dray.code.archive import Archived
 from dray.code.factory import FromDirectory, Sent, home_of
 from dray.code.ignore import code_of, copied
-from dray.code.packages import runtime_env
 from dray.config.schema import ExperimentConfig
 from dray.environment import device
 from dray.errors import ConfigError

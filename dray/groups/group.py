@@ -46,7 +46,7 @@ class WorkerGroup:
     """Processes that serve leases, from the request for their slots to their end.
 
     A group starts once: after its end another one replaces it. `report` is called, in any thread, when it has got its
-    slots, and when its processes have ended or could not start. `directory`: for Ray Train's state.
+    slots, and when its processes have ended or could not start.
     """
 
     def __init__(
@@ -54,11 +54,10 @@ class WorkerGroup:
         spec: WorkerSpec,
         *,
         slots: Slots,
-        directory: Path,
         report: Callable[[GroupPlaced | ProcessesEnded], None],
     ) -> None:
         self.name, self.start = spec.group, spec.start
-        self._spec, self._slots, self._directory, self._report = spec, slots, directory, report
+        self._spec, self._slots, self._report = spec, slots, report
         # Until it is ready, the autoscaler sees it as demand. It ends with this process, and the workers end with it.
         self._placement = placement_group(
             [slots.resources] * slots.per_trial,
@@ -103,7 +102,6 @@ class WorkerGroup:
                 name=f"{self._spec.owner}-{self.name}",
                 resources=self._slots.resources,
                 runtime_env=self._slots.env_for_ray,
-                directory=self._directory,
                 is_ending=lambda: self._is_ending,
             )
         except Exception as error:  # reported to the driver, unless the group was ended, which may raise anything here

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -48,7 +47,6 @@ class LendingPlan:
 
     Attributes:
         own_cluster: the cluster was started just for them, on this machine.
-        directory: for Ray Train's state.
         experiment: the only experiment that they serve, whose code is loaded at their start; None: they are a server's.
         max_slots: most slots of all groups together; None: no limit.
         sizes: the allowed sizes, ascending, if there is a single, elastic group.
@@ -56,7 +54,6 @@ class LendingPlan:
     """
 
     own_cluster: bool
-    directory: Path
     experiment: ExperimentSpec | None = None
     max_slots: int | None = None
     sizes: tuple[int, ...] = ()
@@ -164,7 +161,7 @@ class Lending:
             experiment=self._plan.experiment,
             shared_by=start.slots.shared_by,
         )
-        return WorkerGroup(spec, slots=start.slots, directory=self._plan.directory, report=report)
+        return WorkerGroup(spec, slots=start.slots, report=report)
 
     def _heard(self, owner: str, event: Any) -> None:
         if isinstance(event, ProcessesEnded):

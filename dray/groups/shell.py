@@ -17,9 +17,9 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from dray.cluster import autoscaler
+from dray.cluster.internals import draining_nodes
 from dray.cluster.nodes import nodes
 from dray.cluster.view import AutoscalerLimits, ClusterView
-from dray.cluster.watch import draining_nodes
 from dray.groups import effects
 from dray.groups.elastic import SETTLE_S
 from dray.groups.group import WorkerGroup

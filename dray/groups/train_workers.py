@@ -2,31 +2,32 @@
 
 Ray's trainer gives each run a controller, a synchroniser, and a watcher for draining nodes: processes of 0.1 GB each,
 whose imports delay the first batch. In dray the driver starts groups, notices deaths, replaces groups and watches nodes
-(`dray.groups.group`, `dray.cluster.watch`), and trials report to the desk. What remains are Train's workers, their
-ranks, and `ray.train.get_context()`.
+(`dray.groups.group`, `dray.cluster.watch`), and trials report to the desk. What remains are Train's workers and
+`ray.train.get_context()`.
 
-Ray has no public way to start only these. All internal APIs of Ray Train that dray starts groups with are in this file;
-workers do not import it.
+Ray has no public way to start only these. This file has all internal APIs of Ray Train that dray uses. Where a version
+of Ray has changed them, groups start without them, and `ray.train.get_context()` does not work in trials.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
+import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
-from ray.train import LoggingConfig, RunConfig, ScalingConfig
-from ray.train.v2._internal.callbacks.accelerators import _share_cuda_visible_devices
-from ray.train.v2._internal.execution.context import TrainRunContext
-from ray.train.v2._internal.execution.worker_group import RayTrainWorker, WorkerGroup
-from ray.train.v2._internal.execution.worker_group import Worker as TrainWorker
-from ray.train.v2._internal.util import ObjectRefWrapper
+from ray.train import RunConfig, ScalingConfig
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dray.environment import set_variables
-from dray.worker.entry import NoCollectives
+from dray.worker.entry import NoTrainRun, own_place, start_thread
+from dray.worker.ranks import Ranks, assign, order
+
+log = logging.getLogger(__name__)
 
 # Else print() in a worker also writes each line to Ray's own log.
 _NO_PRINT_PATCH = {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
@@ -41,29 +42,27 @@ class StartAbandoned(Exception):
 
 
 class Worker(NamedTuple):
-    """A process of a group: Ray Train's actor, whose `execute` runs a function on it, and Ray's id of its node."""
+    """A process of a group: the actor, whose `execute` runs a function in it, and Ray's id of its node."""
 
     actor: Any
     node: str
 
 
 def start_workers(
-    function: Callable[[], None],
+    function: Callable[[Ranks], None],
     placement: PlacementGroup,
     *,
     name: str,
     resources: Mapping[str, float],
     runtime_env: Mapping[str, Any],
-    directory: Path,
     is_ending: Callable[[], bool],
 ) -> list[Worker]:
-    """Start a worker in each bundle of a ready placement group, and run a function on each, in a thread.
+    """Start a worker in each bundle of a ready placement group, and run a function in each, in a thread.
 
     Args:
-        function: returns when its worker is done.
+        function: takes the worker's ranks, and returns when the worker is done.
         name: of the run in Train's context.
         resources, runtime_env: of each worker.
-        directory: where Ray Train would keep its state.
         is_ending: whether the group has been ended, and its placement group removed.
 
     Returns:
@@ -73,64 +72,106 @@ def start_workers(
         StartAbandoned: the group was ended meanwhile.
         ray.exceptions.RayError, RuntimeError: a worker could not start, or has died.
     """
-    run = TrainRunContext(
-        run_config=RunConfig(
-            name=name,
-            storage_path=str(directory),
-            worker_runtime_env=dict(runtime_env),
-            logging_config=LoggingConfig(log_level="WARNING"),
-        ),
-        scaling_config=ScalingConfig(
-            num_workers=placement.bundle_count, use_gpu="GPU" in resources, resources_per_worker=dict(resources)
-        ),
-        train_loop_config=None,
-        backend_config=None,
-        dataset_config=None,
-    )
-    # Not by the `start()` of Train's worker group: it makes a synchroniser, and has to run in an actor.
+    # Not by the `start()` of Train's worker group, which makes a synchroniser and has to run in an actor.
+    actor_class = _actor_class()
     start = ray.remote(num_cpus=resources["CPU"], num_gpus=resources.get("GPU", 0), runtime_env=dict(runtime_env))(
-        RayTrainWorker
+        actor_class
     )
     actors = [
         start.options(scheduling_strategy=PlacementGroupSchedulingStrategy(placement, bundle)).remote()
         for bundle in range(placement.bundle_count)
     ]
     try:
-        found = _get([actor.get_metadata.remote() for actor in actors], is_ending)
-        workers = WorkerGroup._assign_worker_ranks(
-            [
-                TrainWorker(actor, metadata, dict(resources), placement_group_bundle_index=bundle)
-                for bundle, (actor, metadata) in enumerate(zip(actors, found, strict=True))
-            ]
-        )
-        if "GPU" in resources:
-            # A worker sees the GPUs of all its group's workers on its node, as NCCL wants, and uses that of its local
-            # rank.
-            _share_cuda_visible_devices(workers)
-        program = ObjectRefWrapper(function)
+        places = _get([actor.execute.remote(own_place) for actor in actors], is_ending)
+        indices = order(places)
+        workers = [Worker(actors[index], places[index].node) for index in indices]
+        ranks = assign([places[index] for index in indices])
         # Each worker takes its calls in order: nobody waits for the first before the second is sent.
-        calls = [
-            each
-            for worker in workers
-            for each in (
-                worker.actor.execute.remote(set_variables, _NO_PRINT_PATCH),
-                worker.actor.init_train_context.remote(
-                    train_run_context=run,
-                    distributed_context=worker.distributed_context,
-                    synchronization_actor=NoCollectives(),
-                    storage_context=run.run_config.storage_context,
-                    worker_callbacks=[],
-                    controller_actor=None,
-                ),
-                worker.actor.run_train_fn.remote(program),
-            )
+        entered = _enter_train(actor_class, name, workers, ranks)
+        started = [
+            worker.actor.execute.remote(start_thread, function, mine)
+            for worker, mine in zip(workers, ranks, strict=True)
         ]
-        _get(calls, is_ending)
+        try:
+            _get(entered, is_ending)
+        except ray.exceptions.RayTaskError as error:
+            _warn_without_train(repr(error.cause))
+        _get(started, is_ending)
     except Exception:
         for actor in actors:
             ray.kill(actor)
         raise
-    return [Worker(worker.actor, worker.metadata.node_id) for worker in workers]
+    return workers
+
+
+def _actor_class() -> Any:
+    """Ray Train's worker, or a plain class where this Ray has none. Either way `execute` is dray's own, since its calls
+    tell the driver of deaths."""
+    base: Any = object
+    with contextlib.suppress(Exception):  # a newer Ray may have changed anything
+        from ray.train.v2._internal.execution.worker_group import RayTrainWorker as TrainsWorker
+
+        inspect.signature(TrainsWorker).bind()  # it starts without arguments
+        base = TrainsWorker
+
+    class RayTrainWorker(base):  # type: ignore[misc]
+        def execute(self, function: Callable[..., Any], *args: Any) -> Any:
+            return function(*args)
+
+    return RayTrainWorker
+
+
+def _enter_train(actor_class: Any, name: str, workers: list[Worker], ranks: list[Ranks]) -> list[Any]:
+    """Make `ray.train.get_context()` work in the workers, if this Ray allows it. Returns the calls."""
+    try:
+        from ray.train.v2._internal.execution.context import TrainRunContext
+
+        run = TrainRunContext(
+            **_accepted(
+                TrainRunContext,
+                run_config=RunConfig(name=name),
+                scaling_config=ScalingConfig(num_workers=len(workers)),
+                train_loop_config=None,
+                backend_config=None,
+                dataset_config=None,
+                datasets={},  # until Ray 2.56
+            )
+        )
+        context = _accepted(
+            actor_class.init_train_context,
+            train_run_context=run,
+            synchronization_actor=NoTrainRun(),
+            storage_context=NoTrainRun(),
+            controller_actor=NoTrainRun(),
+            worker_callbacks=[],
+        )
+        return [
+            call
+            for (actor, _), mine in zip(workers, ranks, strict=True)
+            for call in (
+                actor.execute.remote(set_variables, _NO_PRINT_PATCH),
+                actor.init_train_context.remote(**context, distributed_context=mine),
+            )
+        ]
+    except Exception as error:  # a newer Ray may have changed anything
+        _warn_without_train(repr(error))
+        return []
+
+
+def _accepted(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """The arguments that this Ray's version of a function takes. It raises a TypeError itself if it needs others."""
+    return {name: arguments[name] for name in inspect.signature(function).parameters if name in arguments}
+
+
+@functools.cache
+def _warn_without_train(why: str) -> None:
+    """Log once per process and reason."""
+    log.warning(
+        "ray.train.get_context() does not work in trials, because Ray %s has changed the internals of Ray Train that "
+        "dray uses for it: %s",
+        ray.__version__,
+        why,
+    )
 
 
 def _get(calls: list[Any], is_ending: Callable[[], bool]) -> list[Any]:

@@ -78,7 +78,7 @@ class Manager:
         self._processes: dict[str, ExperimentProcess] = {}
         self._loop = EventLoop("dray-server")
         self._loop.listen(ray.util.get_node_ip_address())
-        plan = LendingPlan(own_cluster=cluster.own, directory=self._directory / "ray", idle_s=idle_s)
+        plan = LendingPlan(own_cluster=cluster.own, idle_s=idle_s)
         self._queue = Queue(Journal.read(self._journal.path), self._journal.append)
         self._core = ServerCore(self._queue, lambda emit: plan.lender(emit, Counts()), self._perform)
         self._lending = Lending(self._loop, self._core.lender, plan, _Lines(say))

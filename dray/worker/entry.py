@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -18,6 +19,7 @@ from dray.cluster.view import GPU_TYPE
 from dray.desk.connection import Connection, DeskUnreachable
 from dray.environment import set_variables
 from dray.text import one_line
+from dray.worker.ranks import Place, Ranks
 from dray.worker.spec import WorkerSpec
 from dray.worker.unfit import give_up
 
@@ -35,15 +37,25 @@ _served = threading.Event()
 _error = ""
 
 
-def serve_leases(worker: WorkerSpec) -> None:
-    """Serve leases until the desk has no more. Runs on each worker."""
+def own_place() -> Place:
+    """The place of this process: its node and GPUs."""
+    node = ray.get_runtime_context().get_node_id()
+    return Place(node, ray.util.get_node_ip_address(), tuple(map(str, ray.get_gpu_ids())))
+
+
+def start_thread(function: Callable[[Ranks], None], ranks: Ranks) -> None:
+    """Run a function in a thread of this process."""
+    threading.Thread(target=function, args=(ranks,), name="dray-worker", daemon=True).start()
+
+
+def serve_leases(worker: WorkerSpec, ranks: Ranks) -> None:
+    """Serve leases until the desk has no more. Runs in a thread of each worker."""
     global _error
     try:
-        _serve_leases(worker)
+        _serve_leases(worker, ranks)
     except BaseException as error:
         _error = f"{type(error).__name__}: {one_line(error)}"
         traceback.print_exc()  # goes to Ray's log of this process
-        raise
     finally:
         _served.set()
 
@@ -69,11 +81,10 @@ def skip_rays_exit_handlers() -> None:
         libc["__cxa_atexit"](libc.fflush, None, None)  # before that
 
 
-def _serve_leases(worker: WorkerSpec) -> None:
+def _serve_leases(worker: WorkerSpec, ranks: Ranks) -> None:
     skip_rays_exit_handlers()
-    if not ray.get_gpu_ids():
-        # Ray leaves all GPUs of the node visible on CPU slots.
-        set_variables({"CUDA_VISIBLE_DEVICES": ""})
+    # "" on a CPU slot, where Ray leaves all GPUs of the node visible.
+    set_variables({"CUDA_VISIBLE_DEVICES": ",".join(ranks.gpus)})
     # Set before torch is imported, because torch reads some of them.
     for name, value in NCCL.items():
         os.environ.setdefault(name, value)
@@ -98,11 +109,12 @@ def _serve_leases(worker: WorkerSpec) -> None:
             what = f"node {name_of_this_node()} can't import what workers run: {type(error).__name__}: {error}"
             unfit_node = ImportError(f"{what}; install the driver's packages there")
             return give_up(desk, worker.owner, worker.group, unfit_node)
-        serve(worker, desk)
+        serve(worker, ranks, desk)
 
 
-class NoCollectives:
-    """Replaces Ray Train's synchroniser, which serves `ray.train.report` and `ray.train.collective`."""
+class NoTrainRun:
+    """Replaces the controller, synchroniser and storage of a run of Ray Train, which serve `ray.train.report` and
+    `ray.train.collective`."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -12,7 +12,6 @@ from datetime import timedelta
 from typing import Any
 
 import ray
-import ray.train
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -21,6 +20,7 @@ from dray.cluster.nodes import use_interface_of
 from dray.training.parallel import ddp
 from dray.training.parallel.device import CPU, GpuConflict, backend_for, check_gpus, gpu_of
 from dray.training.parallel.transport import StoreTransport, serve_store
+from dray.worker.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +29,14 @@ TIMEOUT_S = 1800
 
 
 @contextlib.contextmanager
-def joined(
-    context: ray.train.TrainContext, meet: Callable[[tuple[str, int] | None], tuple[str, int]]
-) -> Iterator[None]:
+def joined(ranks: Ranks, meet: Callable[[tuple[str, int] | None], tuple[str, int]]) -> Iterator[None]:
     """Join a process group with the other ranks of this worker group: see `backend_for`.
 
     Sets torchrun's environment variables, for libraries and programs that read them. `meet` returns rank 0's address
     (host and port); rank 0 calls it with its address, the others with None.
     """
-    rank, size = context.get_world_rank(), context.get_world_size()
-    device = gpu_of_worker(context) if ray.get_gpu_ids() else CPU
+    rank, size = ranks.world_rank, ranks.world_size
+    device = gpu_of_worker(ranks.local_rank) if ray.get_gpu_ids() else CPU
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.set_device(device)
@@ -51,9 +49,8 @@ def joined(
     assert address is not None
     if store is None:
         store = TCPStore(*address, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
-    peers = StoreTransport(rank, size, store)
-    check_gpus(device, peers.allgather)
-    os.environ.update(launcher_variables(context, store, peers))
+    check_gpus(device, StoreTransport(rank, size, store).allgather)
+    os.environ.update(launcher_variables(ranks, store))
     dist.init_process_group(
         backend_for(device),
         store=store,
@@ -71,7 +68,7 @@ def joined(
             ddp.end_group(device)
 
 
-def gpu_of_worker(context: ray.train.TrainContext) -> torch.device:
+def gpu_of_worker(local_rank: int) -> torch.device:
     """The GPU that Ray gave to this worker. Raises `GpuConflict` if torch sees no GPU."""
     if not torch.cuda.is_available():
         raise GpuConflict(
@@ -79,24 +76,21 @@ def gpu_of_worker(context: ray.train.TrainContext) -> torch.device:
             f"torch {torch.__version__} sees none there; install a torch that is built for its driver, start Ray's "
             "node with as many --num-gpus as it has, or set resources.slot: cpu"
         )
-    return gpu_of(context.get_local_rank())
+    return gpu_of(local_rank)
 
 
-def launcher_variables(context: ray.train.TrainContext, store: TCPStore, peers: StoreTransport) -> dict[str, str]:
-    """The environment variables that torchrun sets. All ranks must call this together."""
-    node = context.get_node_rank()
-    # Exchanged between ranks, because nodes may have different numbers of ranks.
-    nodes = 1 + max(peers.allgather(node))
+def launcher_variables(ranks: Ranks, store: TCPStore) -> dict[str, str]:
+    """The environment variables that torchrun sets."""
     return {
         "MASTER_ADDR": store.host,
         "MASTER_PORT": str(store.port),
-        "RANK": str(context.get_world_rank()),
-        "WORLD_SIZE": str(context.get_world_size()),
-        "LOCAL_RANK": str(context.get_local_rank()),
-        "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
-        "NODE_RANK": str(node),
-        "GROUP_RANK": str(node),
-        "GROUP_WORLD_SIZE": str(nodes),
+        "RANK": str(ranks.world_rank),
+        "WORLD_SIZE": str(ranks.world_size),
+        "LOCAL_RANK": str(ranks.local_rank),
+        "LOCAL_WORLD_SIZE": str(ranks.local_world_size),
+        "NODE_RANK": str(ranks.node_rank),
+        "GROUP_RANK": str(ranks.node_rank),
+        "GROUP_WORLD_SIZE": str(ranks.num_nodes),
     }
 
 

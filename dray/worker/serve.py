@@ -11,12 +11,12 @@ import functools
 import gc
 import os
 import pickle
+import tempfile
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
 import ray
-import ray.train
 
 from dray import core
 from dray.code.startup_hook import run_startup_hook_once
@@ -32,6 +32,7 @@ from dray.worker.gpu_share import limit_gpu_memory, wait_for_gpu_memory
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import gpu_of_worker, joined
+from dray.worker.ranks import Ranks
 from dray.worker.run_trial import Program, log_path, lost_driver, run_trial
 from dray.worker.spec import ExperimentSpec, WorkerSpec
 
@@ -45,13 +46,9 @@ class Loaded:
     code: Path | None
 
 
-def serve(worker: WorkerSpec, desk: Connection) -> None:
+def serve(worker: WorkerSpec, ranks: Ranks, desk: Connection) -> None:
     """Join the group's ranks, load the trial's code, and serve leases until the desk has no more."""
-    context = ray.train.get_context()
-    # As in Ray Train, so that files written to the working directories of different trials stay apart.
-    directory = Path(context.get_storage().local_working_directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    os.chdir(directory)
+    os.chdir(_working_directory(worker))
     experiment = worker.experiment
 
     def meet(mine: tuple[str, int] | None) -> tuple[str, int]:
@@ -67,8 +64,8 @@ def serve(worker: WorkerSpec, desk: Connection) -> None:
         return give_up(error)
     try:
         if ray.get_gpu_ids():
-            wait_for_gpu_memory(gpu_of_worker(context), worker.shared_by)
-        with deterministic(worker.deterministic), joined(context, meet):
+            wait_for_gpu_memory(gpu_of_worker(ranks.local_rank), worker.shared_by)
+        with deterministic(worker.deterministic), joined(ranks, meet):
             # Before the user's code is loaded, because that may change the environment.
             distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])
             try:
@@ -78,6 +75,17 @@ def serve(worker: WorkerSpec, desk: Connection) -> None:
             serve_joined(worker, desk, loaded, distributed)
     except GpuConflict as error:
         give_up(error)
+
+
+def _working_directory(worker: WorkerSpec) -> Path:
+    """A directory of the group on this node, as Ray Train's workers have: files that trials of different groups write
+    stay apart."""
+    here = ray.get_runtime_context()
+    # Until Ray 2.56 there is no public way to Ray's own directory.
+    parent = getattr(here, "get_temp_dir", tempfile.gettempdir)()
+    directory = Path(parent, here.get_session_name(), "artifacts", f"{worker.owner}-{worker.group}")
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
 
 
 def _place(experiment: ExperimentSpec) -> Path | None:

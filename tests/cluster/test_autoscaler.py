@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import ray
-from ray.autoscaler.v2.schema import ClusterStatus, LaunchRequest, NodeInfo, Stats
-from ray.autoscaler.v2.utils import ClusterStatusParser
-from ray.core.generated.autoscaler_pb2 import ClusterConfig, GetClusterStatusReply
+from ray.autoscaler.v2.schema import LaunchRequest, NodeInfo
+from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
 
 from dray.cluster import autoscaler
 from dray.cluster.autoscaler import limits_of
@@ -86,7 +85,6 @@ def test_the_file_is_that_of_this_clusters_process(monitor: Any, tmp_path: Path)
 def test_whether_there_is_an_autoscaler(
     file: str | None, states: bool, expected: AutoscalerLimits | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
     monkeypatch.setattr(autoscaler, "config_file", lambda: file)
     monkeypatch.setattr(autoscaler, "has_state", lambda: states)
     assert autoscaler.limits() == expected
@@ -95,7 +93,6 @@ def test_whether_there_is_an_autoscaler(
 def test_an_autoscaler_on_kubernetes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its container starts beside that of the head, and a job as soon as the head is up."""
     states = [True, False, False]
-    monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
     monkeypatch.setattr(autoscaler, "config_file", lambda: None)
     monkeypatch.setattr(autoscaler, "has_state", lambda: states.pop())
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
@@ -114,7 +111,6 @@ def node(*, alive: bool = True) -> dict[str, Any]:
 def test_existing_machines_are_waited_for_and_no_others_start(monkeypatch: pytest.MonkeyPatch) -> None:
     alive, dead = node(), node(alive=False)
     seen = [[alive, dead], [alive, dead, alive, alive]]
-    monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
     monkeypatch.setattr(autoscaler, "config_file", lambda: OWN_MACHINES)
     monkeypatch.setattr(ray, "nodes", lambda: seen.pop(0))
     assert autoscaler.limits() is None
@@ -124,26 +120,11 @@ def test_existing_machines_are_waited_for_and_no_others_start(monkeypatch: pytes
 def test_a_machine_that_does_not_join_is_not_waited_for_forever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
     monkeypatch.setattr(autoscaler, "config_file", lambda: OWN_MACHINES)
     monkeypatch.setattr(ray, "nodes", lambda: [node(), node()])
     monkeypatch.setattr(autoscaler, "JOIN_S", -1.0)
     assert autoscaler.limits() is None
     assert "only 2 of 3 machines" in caplog.text
-
-
-def test_limits_in_the_clusters_state_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = ClusterConfig()
-    told.node_group_configs.add(resources={"CPU": 8, "GPU": 1}, max_count=3)
-    told.node_group_configs.add(resources={"CPU": 4}, max_count=-1)
-    monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: told)
-    found = autoscaler.limits()
-    assert found is not None
-    assert found.types is not None
-    assert [(dict(kind.resources), kind.max_count) for kind in found.types] == [
-        ({"CPU": 8, "GPU": 1}, 3),
-        ({"CPU": 4}, autoscaler.UNLIMITED),
-    ]
 
 
 # ------------------------------------------------------------------------------------------------- what it is doing
@@ -160,26 +141,17 @@ def launch(kind: str, count: int, *, failed: int | None = None, details: str | N
     )
 
 
-def test_activity_is_read_from_the_head_without_its_demands_and_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activity_is_read_from_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     reply = GetClusterStatusReply()
     reply.autoscaling_state.autoscaler_state_version = 1
     reply.autoscaling_state.pending_instance_requests.add(ray_node_type_name="spot", count=2)
     reply.autoscaling_state.failed_instance_requests.add(ray_node_type_name="b", reason="no capacity", failed_ts=9)
-    reply.cluster_resource_state.node_states.add(ray_node_type_name="spot")
-    parse, parsed = ClusterStatusParser.from_get_cluster_status_reply, []
-
-    def noted(given: GetClusterStatusReply, stats: Stats) -> ClusterStatus:
-        parsed.append(given.HasField("cluster_resource_state"))
-        return parse(given, stats)
-
-    monkeypatch.setattr(ClusterStatusParser, "from_get_cluster_status_reply", noted)
     client = SimpleNamespace(get_cluster_status=lambda **_: reply.SerializeToString())
     monkeypatch.setattr("ray.autoscaler.v2.sdk.GcsClient", lambda address: client)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:1"))
     assert autoscaler.activity() == Activity(starting={"spot": 2}, failed={"b": "no capacity"}, failed_at={"b": 9.0})
     reply.autoscaling_state.autoscaler_state_version = 0
     assert not autoscaler.has_state(), "no autoscaler has written it yet"
-    assert parsed == [False, False], "Ray makes an object of each group that waits, and of each node"
 
 
 def test_activity_is_what_starts_and_the_latest_failures() -> None:

@@ -19,15 +19,15 @@ STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ "
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What Ray prints, as by a driver that is connected with `log_to_driver`."""
+    """What Ray prints, as in a driver that is connected with `log_to_driver`."""
     lines: list[str] = []
 
-    def print_to_stdstream(data: dict[str, Any], ignore_prefix: bool) -> None:
+    def print_worker_logs(data: dict[str, Any], print_file: object, ignore_prefix: bool = False) -> None:
         lines.extend(data["lines"])
 
-    monkeypatch.setattr(rays, "print_to_stdstream", print_to_stdstream)
+    monkeypatch.setattr(rays, "print_worker_logs", print_worker_logs)
     rays.global_worker_stdstream_dispatcher.add_handler(
-        "ray_print_logs", functools.partial(print_to_stdstream, ignore_prefix=False)
+        "ray_print_logs", functools.partial(rays.print_to_stdstream, ignore_prefix=False)
     )
     yield lines
     rays.global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")

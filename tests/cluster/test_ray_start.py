@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,8 +47,18 @@ def test_ray_that_does_not_start_is_one_error_with_what_to_do(starts: list[BaseE
 
 
 @pytest.fixture
-def clusters(starts: list[BaseException | None], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def processes() -> Iterator[list[socket.socket]]:
+    """The head and the node of each cluster that is started, as far as connecting to them goes."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+
+
+@pytest.fixture
+def clusters(
+    starts: list[BaseException | None], processes: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> list[int]:
     """The number of each cluster that was started, 0 once it has been shut down."""
+    head, node = (process.getsockname()[1] for process in processes)
     started: list[int] = []
     starts += [None] * 9
 
@@ -58,8 +71,8 @@ def clusters(starts: list[BaseException | None], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", shutdown)
     monkeypatch.setattr(ray, "is_initialized", lambda: bool(started and started[-1]))
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{len(started)}"))
-    monkeypatch.setattr(ray._private.worker.global_worker, "node", SimpleNamespace(dead_processes=list))
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{head}"))
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": node}])
     return started
 
 
@@ -77,13 +90,13 @@ def test_a_cluster_that_a_run_failed_on_is_not_kept(clusters: list[int]) -> None
     assert clusters == [0]
 
 
-def test_a_cluster_whose_head_has_died_meanwhile_is_not_kept(
-    clusters: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_cluster_that_has_lost_a_process_is_not_kept(
+    clusters: list[int], processes: list[socket.socket], dead: int
 ) -> None:
     with connect(None):
         pass
-    node = SimpleNamespace(dead_processes=lambda: [("gcs_server", None)])
-    monkeypatch.setattr(ray._private.worker.global_worker, "node", node)
+    processes[dead].close()
     with connect(None) as cluster:
         assert cluster.description == "a new Ray cluster on this machine, 2 CPUs"
     assert clusters == [0, 2]

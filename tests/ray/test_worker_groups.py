@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -50,14 +51,16 @@ class Held:
     def place(self) -> None:
         import ray.train
 
-        context = ray.train.get_context()
-        told = {"pid": os.getpid(), "size": context.get_world_size(), "local": context.get_local_rank()}
+        told, rank = {"pid": os.getpid()}, 0
         try:
+            context = ray.train.get_context()
+            rank = context.get_world_rank()
+            told |= {"size": context.get_world_size(), "local": context.get_local_rank()}
             ray.train.report({"loss": 1.0})
         except RuntimeError as error:
-            told["report"] = str(error)
-        (self.directory / f"new.{context.get_world_rank()}").write_text(json.dumps(told))
-        (self.directory / f"new.{context.get_world_rank()}").rename(self.directory / f"{context.get_world_rank()}.json")
+            told["error"] = str(error)
+        (self.directory / f"new.{rank}").write_text(json.dumps(told))
+        (self.directory / f"new.{rank}").rename(self.directory / f"{rank}.json")
         while not (self.directory / "raise").exists():
             time.sleep(0.01)
         raise SystemExit("told to")
@@ -78,7 +81,7 @@ class World:
         where = {"owner": self.directory.name, "group": start.group, "start": start.start}
         settings = SimpleNamespace(environment={})
         spec = worker_spec(self.loop.endpoint, settings, load_trial=Held(self.directory), **where)
-        return WorkerGroup(spec, slots=start.slots, directory=self.directory, report=report)
+        return WorkerGroup(spec, slots=start.slots, report=report)
 
     def start(self, *, slots: int, cpus: float) -> None:
         slot = Slots(per_trial=slots, gpu=False, cpus_per_slot=cpus, runtime_env={})
@@ -133,7 +136,7 @@ def test_processes_have_trains_context_and_end_with_their_group(world: World) ->
     both = world.processes(2)
     assert [(each["size"], each["local"]) for each in both] == [(2, 0), (2, 1)]
     assert all(
-        "ray.train.report() and ray.train.collective don't work in trials of dray" in each["report"] for each in both
+        "ray.train.report() and ray.train.collective don't work in trials of dray" in each["error"] for each in both
     )
     assert world.hears(GroupPlaced) == GroupPlaced(group="g", start=1)
     for _ in range(2):
@@ -141,6 +144,39 @@ def test_processes_have_trains_context_and_end_with_their_group(world: World) ->
     assert world.ended() == ({}, "")
     wait_for(lambda: not any(map(lives, both)), "their end")
     wait_for(world.is_over, "its slots")
+
+
+def _none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray.train.v2._internal.execution.worker_group", None)
+
+
+def _needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.train.v2._internal.execution.worker_group import RayTrainWorker
+
+    monkeypatch.setattr(RayTrainWorker, "init_train_context", lambda self, replica_group: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), [(_none, "has no attribute 'init_train_context'"), (_needs_more, "replica_group")]
+)
+def test_groups_start_without_trains_context_where_ray_has_changed_it(
+    change: Callable[[pytest.MonkeyPatch], None],
+    why: str,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    change(monkeypatch)
+    world.start(slots=1, cpus=0.5)
+    [process] = world.processes(1)
+    assert "size" not in process
+    assert process["error"]
+    [record] = [record for record in caplog.records if record.name == "dray.groups.train_workers"]
+    assert record.getMessage().startswith("ray.train.get_context() does not work in trials, because Ray ")
+    assert why in record.getMessage()
+    os.kill(process["pid"], signal.SIGKILL)
+    world.hears(GroupPlaced)
+    assert world.ended() == ({0: ""}, "")
 
 
 def test_a_group_that_is_ended_as_it_gets_its_slots_leaves_no_thread(world: World) -> None:

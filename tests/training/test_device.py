@@ -120,16 +120,14 @@ def test_a_worker_of_ray_trains_on_the_gpu_of_its_local_rank(
     gpus: Gpus, uuids: list[str], local_rank: int, device: str
 ) -> None:
     gpus.uuids = uuids
-    context: Any = SimpleNamespace(get_local_rank=lambda: local_rank)
-    assert gpu_of_worker(context) == torch.device(device)
+    assert gpu_of_worker(local_rank) == torch.device(device)
 
 
 def test_a_gpu_of_rays_that_torch_does_not_see_is_an_error(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get_gpu_ids", lambda: [3])
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.3")
-    context: Any = SimpleNamespace(get_local_rank=lambda: 0)
     with pytest.raises(GpuConflict, match=r"a worker on 10\.0\.0\.3 GPU 3, but torch \S+ sees none there; install"):
-        gpu_of_worker(context)
+        gpu_of_worker(0)
 
 
 ON_CPUS = [{"resources": {"slot": "cpu"}}, {"resources": {"slots_per_trial": 0}}]

@@ -11,6 +11,7 @@ import pytest
 
 from dray.desk.messages import Unfit
 from dray.worker import entry
+from dray.worker.ranks import Place, assign
 from tests.workers import connected, worker_spec
 
 
@@ -28,9 +29,8 @@ class Desk:
         self.arrivals.append(arrival)
 
 
-def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], gpus: list[int]) -> list[str]:
+def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], *gpus: str) -> list[str]:
     """Enter a worker that can't import what it runs; returns the errors that it reports."""
-    monkeypatch.setattr("ray.get_gpu_ids", lambda: gpus)
     here = SimpleNamespace(get_node_id=lambda: "node-7", get_node_labels=lambda: {"ray.io/accelerator-type": "L4"})
     monkeypatch.setattr("ray.get_runtime_context", lambda: here)
     monkeypatch.setattr(entry, "name_of_this_node", lambda: "10.0.0.7 (gpu-1)")
@@ -38,7 +38,8 @@ def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], g
     monkeypatch.setitem(sys.modules, "dray.worker.serve", None)  # as if it were not there
     desk = Desk()
     monkeypatch.setattr(entry, "Connection", connected)
-    entry.serve_leases(worker_spec(desk, SimpleNamespace(environment=environment)))
+    [ranks] = assign([Place("node-7", "10.0.0.7", gpus)])
+    entry.serve_leases(worker_spec(desk, SimpleNamespace(environment=environment)), ranks)
     assert desk.arrivals == [("run", "group-0", 1, "node-7", "L4")]
     return desk.causes
 
@@ -46,7 +47,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], g
 def test_a_worker_that_can_not_import_what_it_runs_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise Ray would start it again and again."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert enter(monkeypatch, {}, gpus=[0]) == [
+    assert enter(monkeypatch, {}, "0") == [
         "node 10.0.0.7 (gpu-1) can't import what workers run: ModuleNotFoundError: import of dray.worker.serve "
         "halted; None in sys.modules; install the driver's packages there"
     ]
@@ -55,16 +56,16 @@ def test_a_worker_that_can_not_import_what_it_runs_reports_it(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("gpus", "environment", "visible"),
     [
-        ([2], {}, "2,3"),
+        (["3", "2"], {}, "2,3"),
         ([], {}, ""),
         ([], {"CUDA_VISIBLE_DEVICES": "1"}, "1"),  # the config's environment_variables
     ],
 )
-def test_a_cpu_worker_sees_no_gpu(
-    gpus: list[int], environment: dict[str, str | None], visible: str, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_sees_the_gpus_of_its_group_and_on_a_cpu_slot_none(
+    gpus: list[str], environment: dict[str, str | None], visible: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")  # Ray Train's of GPUs that the node's workers share
-    enter(monkeypatch, environment, gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    enter(monkeypatch, environment, *gpus)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
 
 

@@ -27,10 +27,10 @@ from dray.worker.exits import collectives_begun
 from dray.worker.hang import dump_collectives
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.process_group import joined, outliving_programs
+from dray.worker.ranks import Place, Ranks, assign
 from tests.core.test_distributed import HANGS_S, nodes
 from tests.pytorch.fakes import FakeHost
 from tests.queued import stand_for_nccl
-from tests.worker.test_unequal_nodes import Placed
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -53,16 +53,15 @@ def test_ranks_with_gpus_connect_when_they_join(size: int, monkeypatch: pytest.M
             address.set_result(mine)
         return address.result(HANGS_S)
 
-    def join(place: dict[str, int]) -> None:
-        context: Any = Placed(place)
-        with joined(context, meet):
+    def join(ranks: Ranks) -> None:
+        with joined(ranks, meet):
             together.wait(HANGS_S)  # the store is rank 0's
             with pytest.raises(ConnectionRefusedError):  # it would not be, if it listened at all addresses
                 socket.create_connection(("127.0.0.2", int(os.environ["MASTER_PORT"])))
             together.wait(HANGS_S)
 
     with ThreadPoolExecutor(size) as pool:
-        list(pool.map(join, nodes(size)))
+        list(pool.map(join, assign([Place("a", "1")] * size)))
     # A single rank has nobody to connect to.
     devices = {rank: torch.device("cuda", rank) if size > 1 else None for rank in range(size)}
     assert made == {rank: ("cpu:gloo,cuda:nccl", device) for rank, device in devices.items()}
@@ -73,8 +72,8 @@ def test_gpu_workers_can_communicate_what_is_in_the_memory_of_the_cpu(
 ) -> None:
     workers_have_gpus(monkeypatch, 1)
     stand_for_nccl(monkeypatch)
-    context: Any = Placed(nodes(1)[0])
-    with joined(context, lambda mine: ("", 0)):
+    [ranks] = assign([Place("a", "1")])
+    with joined(ranks, lambda mine: ("", 0)):
         begun = collectives_begun()
         groups = [dist.group.WORLD, dist.new_group([0]), gradients_group().group]
         for group in groups:

@@ -1,8 +1,8 @@
 """``dray cluster check``: finds problems of a cluster before anything trains on it.
 
-On each node an actor, which needs no slot, collects versions and tries what trials do: write to the storage, send to
-another node, reduce with gloo, by which the ranks of a trial agree. If nodes have free GPUs, one GPU of each takes part
-in an all-reduce with NCCL.
+On each node an actor, which needs no slot, collects versions and does the same as trials: write to the storage, send to
+another node, and reduce with gloo, which the ranks of a trial use to agree. If nodes have free GPUs, one GPU of each
+takes part in an all-reduce with NCCL.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MAX_RANKS = 8
 
 
 def check(address: str | None, storage: Location | None, fallback: Location) -> ClusterCheck:
-    """Check all nodes of a cluster. It takes as long as the slowest of them: from ten seconds to a few minutes.
+    """Check all nodes of a cluster. This takes as long as the slowest node: from ten seconds to a few minutes.
 
     Args:
-        address: of the cluster; by default that of ``RAY_ADDRESS``, without one this machine alone is checked.
+        address: the cluster's; by default ``RAY_ADDRESS``. Without either, only this machine is checked.
         storage: where experiments, or their checkpoints, will be stored.
-        fallback: where experiments are stored that don't say where; tried if there is no ``storage``.
+        fallback: the default place for experiments, which is checked if there is no ``storage``.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     place = storage or fallback
@@ -93,7 +93,7 @@ class _Check:
 
     def _start(self) -> None:
         from dray.cluster.nodes import on_node
-        from dray.code.packages import runtime_env
+        from dray.cluster.packages import runtime_env
 
         sent = runtime_env()
         started = {
@@ -107,7 +107,11 @@ class _Check:
         return self._answers({node: getattr(each, method).remote() for node, each in self._inspectors.items()})
 
     def _answers(self, references: Mapping[Node, Any], what: str = "be checked") -> dict[Node, Any]:
-        """The nodes' answers. One that gives none can't do what it was asked for, and is asked nothing else."""
+        """The nodes' answers. A node that does not answer gets an error, and is asked nothing else.
+
+        Args:
+            what: the predicate for such a node's error, after "can't".
+        """
         import ray
 
         answers: dict[Node, Any] = {}
@@ -115,7 +119,7 @@ class _Check:
         for node, reference in references.items():
             try:
                 answers[node] = ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
-            except Exception as error:  # whatever the actor raised
+            except Exception as error:  # the actor can raise any
                 late = isinstance(error, ray.exceptions.GetTimeoutError)
                 why = f"no answer within {ANSWER_S:.0f} s" if late else one_line(error)[-300:]
                 self._inspectors.pop(node, None)
@@ -126,7 +130,7 @@ class _Check:
         import ray
 
         for node, inspector in self._inspectors.items():
-            with contextlib.suppress(ray.exceptions.RayError):  # the next step reports that it does not answer
+            with contextlib.suppress(ray.exceptions.RayError):  # the next step reports a node that does not answer
                 ask = functools.partial(lambda there: ray.get(there.clock.remote(), timeout=ANSWER_S), inspector)
                 self.checked.take_clock(node, ahead_s(ask))
 
@@ -179,12 +183,12 @@ class _Check:
 
 
 def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Literal["nccl", "gloo"]) -> float | None:
-    """The bus bandwidth of an all-reduce between processes on these nodes (ids); None if it failed, which is noted."""
+    """The bus bandwidth of an all-reduce between processes on these nodes (ids); None, and a finding, if it failed."""
     import ray
     from ray.exceptions import GetTimeoutError
 
     from dray.cluster.nodes import on_node
-    from dray.code.packages import runtime_env
+    from dray.cluster.packages import runtime_env
 
     options = {"runtime_env": runtime_env(), "num_gpus": 1 if backend == "nccl" else 0}
     ranks = [on_node(AllReduceRank, node, **options).remote() for node in nodes]
@@ -212,7 +216,7 @@ def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Liter
 
 
 def ahead_s(ask: Callable[[], float], now: Callable[[], float] = time.time) -> float:
-    """How many seconds another clock is ahead of ours, by the quickest of five answers: it has the smallest error."""
+    """The seconds by which another clock is ahead of ours, from the quickest of five answers: its error is smallest."""
     asked = [(now(), ask(), now()) for _ in range(5)]
     before, there, after = min(asked, key=lambda times: times[2] - times[0])
     return there - (before + after) / 2
@@ -220,9 +224,9 @@ def ahead_s(ask: Callable[[], float], now: Callable[[], float] = time.time) -> f
 
 @contextlib.contextmanager
 def _shared_directory(storage: Location, checked: ClusterCheck) -> Iterator[tuple[Location, str] | None]:
-    """A directory in the storage for the time of a check, with the driver's sign, which is returned, too.
+    """Yields a directory in the storage for the time of a check, and the content of the driver's sign there.
 
-    None if the driver can't use it, which is noted.
+    If the driver can't use the directory, that is recorded as an error, and None is yielded.
     """
     place, sign = storage.child(f".dray-check-{secrets.token_hex(8)}"), secrets.token_hex(16)
     store = None if place.is_local else RemoteDirectory(place, patience_s=STORE_S)

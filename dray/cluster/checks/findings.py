@@ -1,4 +1,4 @@
-"""The findings of ``dray cluster check``, from facts about the nodes. Pure: ``checks.cluster`` asks the nodes."""
+"""The findings of ``dray cluster check``, derived from facts about the nodes. ``checks.cluster`` asks the nodes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dray.text import counted
 MAX_SKEW_S = 5.0
 LOW_DISK_BYTES = 1 << 30
 RAY_DISK_LIMIT = 0.95
-"""Ray stores no more objects on a disk that is fuller than this share (``RAY_local_fs_capacity_threshold``)."""
+"""Ray stores no objects on a disk of which more than this share is used (``RAY_local_fs_capacity_threshold``)."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Node:
-    """The facts about a node. A version is "" if there is none, or it is unknown."""
+    """The facts about a node. A version is "" if the package is missing, or the version is unknown."""
 
     address: str
     host: str = ""
@@ -29,11 +29,11 @@ class Node:
     dray: str = ""
     cuda: str = ""
     nccl: str = ""
-    gpus: list[str] = field(default_factory=list)  # names of those that torch sees
+    gpus: list[str] = field(default_factory=list)  # the names of the GPUs that torch sees
     efa_devices: int = 0  # AWS's network devices
     nccl_plugin: bool = False  # for the network, which EFA needs
-    nccl_environment: dict[str, str] = field(default_factory=dict)  # set there, and read by NCCL or its plugin
-    disks: list[Disk] = field(default_factory=list)  # those that Ray, trials and data loaders write to
+    nccl_environment: dict[str, str] = field(default_factory=dict)  # variables that NCCL or its plugin reads
+    disks: list[Disk] = field(default_factory=list)  # the disks that Ray, trials and data loaders write to
     has_token: bool | None = None  # Ray requires one; None without Ray
     clock_s: float | None = None  # ahead of the driver's
     sends_bytes_s: float | None = None  # to the next node in the list
@@ -47,7 +47,7 @@ class Node:
 class Finding:
     node: str  # its name; "" for the cluster as a whole
     what: str
-    is_wrong: bool  # trials would fail, or strangers could run code; else it is only a note
+    is_wrong: bool  # trials would fail, or strangers could run code; False: only a note
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class ClusterCheck:
         self.findings.append(Finding(node=node, what=what, is_wrong=False))
 
     def take_facts(self, node: Node, facts: Mapping[str, Any], drivers_versions: Mapping[str, str]) -> None:
-        """Record a node's facts, as from `Inspector.facts`, and what is wrong with it."""
+        """Record a node's facts, which `Inspector.facts` returns, and the errors that follow from them."""
         error, full = facts["error"], facts["full"]
         for name in facts.keys() - {"error", "full"}:
             setattr(node, name, facts[name])

@@ -1,4 +1,4 @@
-"""The actors of ``dray cluster check``: each looks at its own node, and tries there what trials do."""
+"""The actors of ``dray cluster check``: each examines its own node, and does there the same as trials."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SENDING_S = 1.0
 SENT_BYTES = 1 << 20
 REDUCED_BYTES, REDUCTIONS = 64 << 20, 10
 SIGN = "sign"  # the object that the driver writes to an object store, and nodes read
-_OF_NCCL = ("NCCL_", "OFI_NCCL_", "FI_")  # how the names of variables begin that NCCL and its plugin for EFA read
+_OF_NCCL = ("NCCL_", "OFI_NCCL_", "FI_")  # prefixes of the variables that NCCL and its plugin for EFA read
 
 _TORCH = """
 import ctypes, json, os, torch
@@ -59,8 +59,8 @@ class Disk:
 
 class Inspector:
     def facts(self) -> dict[str, Any]:
-        """Fields of `Node`; ``error``, why torch can't be imported, or ""; and ``full``, a disk that is full, or ""."""
-        # One directory of each disk.
+        """Fields of `Node`, the error of importing torch (``error``, or ""), and a full disk (``full``, or "")."""
+        # Keep one directory of each disk.
         places = {os.stat(place).st_dev: place for place in reversed([*disks(), "/dev/shm"]) if os.path.isdir(place)}
         usage = [(place, shutil.disk_usage(place)) for place in reversed(places.values())]
         full = full_disk(disks())
@@ -99,7 +99,7 @@ class Inspector:
         return None
 
     def listen(self) -> tuple[str, int]:
-        """Receive what one other node sends. Returns the address to send to."""
+        """Receive data from one other node. Returns the address that it must send to."""
         import ray
 
         listener = socket.create_server((ray.util.get_node_ip_address(), 0))
@@ -124,7 +124,7 @@ class Inspector:
 
 
 def efa_devices(infiniband: Path) -> int:
-    """How many of the devices in this directory of sysfs have AWS's driver for EFA."""
+    """The number of devices in this directory of sysfs that use AWS's driver for EFA."""
     drivers = [device.resolve().name for device in infiniband.glob("*/device/driver")]
     return drivers.count("efa")
 
@@ -138,7 +138,7 @@ def _receive_all(listener: socket.socket) -> None:
 
 
 def _torch_facts() -> dict[str, Any]:
-    # In another process: a broken torch may crash it, and Ray hides GPUs from an actor that asked for none.
+    # Another process imports torch: a broken torch may crash it, and Ray hides GPUs from an actor that asked for none.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
@@ -157,7 +157,7 @@ class AllReduceRank:
     """One rank of an all-reduce; with NCCL it has a GPU."""
 
     def open(self) -> tuple[str, int]:
-        """Open the store, as rank 0. Returns where the other ranks find it."""
+        """Open the store, as rank 0. Returns the store's address for the other ranks."""
         import ray
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 

@@ -1,11 +1,12 @@
 """Checks that trials can run on a node: versions, disk space, access to the storage.
 
-On a cluster that others have started, each worker checks its own node when it starts, before the long imports: whether
-its versions are the driver's, its disks have room, and it has the experiment's storage. Before anything trains, the
-driver has all nodes check its storage, if that is a directory: otherwise only the first checkpoint on a second node
-would show that it is not shared. ``dray cluster check`` (``dray.cluster.checks.cluster``) checks more.
+On a cluster that others have started, each worker checks its own node when it starts, before the long imports: the
+versions must be the driver's, the disks must have room, and the experiment's storage must be reachable. If the storage
+is a directory, the driver has all nodes check it before anything trains: otherwise only the first checkpoint on a
+second node would show that the directory is not shared. ``dray cluster check`` (``dray.cluster.checks.cluster``) checks
+more.
 
-Only the standard library is imported: this runs where nothing else is known to work.
+Only the standard library is imported at the top, because this runs on nodes on which nothing else may work.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Trouble(NamedTuple):
-    """What is wrong with a node: its versions, a disk, that it does not see the storage, or may not write there."""
+    """A fault of a node: other versions, a full disk, or storage that it does not see or may not write to."""
 
     kind: Literal["versions", "full", "unseen", "refused"]
     what: str  # the predicate of a sentence whose subject is the node
@@ -60,27 +61,27 @@ REMEDIES = {
     "{type: shared_fs, host_path: /mnt/shared}), or in an object store (checkpoint_storage: {type: s3, bucket: ...})",
     "refused": "set that node up like the others, such as the mount's options, the user, or the instance profile",
 }
-"""What to do about each kind of trouble."""
+"""The remedy for each kind of trouble."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
     versions: Mapping[str, str]  # the driver's
-    directory: str  # the experiment's; where it is not shared, checkpoints for an object store are staged there
-    sign: str | None  # what `write_sign` wrote there if it holds the checkpoints; None if they are in an object store
+    directory: str  # the experiment's; if it is not shared, checkpoints for an object store are staged there
+    sign: str | None  # the content of the file that `write_sign` wrote there; None: checkpoints are in an object store
     store: Location | None
 
     def check_this_node(self, run: str) -> None:
         """Check the node that this process is on; `UnfitNode` if no trial can run here.
 
-        It takes a few milliseconds. The first process of a run on a node also tries the object store.
+        This takes a few milliseconds. The first process of a run on a node also tries the object store.
         """
         trouble = (
             other_versions(self.versions, versions())
             or full_disk(disks())
             or directory_trouble(self.directory, self.sign)
         )
-        # It exists once a process of this run has reached the object store from this node.
+        # This file exists once a process of this run has reached the object store from this node.
         mark = Path(tempfile.gettempdir()) / f"dray-nodes-{os.getuid()}" / run
         if trouble is None and self.store is not None and not mark.exists():
             from dray.storage import RemoteDirectory, StorageError
@@ -98,14 +99,14 @@ class Needs:
 
 
 def name_of_this_node() -> str:
-    """Its address and host name: ``10.0.0.7 (gpu-1)``."""
+    """The address and host name of this node: ``10.0.0.7 (gpu-1)``."""
     import ray
 
     return f"{ray.util.get_node_ip_address()} ({platform.node()})"
 
 
 def versions() -> dict[str, str]:
-    """Of this process: ``python``, ``ray``, ``torch`` (which is not imported for it), ``dray``; "" is none."""
+    """This process's versions of ``python``, ``ray``, ``torch`` (without importing it) and ``dray``; "" means none."""
     import ray
 
     found = {"python": platform.python_version(), "ray": ray.__version__, "torch": "", "dray": __version__}
@@ -115,11 +116,14 @@ def versions() -> dict[str, str]:
 
 
 def other_versions(drivers: Mapping[str, str], here: Mapping[str, str]) -> Trouble | None:
-    """What differs. Python is compared by its minor version, torch without ``+cpu`` or ``+cu126``."""
+    """The trouble with versions that differ, or None.
+
+    Python is compared by its minor version, torch without ``+cpu`` or ``+cu126``.
+    """
     differ = [name for name in drivers if _compared_part(name, drivers[name]) != _compared_part(name, here[name])]
     if not differ:
         return None
-    theirs, ours = (", ".join(f"{name} {its[name] or 'none'}" for name in differ) for its in (here, drivers))
+    theirs, ours = (", ".join(f"{name} {found[name] or 'none'}" for name in differ) for found in (here, drivers))
     return Trouble("versions", f"has {theirs}, but the driver has {ours}")
 
 
@@ -128,7 +132,7 @@ def _compared_part(name: str, version: str) -> str:
 
 
 def disks() -> list[str]:
-    """Directories on the disks that a node needs: for temporary files, and for the code that Ray unpacks."""
+    """Directories on the disks that a node needs, for temporary files and for the code that Ray unpacks."""
     return [tempfile.gettempdir(), str(Path(__file__).parent)]
 
 
@@ -156,8 +160,10 @@ def _sign_in(directory: Path) -> Path:
 
 
 def directory_trouble(directory: str, sign: str | None) -> Trouble | None:
-    """What keeps this process from using a directory; None if it can write there and sees the driver's sign.
-    Without a sign the directory need not be the driver's, and is made."""
+    """The reason why this process can't use a directory; None if it can write there and sees the driver's sign.
+
+    Without a sign, the directory need not be the driver's, and is created.
+    """
     where = Path(directory)
     try:
         if sign is None:
@@ -187,13 +193,18 @@ def _trouble_of(error: OSError, directory: str) -> Trouble:
 
 
 def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble]:
-    """What the cluster's other nodes that have a resource ("CPU" or "GPU") find wrong with a directory of this one, by
-    node. Nodes that don't answer are left out: a worker that starts there will check."""
+    """Troubles of the cluster's other nodes with a directory of this one, by node.
+
+    Nodes that don't answer are left out: a worker that starts there will check.
+
+    Args:
+        resource: "CPU" or "GPU"; only nodes that have some are asked.
+    """
     import ray
     from ray.exceptions import RayError
 
     from dray.cluster.nodes import nodes, on_node
-    from dray.code.packages import runtime_env
+    from dray.cluster.packages import runtime_env
 
     here = ray.get_runtime_context().get_node_id()
     others = [node.id for node in nodes() if node.id != here and node.resources.get(resource, 0) > 0]
