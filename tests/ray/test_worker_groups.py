@@ -218,6 +218,7 @@ def test_another_node_says_what_its_kernel_has_killed(monkeypatch: pytest.Monkey
     here = ray.get_runtime_context().get_node_id()
     assert oom_kills_of(here, {}) == oom_kills()[1]
     assert oom_kills_of(here[::-1], {}) is None, "there is no such node"
+    monkeypatch.setattr(lending, "ANSWER_TIMEOUT_S", 60.0)
     elsewhere = SimpleNamespace(get_node_id=lambda: "elsewhere")
     monkeypatch.setattr(ray, "get_runtime_context", lambda: elsewhere)
     assert oom_kills_of(here, {}) == oom_kills()[1], "asked as any other node is"
