@@ -225,7 +225,7 @@ class Deaf(ASHA):
         (Shrinking, 60, "progress fell, or left 0..1: from "),
         (Impatient, 60, "names a trial that is not paused"),
         (Deaf, 60, "no trial is pending or running"),
-        (ASHA, 11, "51 trials were created, but at most 11 may be"),
+        (ASHA, 11, "51 trials were created, but at most 11 are allowed"),
     ],
 )
 def test_contract_catches_a_broken_method(broken: type[ASHA], most: int, message: str) -> None:

@@ -220,7 +220,7 @@ def test_together_writes_once_at_its_end_and_other_threads_write_at_once(
     synced: list[int] = []
     with Journal(path) as journal:
         monkeypatch.setattr("os.fsync", synced.append)
-        with journal.together():
+        with journal.batch():
             journal.append({"n": 0})
             assert Journal.read(path) == []
             other = threading.Thread(target=journal.append, args=({"n": 1},))
@@ -237,7 +237,7 @@ def test_together_writes_once_at_its_end_and_other_threads_write_at_once(
 
 
 def test_writer_returns_the_process_and_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("searchers.journal._LOCK_PATIENCE_S", 10.0)
+    monkeypatch.setattr("searchers.journal._LOCK_TIMEOUT_S", 10.0)
     path = tmp_path / "j"
     assert Journal.writer(path) is None, "there is none yet"
     with Journal(path):

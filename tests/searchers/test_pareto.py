@@ -118,11 +118,11 @@ def test_rung_continues_the_best_by_the_order_at_that_moment(divisor: float) -> 
 
 
 def test_rung_without_a_trial_among_the_best() -> None:
-    rung = ParetoRung(length=1, divisor=3, least=0)
+    rung = ParetoRung(length=1, divisor=3, min_best=0)
     assert [rung.rank(trial, Losses((trial, trial))) for trial in range(3)] == [False, False, False]
     assert rung.best() == [0]
     rung.withdraw(0)
     assert rung.best() == []
     assert dict(rung.values) == {1: Losses((1, 1)), 2: Losses((2, 2))}
-    rung.set_least(1)
+    rung.set_min_best(1)
     assert rung.best() == [1]

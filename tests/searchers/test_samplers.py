@@ -152,7 +152,7 @@ def test_changing_a_returned_grid_point_changes_nothing() -> None:
 
 
 def test_asking_beyond_the_grid_raises() -> None:
-    with pytest.raises(SpaceError, match="the grid has only 1 points, so there is none for trial 1, numbered from 0"):
+    with pytest.raises(SpaceError, match="the grid has only 1 points, and none for trial 1, counted from 0"):
         GridSampler(parse_space({"a": 1})).ask(1)
 
 
