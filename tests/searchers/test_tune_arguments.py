@@ -81,16 +81,16 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pair(Single(), metric="loss", mode="min")[0].suggest("t0"),
         r"TuneConfig\.scheduler: must be a searchers\.tune\.Scheduler",
     ),
-    "no metric": (lambda: ask(pair(Single()), metric=None), r"TuneConfig\.metric: must be given"),
+    "no metric": (lambda: ask(pair(Single()), metric=None), r"TuneConfig\.metric: must be set"),
     "two metrics": (
         lambda: ask(pair(Single(), metric="acc", mode="min")),
-        r"TuneConfig\.metric: is 'loss', but the searcher has 'acc'; name one of them",
+        r"TuneConfig\.metric: is 'loss', but the searcher has 'acc'; set it in one place",
     ),
     "a number of samples": (lambda: ask(pair(Single()), num_samples=10), r"num_samples: must be -1, .* got 10; .*"),
     "a sampler that does not exist": (lambda: ask(pair(Single(), sampler="tpo")), r"searcher\.sampler\.name: .*tpo"),
     "a grid of another size": (
         lambda: ask(pair(Grid(points=3), {"a": tune.choice([1, 2])})),
-        r"Grid\.points: must be 2, as the space has them, got 3",
+        r"Grid\.points: must be 2, the size of the space's grid, got 3",
     ),
     "a grid with a sampler": (
         lambda: ask(pair(Grid(points=2), {"a": tune.choice([1, 2])}, sampler="tpe")),
@@ -104,11 +104,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pair(Single(), {"x": tune.randn(0, 1)}),
         r"hyperparameters\.x: .* has no bounds",
     ),
-    "objects to choose from": (
+    "objects as choices": (
         lambda: pair(Single(), None)[0].set_search_properties(
             "loss", "min", inject_placeholders({"a": {"b": tune.choice([Mine, None])}}, create_resolvers_map())
         ),
-        r"hyperparameters\.a\.b: has objects to choose from; give their names",
+        r"hyperparameters\.a\.b: has objects as choices; use their names",
     ),
     "a domain in a list": (
         lambda: pair(Single(), None)[0].set_search_properties("loss", "min", {"a": [1, tune.uniform(0, 1)]}),
@@ -147,7 +147,7 @@ def test_a_scheduler_works_with_its_own_searcher_only() -> None:
 def test_a_searcher_runs_once() -> None:
     searcher, scheduler = begun(METHODS["asha"]())
     searcher.suggest("t0")
-    with pytest.raises(FieldError, match=r"has run already; make a new one, or continue with Tuner\.restore"):
+    with pytest.raises(FieldError, match=r"has already run; create a new one, or continue with Tuner\.restore"):
         scheduler.set_search_properties("loss", "min", num_samples=-1)
 
 
