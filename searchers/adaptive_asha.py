@@ -182,10 +182,7 @@ def bracket_rungs_of(mode: Mode, max_rungs: int) -> list[int]:
 
 
 def bracket_weights(rungs: Sequence[int], *, divisor: float) -> list[Fraction]:
-    """Return each bracket's share of the trials, proportional to divisor ** (rungs - 1) / rungs.
-
-    With these shares all brackets train for about the same total length.
-    """
+    """Return shares proportional to divisor ** (rungs - 1) / rungs, so that all brackets train about equally long."""
     weights = [Fraction(str(divisor)) ** (b - 1) / b for b in rungs]
     return [weight / sum(weights) for weight in weights]
 

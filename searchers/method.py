@@ -113,13 +113,9 @@ class Fields:
 
 
 def check_extension(**fields: tuple[int | None, int | str]) -> None:
-    """Check the fields of an extension.
+    """Check that an extension increases at least one field and decreases none; else raise a `MethodError`.
 
-    Args:
-        fields: For each field, the new value (None: unchanged), and the present value or the reason why it can't grow.
-
-    Raises:
-        MethodError: A value is too small or can't grow, or no value grows.
+    Each field has its new value (None: unchanged), and its present value or the reason why it can't grow.
 
     >>> check_extension(max_trials=(32, 64), max_length=(None, 16))
     Traceback (most recent call last):

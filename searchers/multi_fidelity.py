@@ -81,11 +81,6 @@ class MultiFidelitySampler:
         self.extended(rungs)
 
     def ask(self, trial: int) -> dict[str, object]:
-        """Return the trial's hyperparameters.
-
-        Raises:
-            SpaceError: No point satisfies the space's constraint.
-        """
         if not self._is_random(trial):
             rng = np.random.default_rng(Random(f"{self.seed}:{trial}:multi-fidelity").getrandbits(64))
             for row in self._proposals(rng):

@@ -154,11 +154,7 @@ def is_better(losses: Losses, other: Losses) -> bool:
 
 
 def of_names(metrics: Sequence[Mapping[str, object]]) -> Objectives:
-    """Build `Objectives` from entries such as {"name": "mb", "at_most": 100}; the inverse of `Objectives.to_json`.
-
-    Raises:
-        FieldError: See `Objectives`.
-    """
+    """Build `Objectives` from entries such as {"name": "mb", "at_most": 100}; the inverse of `Objectives.to_json`."""
     return Objectives(tuple(Metric(**each) for each in metrics))  # type: ignore[arg-type]
 
 
@@ -178,8 +174,7 @@ def normalised(event: Event, smaller_is_better: bool, objectives: Objectives | N
 def with_first(event: Reported, objectives: Objectives | None) -> Reported:
     """Set the value of a report of several metrics to the first objective, or to None without metrics.
 
-    Raises:
-        IllegalEvent: The number of metrics differs from the search's.
+    Raises `IllegalEvent` if the number of metrics differs from the search's.
     """
     names = () if objectives is None else objectives.names
     if event.metrics and len(event.metrics) != len(names):

@@ -119,11 +119,6 @@ class OptunaSampler:
         self._proposal: _Proposal | None = None  # valid until the next event
 
     def ask(self, trial: int) -> dict[str, object]:
-        """Return the trial's hyperparameters.
-
-        Raises:
-            SpaceError: No point satisfies the space's constraint.
-        """
         if self.trials.num_compared >= self._startup and not (self._is_tpe and trial % _RANDOM_EVERY == 0):
             for attempt in range(_ATTEMPTS):
                 point = self._propose(trial, attempt)

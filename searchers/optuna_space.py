@@ -48,13 +48,7 @@ def _distribution(domain: Categorical | Int | Double | Log, wide_as_float: bool)
 def from_optuna_trial(
     root: Nested, trial: optuna.Trial, distributions: Mapping[str, BaseDistribution]
 ) -> dict[str, object]:
-    """Build a point of the space from the trial's suggestions.
-
-    Args:
-        root: The space's root domain.
-        trial: An Optuna trial; in a conditional space only the parameters of the drawn branches are suggested.
-        distributions: The result of `to_optuna`.
-    """
+    """Build a point from the trial's suggestions; in a conditional space only for the drawn branches."""
 
     def value_of(name: str, domain: Categorical | Int | Double | Log) -> Any:
         value = _suggest(trial, name, distributions[name])

@@ -266,9 +266,6 @@ class AskStorage(InMemoryStorage):
     Optuna's own storages can't forget trials, and copy them. A proposal takes 8 ms with this storage and 26 ms with a
     study that is filled by `add_trials` (TPE, 135 trials); 17 ms and 170 ms with NSGA-II and 1000 trials. A sampler's
     notes (`study_notes`, and the `system_attrs` of `current`) are dropped at the next proposal unless they are saved.
-
-    Args:
-        num_objectives: Number of objectives, all of them minimised.
     """
 
     def __init__(self, num_objectives: int = 1) -> None:

@@ -119,11 +119,7 @@ def expected(make: Callable[[], Method]) -> Preview:
     mostly stays the same from rung to rung, as in training. For a search of thousands of trials, which would take too
     long to simulate, the lower bound is returned.
 
-    Args:
-        make: Returns a new method at each call.
-
-    Raises:
-        TypeError, RuntimeError: See `preview`.
+    `make` returns a new method at each call. The errors are those of `preview`.
 
     >>> from searchers import ASHA
     >>> found = expected(lambda: ASHA(max_trials=16, max_length=16, num_rungs=3))

@@ -77,11 +77,7 @@ def _measured_to_json(value: object, name: str) -> object:
 
 
 def event_from_json(record: Mapping[str, object]) -> Event:
-    """Decode an event, the inverse of `event_to_json`; other keys (`actions`, `hparams`) are ignored.
-
-    Raises:
-        ValueError: The event is unknown, or a field is missing or has the wrong type.
-    """
+    """Decode an event, ignoring other keys (`actions`, `hparams`). Raises `ValueError` if it is not a valid event."""
     match record.get("event"), record.get("trial"):
         case "started", int(trial):
             return Started(trial=trial)
@@ -105,11 +101,7 @@ def action_to_json(action: Action) -> dict[str, object]:
 
 
 def action_from_json(record: Mapping[str, object]) -> Action:
-    """Decode an action, the inverse of `action_to_json`.
-
-    Raises:
-        ValueError: The action is unknown.
-    """
+    """Decode an action. Raises `ValueError` if it is unknown."""
     match dict(record):
         case {"action": "done", "reason": reason}:
             for known in get_args(DoneReason):
@@ -126,11 +118,7 @@ def number_to_json(value: object) -> object:
 
 
 def number_from_json(value: object) -> float | None:
-    """Decode a number or None, the inverse of `number_to_json`.
-
-    Raises:
-        ValueError: The value is neither.
-    """
+    """Decode a number or None. Raises `ValueError` if the value is neither."""
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     if value in ("nan", "inf", "-inf"):
@@ -139,10 +127,9 @@ def number_from_json(value: object) -> float | None:
 
 
 def hparams_to_json(value: object) -> object:
-    """Encode hyperparameters: a non-finite float becomes e.g. {"$float": "inf"}, a NumPy array becomes a list.
+    """Encode hyperparameters: a non-finite float becomes e.g. {"$float": "inf"}, a NumPy array a list.
 
-    Raises:
-        ValueError: JSON can't represent a value.
+    Raises `ValueError` for a value that JSON can't represent.
     """
     match value:
         case None | bool():
@@ -167,7 +154,6 @@ def hparams_to_json(value: object) -> object:
 
 
 def hparams_from_json(value: object) -> object:
-    """Decode hyperparameters, the inverse of `hparams_to_json`."""
     match value:
         case {"$float": number, **others} if not others:
             return number_from_json(number)

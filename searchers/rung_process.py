@@ -54,12 +54,7 @@ class Results:
 
 
 class Parameters:
-    """The process's parameters, as slices of a vector of logarithms.
-
-    Args:
-        axes: The hyperparameter of each column of a row, shape (width,).
-        num_rungs: Number of rungs.
-    """
+    """The process's parameters, as slices of a vector of logarithms. `axes`: see `UnitCube`."""
 
     def __init__(self, axes: Indices, num_rungs: int) -> None:
         self.axes, self.num_rungs = axes, num_rungs

@@ -32,7 +32,11 @@ class Sampler(Protocol):
     """
 
     def ask(self, trial: int) -> dict[str, object]:
-        """Return hyperparameters for this trial, which is about to start for the first time."""
+        """Return hyperparameters for this trial, which is about to start for the first time.
+
+        Raises:
+            SpaceError: There is no point, e.g. because none satisfies the space's constraint.
+        """
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
         """Learn from this event.
@@ -52,11 +56,7 @@ def notify_extended(sampler: Sampler, rungs: Sequence[float]) -> None:
 
 
 def drawn(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
-    """Draw the trial's hyperparameters, as a replay will see them.
-
-    Raises:
-        SpaceError: The sampler returned no point of the space.
-    """
+    """Draw the trial's hyperparameters, as a replay will see them. Raises `SpaceError` if they are not in the space."""
     try:
         point = hparams_from_json(hparams_to_json(sampler.ask(trial)))
         faults = space.faults(point)
@@ -75,11 +75,6 @@ class RandomSampler:
         self.space, self.seed = space, seed
 
     def ask(self, trial: int) -> dict[str, object]:
-        """Draw the trial's hyperparameters.
-
-        Raises:
-            SpaceError: No point satisfies the space's constraint.
-        """
         return self.space.sample(Random(f"{self.seed}:{trial}"))
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:

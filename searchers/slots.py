@@ -49,12 +49,9 @@ class TrialCounts:
 
 
 class TrialSlots:
-    """The trials of a search or bracket, and the slots that they hold.
+    """The trials of a search or bracket, and the `max_concurrent` slots that they hold (0 = `MAX_CONCURRENT`).
 
-    Args:
-        max_trials: Number of trials to create.
-        max_concurrent: Number of slots; 0 = `MAX_CONCURRENT`.
-        replaces_invalid: Whether trials with invalid hyperparameters are replaced and don't count.
+    Trials with invalid hyperparameters are replaced and don't count, unless `replaces_invalid` is false.
 
     >>> slots = TrialSlots(max_trials=3, max_concurrent=2)
     >>> slots.fill()

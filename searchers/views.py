@@ -61,14 +61,7 @@ class TrialView:
         smaller_is_better: bool = True,
         objectives: Objectives | None = None,
     ) -> TrialView:
-        """Return the view after this event.
-
-        Args:
-            event: An event of this trial, with values as measured.
-            hparams: The hyperparameters drawn for the trial's first `Started`.
-            smaller_is_better: Direction of the metric.
-            objectives: Those of a search with several metrics.
-        """
+        """Return the view after this event (with values as measured); `hparams` are those of the first `Started`."""
         match event:
             case Started():
                 # A paused trial can start if its restart coincided with the pause; for the method it remains paused.
@@ -107,11 +100,7 @@ class TrialView:
 
 
 class TrainedShares(Mapping[int, float]):
-    """The share of its length that each trial has trained, from 0 to 1, computed on access.
-
-    Args:
-        views: The trials.
-        length: Length of a trial that trains to its end; if it is 0 (unknown), every share is 0.
+    """The share of `length` that each trial has trained, from 0 to 1, computed on access; 0 for an unknown length of 0.
 
     >>> TrainedShares({7: TrialView(id=7, last_step=2)}, 8)[7]
     0.25
