@@ -1,4 +1,4 @@
-"""The journal: whole lines or none, one writer, and what a SIGKILL leaves behind."""
+"""The journal: complete lines, a single writer, and recovery from SIGKILL."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_threads_do_not_mix_their_lines(tmp_path: Path) -> None:
     assert all([r["n"] for r in read if r["who"] == who] == list(range(25)) for who in range(4))
 
 
-# ------------------------------------------------------------------------------------------------------------- locks
+# ---------------------------------------------------------------------------------------------------------------- locks
 
 
 def test_second_writer_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_writer_returns_the_process_and_blocks_nobody(tmp_path: Path, monkeypatc
     with Journal(path):
         assert Journal.writer(path) == os.getpid()
     assert Journal.writer(path) is None
-    # An asker holds the lock for a moment, here for longer than any does: whoever opens the journal waits it out.
+    # `writer` holds the lock for a moment, here for longer than usual; opening the journal waits for it.
     asker = os.open(tmp_path / "j.lock", os.O_RDONLY)
     fcntl.flock(asker, fcntl.LOCK_SH)
     threading.Timer(0.05, os.close, [asker]).start()

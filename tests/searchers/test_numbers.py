@@ -1,4 +1,4 @@
-"""Nothing is accepted that can't be replayed, and what is refused changes nothing: every field of every event."""
+"""Every field of every event: values that can't be replayed are rejected, without a change of state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPACE = parse_space(
 
 
 class Given:
-    """A sampler that returns what it was made with."""
+    """A sampler that always returns the same value."""
 
     def __init__(self, point: object) -> None:
         self.point = point
@@ -64,7 +64,7 @@ def new(lines: list[str], sampler: Given | None = None, **fields: Any) -> Search
 
 
 def running() -> tuple[Search, list[str]]:
-    """Trial 0 runs; and the journal's lines, which must be strict JSON."""
+    """Return a search with trial 0 running, and the journal's lines, which must be strict JSON."""
     search, lines = started()
     search.on(Started(trial=0))
     return search, lines
@@ -184,7 +184,7 @@ def test_a_seed_may_be_a_numpy_or_torch_integer() -> None:
     assert state(replayed(lines)) == state(search)
 
 
-# -------------------------------------------------------------------------------------------------- hyperparameters
+# ------------------------------------------------------------------------------------------------------ hyperparameters
 
 NUMPY_POINT = {
     "x": np.float32(0.5),

@@ -1,4 +1,4 @@
-"""Directions, limits and NaN become losses, and a report of several metrics goes through the journal."""
+"""Directions, limits and NaN become losses, and the journal preserves reports of several metrics."""
 
 from __future__ import annotations
 

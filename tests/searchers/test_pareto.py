@@ -1,4 +1,4 @@
-"""Fronts, crowding distances and the order of trials, against definitions computed the slow way."""
+"""Fronts, crowding distances and the order of trials, compared with their definitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from searchers.rung import ParetoRung
 
 
 def slow_fronts(points: dict[int, tuple[float, ...]]) -> list[set[int]]:
-    """By the definition: peel off what nothing that is left dominates."""
+    """Compute fronts by definition: repeatedly remove the points that no remaining point dominates."""
     left, fronts = dict(points), []
     while left:
         front = {t for t, p in left.items() if not any(dominates(q, p) for q in left.values())}
@@ -24,7 +24,7 @@ def slow_fronts(points: dict[int, tuple[float, ...]]) -> list[set[int]]:
 
 
 def slow_order(losses: dict[int, Losses | None]) -> list[int]:
-    """The documented order, sorted at once."""
+    """Return the documented order, computed by sorting."""
     kept = {trial: its.values for trial, its in losses.items() if its is not None and its.violation == 0}
     order: list[int] = []
     for front in slow_fronts(kept):

@@ -1,4 +1,4 @@
-"""A rung decides as Determined's sorted list does, in O(log n)."""
+"""A rung decides like Determined's sorted list, in O(log n)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from searchers.rung import Rung
 
 
 class SortedListOracle:
-    """Determined's rule, word for word: insert before equals, go on iff index < max(floor(n / divisor), 1)."""
+    """Determined's rule: insert before equal values, continue iff index < max(floor(n / divisor), 1)."""
 
     def __init__(self, divisor: float) -> None:
         self.divisor = Fraction(str(divisor))

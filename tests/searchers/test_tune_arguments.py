@@ -1,4 +1,4 @@
-"""What a searcher and a scheduler of Ray Tune can be given, and what they say if it is wrong."""
+"""Arguments of the searcher and scheduler for Ray Tune, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_result_without_its_length_is_an_error() -> None:
     [trial] = suggested(searcher, scheduler, 1)
     with pytest.raises(FieldError, match=r"time_attr: 'epoch' is not in a result of trial 0, which has loss, training"):
         report(scheduler, trial, 1)
-    trial.last_result = {"seconds": 7}  # without the metric; Tune was told not to mind
+    trial.last_result = {"seconds": 7}  # without the metric; Tune's check for it is disabled
     assert scheduler.on_trial_result(None, trial, dict(trial.last_result)) == "CONTINUE"
 
 
