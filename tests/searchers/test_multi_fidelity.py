@@ -109,7 +109,7 @@ def test_a_space_of_constants_has_one_point() -> None:
         sampler.tell(Reported(trial=trial, step=1, value=0.5), {"batch": 64})
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_the_number_of_kept_results_is_bounded() -> None:
     rng, sizes = Random(0), []
     sampler = MultiFidelitySampler(LINE, seed=7, rungs=RUNGS)
     for trial in range(3000):

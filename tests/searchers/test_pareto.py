@@ -45,7 +45,7 @@ def random_losses(rng: Random, objectives: int) -> Losses | None:
 
 @pytest.mark.parametrize("objectives", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_order_is_the_documented_one_whatever_was_added_and_removed(objectives: int, seed: int) -> None:
+def test_order_is_the_documented_one_after_additions_and_removals(objectives: int, seed: int) -> None:
     rng = Random(f"{objectives}:{seed}")
     order, there = ParetoOrder(), dict[int, Losses | None]()
     for trial in rng.sample(range(60), 60):

@@ -21,9 +21,7 @@ def trained(method: Method, worse: int) -> tuple[int, float]:
 
 @pytest.mark.parametrize("worse", [1, -1])
 @pytest.mark.parametrize(("trials", "length", "rungs", "divisor"), [(64, 16, 3, 4), (27, 9, 3, 3)])
-def test_promotion_trains_what_its_preview_says(
-    trials: int, length: int, rungs: int, divisor: float, worse: int
-) -> None:
+def test_promotion_trains_as_previewed(trials: int, length: int, rungs: int, divisor: float, worse: int) -> None:
     """Exact for powers of the divisor with the best trials first; a lower bound in any order."""
     method = PromotionASHA(
         max_trials=trials, max_length=length, num_rungs=rungs, divisor=divisor, max_concurrent_trials=1
@@ -34,7 +32,7 @@ def test_promotion_trains_what_its_preview_says(
     assert total == expected.total if worse == 1 else total >= (expected.total or 0)
 
 
-def test_stopping_trains_what_its_preview_says_when_the_best_trials_come_first() -> None:
+def test_stopping_trains_as_previewed_when_the_best_trials_come_first() -> None:
     """Only a trial that is among the best while they are few continues, which is the minimum."""
     method = ASHA(max_trials=64, max_length=16, num_rungs=3, max_concurrent_trials=1)
     expected = preview(method)

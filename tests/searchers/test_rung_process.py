@@ -48,7 +48,7 @@ def test_the_posterior_is_that_of_the_documented_covariance() -> None:
     assert np.allclose(deviation**2, variance)
 
 
-def test_what_is_expected_of_a_live_trial_changes_deviations_only() -> None:
+def test_the_expectation_for_a_live_trial_changes_only_deviations() -> None:
     """Equivalent to observing f there without noise; the deviation at a third point is that of a bivariate normal."""
     parameters, results = Parameters(AXES, 3), drawn(0, 12, 3)
     rows = np.random.default_rng(2).random((2, len(AXES)))

@@ -142,7 +142,7 @@ def test_pause_frees_the_worker_and_nothing_is_trained_twice() -> None:
     assert (simulation.trained, simulation.busy) == (8, 33)
 
 
-def test_a_trial_paused_between_reports_keeps_what_it_trained() -> None:
+def test_a_trial_paused_between_reports_keeps_its_training() -> None:
     """With two workers, trial 1's report at time 2 pauses trial 0 at 2 of its 4; resumed at 8, it needs 2 more."""
     method = Scripted(
         2,
@@ -311,7 +311,7 @@ def test_a_search_gets_the_events_of_a_real_driver() -> None:
         assert view.last == view.hparams["x"] / view.last_step  # type: ignore[operator]
 
 
-def test_an_extended_search_trains_only_what_is_new() -> None:
+def test_an_extended_search_trains_only_the_extension() -> None:
     search = new_search(RandomSearch(max_trials=4, max_length=10, max_concurrent_trials=2))
     assert simulate(search, 2, constant, start_cost=1).time == 22
     search.extend(max_trials=5, max_length=16)

@@ -65,7 +65,7 @@ def test_one_report_at_both_rungs_says_nothing() -> None:
     assert rung.compared == 0
 
 
-def test_what_a_rung_keeps_for_it_is_bounded() -> None:
+def test_the_number_of_pairs_at_a_rung_is_bounded() -> None:
     rung, plain = Rung(length=1, divisor=2), Rung(length=1, divisor=2)
     for trial in range(5000):
         plain.rank(trial, trial * 0.618 % 1)

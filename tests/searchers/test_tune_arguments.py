@@ -123,7 +123,7 @@ def ask(both: tuple[Searcher, Scheduler], metric: str | None = "loss", num_sampl
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_one_error_that_says_what_to_do(name: str) -> None:
+def test_invalid_arguments_raise_one_error_with_a_remedy(name: str) -> None:
     make, says = WRONG[name]
     with pytest.raises(FieldError, match=says):
         make()

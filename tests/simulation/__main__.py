@@ -66,8 +66,8 @@ def simulate_all(seeds: range, processes: int) -> None:
     print(f"\nSeeds {seeds.start} to {seeds.stop - 1}, {processes} processes\n\n| | |\n|---|---:|")
     print(f"| schedules a minute | {60 * counts['schedules'] / max(counts['seconds'], 1):,.0f} |")
     print(f"| CPU time of one, ms | {counts['CPU ms'] / counts['schedules']:.1f} |")
-    for what, times in sorted(counts.items(), key=lambda each: (each[0].startswith("fault"), each[0])):
-        print(f"| {what} | {times:,} |")
+    for name, times in sorted(counts.items(), key=lambda each: (each[0].startswith("fault"), each[0])):
+        print(f"| {name} | {times:,} |")
 
 
 def main() -> None:

@@ -38,9 +38,9 @@ class Bug(NamedTuple):
         function = right.fget if isinstance(right, property) else right
         source = textwrap.dedent(inspect.getsource(function))
         assert source.count(self.right) == 1, f"{self.name} has changed: adapt this bug"
-        made: dict[str, Any] = {}
-        exec(source.replace(self.right, self.wrong), function.__globals__, made)
-        setattr(self.owner, self.name, made[self.name])
+        namespace: dict[str, Any] = {}
+        exec(source.replace(self.right, self.wrong), function.__globals__, namespace)
+        setattr(self.owner, self.name, namespace[self.name])
         try:
             yield
         finally:

@@ -211,11 +211,11 @@ class DriverProcess(Loop):
         proceed(self, self._main(core))
 
     def _lend(self, core: Core, kind: GroupKind) -> None:
-        most, own = self.experiment.setup.max_slots, self._own_cluster
+        max_slots, own = self.experiment.setup.max_slots, self._own_cluster
         core.lender = lender = Lender(
             self.cluster.view(),
             lambda: self.world.now,
-            plan=lambda owner, kind: GroupsPlan(owner=owner, slots=kind.slots, max_slots=most, own_cluster=own),
+            plan=lambda owner, kind: GroupsPlan(owner=owner, slots=kind.slots, max_slots=max_slots, own_cluster=own),
             emit=core.effects.append,
             counts=core.driver.counts,
         )

@@ -162,7 +162,7 @@ class Store:
 
     def lose_power(self) -> None:
         """Damage recent commits that were not forced to the disk."""
-        for each in [each for mine in self.trials.values() for each in mine.values()]:
+        for each in [each for checkpoints in self.trials.values() for each in checkpoints.values()]:
             if not each.is_forced and self._world.random.random() < 0.3:
                 each.is_valid = False
                 self._facts.damaged.add(each.trial)
@@ -331,10 +331,10 @@ class Experiment:
 
     def loss(self, hparams: Mapping[str, Any], batches: int) -> float:
         """Return a trial's metric after this many batches."""
-        mine = hparams["lr"] * 1e6 % 1
-        if mine < self.setup.diverging and batches > 2:
+        quality = hparams["lr"] * 1e6 % 1
+        if quality < self.setup.diverging and batches > 2:
             return math.nan
-        return (math.log10(hparams["lr"]) + 2.5) ** 2 + 3 * mine / (1 + batches)
+        return (math.log10(hparams["lr"]) + 2.5) ** 2 + 3 * quality / (1 + batches)
 
     def is_invalid(self, hparams: Mapping[str, Any]) -> bool:
         return hparams["lr"] * 1e7 % 1 < self.setup.invalid

@@ -106,8 +106,8 @@ def _setup(random: Random, *, max_ranks: int, most_trials: int, faults: bool) ->
         searcher["divisor"] = random.choice((2, 3, 4))
         searcher["variant"] = random.choice(("stopping", "promotion"))
     if name == "asha":
-        most = 1 + int(math.log(length, searcher["divisor"]) + 1e-9)
-        searcher["num_rungs"] = min(most, random.choice((2, 3)))
+        max_rungs = 1 + int(math.log(length, searcher["divisor"]) + 1e-9)
+        searcher["num_rungs"] = min(max_rungs, random.choice((2, 3)))
     if name == "adaptive_asha":
         searcher["mode"] = random.choice(("aggressive", "standard", "conservative"))
     errors = [
