@@ -157,7 +157,7 @@ class SuccessiveHalving:
         return self.extend_to(trials, max_length or self._rungs[-1].length)
 
     def share(self, counts: TrialCounts) -> None:
-        """Number trials and count invalid ones jointly with the other brackets of a search."""
+        """Share the numbering of trials and the count of invalid ones with the other brackets of a search."""
         self._slots.counts = counts
 
 
@@ -185,7 +185,6 @@ class ASHA(SuccessiveHalving):
 
     Attributes:
         rungs: Lengths of the rungs, ascending.
-        divisor, pareto: The arguments.
 
     Raises:
         MethodError: At least one argument is invalid; the message names each.

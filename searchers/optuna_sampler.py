@@ -75,9 +75,6 @@ class OptunaSampler:
             `population_size` is 10 by default.
         objectives: Those of a search with several metrics, whose losses the sampler then learns from. Not with "cmaes".
 
-    Attributes:
-        trials: The sampler's record of the search's trials.
-
     Raises:
         FieldError: The sampler does not exist, needs a package that is not installed, or does not take these options or
             objectives. Paths begin with `searcher.sampler`.

@@ -69,13 +69,10 @@ class SamplerTrials:
         enough: Number of trials that must reach the higher rungs of an extended search before only those are compared.
         background: Whether the first trials are always shown (for TPE).
         all_compared: Whether every compared trial is shown, for samplers whose notes may refer to any of them.
-
-    Attributes:
-        floor: The length from which trials are compared.
     """
 
     def __init__(self, rungs: Sequence[float], *, enough: int, background: bool, all_compared: bool) -> None:
-        self.floor = self._next_floor = _floor(rungs)
+        self.floor = self._next_floor = _floor(rungs)  # the length from which trials are compared
         self._enough, self._all_compared = enough, all_compared
         self._num_background = _NUM_BACKGROUND if background else 0
         best, latest = (0, sys.maxsize) if all_compared else (_NUM_BEST, _NUM_LATEST)

@@ -31,7 +31,7 @@ class RungPreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracketPreview:
-    """A bracket; a search without brackets is one."""
+    """A bracket, or a search without brackets."""
 
     rungs: tuple[RungPreview, ...]
 

@@ -55,25 +55,21 @@ class Rung:
         divisor: > 1. Interpreted as a decimal number, so that floor(33 / 1.1) is 30.
         min_best: Number of trials among the best while n < divisor: 0 or 1.
 
-    Attributes:
-        divisor: The argument, or less if `compare` found a low correlation.
-        correlation: Estimated rank correlation with the values at the next rung.
-        compared: Number of trials that the estimate is based on.
-
     >>> rung = Rung(length=1, divisor=2)
     >>> [rung.rank(trial, value) for trial, value in enumerate([0.5, 0.9, 0.4, 0.45])]
     [True, False, True, True]
     """
 
     def __init__(self, *, length: int, divisor: float, min_best: int = 1) -> None:
-        self.length, self.divisor = length, divisor
+        self.length, self.divisor = length, divisor  # `compare` lowers the divisor if the correlation is low
         self._configured_divisor, self._min_best = divisor, min_best
         self._numerator, self._denominator = Fraction(str(divisor)).as_integer_ratio()
         self._values: dict[int, float | Losses] = {}
         self.num_approaching = 0  # running trials on their way to this rung, for methods that pause trials
         self._paused: set[int] = set()
         self._paused_heap: list[tuple[float, int]] = []  # (value, trial); entries not in `_paused` are dropped on top
-        self.correlation, self.compared = _PRIOR, 0
+        self.correlation = _PRIOR  # estimated rank correlation with the next rung
+        self.compared = 0  # number of trials that the estimate is based on
         self._pairs: list[tuple[float, float]] = []  # every `_stride`-th pair of values here and at the next rung
         self._stride, self._next_estimate = 1, 1.0
         self._best: set[int] = set()

@@ -83,15 +83,12 @@ class RungProcess:
         results: At least one result.
         live: Hyperparameters of live trials, shape (k, width), for which f is assumed to be as expected at the last
             rung. This reduces the deviations near them, and leaves all expectations unchanged.
-
-    Attributes:
-        noise: Standard deviation of the noise of a result at the last rung.
     """
 
     def __init__(self, parameters: Parameters, theta: Array, results: Results, live: Array) -> None:
         self._parameters, self._theta, self._results = parameters, theta, results
         noise = np.exp(theta[parameters.sigma])
-        self.noise = float(noise[-1])
+        self.noise = float(noise[-1])  # standard deviation at the last rung
         self._scaled = self._scale(results.rows)
         self._scales, self._chain = np.exp(theta[parameters.scales]), parameters.chain(theta)
         covariance = self._prior(_matern(_distances(self._scaled, self._scaled)), results.trials, results.rungs)

@@ -68,14 +68,6 @@ class Search:
         objectives: The objectives and constraints of a search with several metrics; `smaller_is_better` is then that of
             the first objective. The method must rank by objectives (`ASHA(pareto=True)`) or compare nothing.
 
-    Attributes:
-        done: The method's `Done`, once the search is over; None again after an extension.
-        started: Whether `start()` was called or replayed.
-        objectives, log: The arguments; a driver may replace the log.
-        trials: A view of every trial created, by number.
-        live: The views of trials that have not ended.
-        states: Number of trials in each state.
-
     >>> from searchers import Exited, RandomSearch, parse_space
     >>> space = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}})
     >>> search = Search(RandomSearch(max_trials=1), space, seed=7, smaller_is_better=True, log=lambda record: None)
@@ -100,20 +92,20 @@ class Search:
     ) -> None:
         self.method, self.space, self.seed = method, space, operator.index(seed)
         self.sampler: Sampler = RandomSampler(space, seed) if sampler is None else sampler
-        self.done: Done | None = None
-        self.started = False
+        self.done: Done | None = None  # the method's `Done` once the search is over; None again after an extension
+        self.started = False  # whether `start()` was called or replayed
         self._smaller_is_better = bool(smaller_is_better)
         self.objectives = objectives
         self._identity: Record = {"seed": self.seed, "smaller_is_better": self._smaller_is_better}
         if objectives is not None:
             self._identity["metrics"] = objectives.to_json()
-        self.log = log
+        self.log = log  # a driver may replace it
         self._points = Points(space)
         self._trials: dict[int, TrialView] = {}
-        self.trials: Mapping[int, TrialView] = MappingProxyType(self._trials)
+        self.trials: Mapping[int, TrialView] = MappingProxyType(self._trials)  # all created trials, by number
         self._live: dict[int, TrialView] = {}
-        self.live: Mapping[int, TrialView] = MappingProxyType(self._live)
-        self.states: Counter[State] = Counter()
+        self.live: Mapping[int, TrialView] = MappingProxyType(self._live)  # trials that have not ended
+        self.states: Counter[State] = Counter()  # number of trials in each state
 
     def start(self) -> list[Action]:
         """Return the first actions. Must be called once, and not after a `replay` that started the search."""

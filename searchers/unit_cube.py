@@ -30,12 +30,7 @@ class _Axis:
 
 
 class UnitCube:
-    """The encoding of one space.
-
-    Attributes:
-        width: Number of columns.
-        axes: Index of the hyperparameter of each column, shape (width,).
-    """
+    """The encoding of one space, in rows of `width` columns."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -48,7 +43,7 @@ class UnitCube:
             self._axes[each.name] = _Axis(domain=each.domain, columns=columns, parent=column)
             self.width += count
         counts = [axis.columns.stop - axis.columns.start for axis in self._axes.values()]
-        self.axes = np.repeat(np.arange(len(counts), dtype=np.intp), counts)
+        self.axes = np.repeat(np.arange(len(counts), dtype=np.intp), counts)  # hyperparameter by column, shape (width,)
 
     def row(self, point: Mapping[str, object]) -> Array:
         """Encode a point as a row of shape (width,)."""
