@@ -231,7 +231,7 @@ class Driver:
         while self._effects:
             decided = self._effects.copy()
             self._effects.clear()
-            with self.journal.together():
+            with self.journal.batch():
                 for each in decided:
                     if isinstance(each, Append):
                         record = {**each.record, "time": time.time()}

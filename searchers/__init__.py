@@ -3,21 +3,22 @@
     events, method                       the vocabulary: events in, actions out
     random_search                        methods that run every trial to its end: random, grid, single
     asha, promotion, adaptive_asha       methods that compare trials while they run
-    slots, rung                          what methods share: which trials hold slots, which are best at a length
+    slots, rung                          shared by the methods: slots for trials, and the best trials at a length
     objectives, pareto                   several metrics: their directions and limits, and the order of trials
-    previews                             what a method will do
-    space, domains, numeric              hyperparameter spaces: their YAML, and what can be drawn
-    samplers, convert                    what draws from a space; spaces of Optuna and Ray Tune converted
-    search, views                        the one object that a driver holds, and what it knows of each trial
-    journal, records                     the append-only log, and its JSON; a replay of it restores a search
+    previews                             the expected course of a search
+    space, domains, numeric              hyperparameter spaces: their YAML and their domains
+    samplers, convert                    draws from a space; spaces converted from Optuna and Ray Tune
+    search, views                        the object that a driver holds, and its view of each trial
+    journal, records                     the append-only log and its JSON; replaying it restores a search
     simulate                             a search in virtual time
-    testing                              the contract of methods, for yours too, checked by random histories
+    testing                              the contract of methods, checked on random histories; also for your own
     optuna_sampler, _trials, _space      the adapter to Optuna; not imported here
     ray_tune                             the adapter to Ray Tune for dray's own trials; not imported here
-    tune, tune_trials                    the adapter to Ray Tune for Tune's trials, of any user; not imported here
-    answers                              what both make of a search's decisions
+    tune, tune_trials                    the adapter to Ray Tune for any `Tuner`; not imported here
+    answers                              shared by both: a search's decisions as answers to a trial's result
 
-Nothing named here imports torch, ray or optuna. The names are loaded on first use: an error type, say, needs no method.
+Nothing named here imports torch, ray or optuna. Names are loaded on first use, so that importing an error type does not
+import the methods.
 """
 
 # ruff: noqa: F401

@@ -1,8 +1,8 @@
 """Adaptive ASHA: several ASHAs side by side (brackets) that differ in how early they stop trials.
 
-Source: Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization" (arXiv 1603.06560) for the
-brackets; their number, sizes and modes are Determined's `adaptive_asha`. Deliberate differences: the brackets have
-exactly `max_trials` trials together, and their rungs are counted exactly.
+Brackets are from Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization" (arXiv
+1603.06560); their number, sizes and modes are those of Determined's `adaptive_asha`. There are two deliberate
+differences: the brackets have exactly `max_trials` trials in total, and the number of rungs is computed exactly.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ class AdaptiveASHA:
     """ASHA in several brackets.
 
     Args:
-        max_trials: Trials to create in all brackets, >= 1. Trials with invalid hyperparameters are replaced and don't
-            count.
+        max_trials: Number of trials in all brackets together, >= 1. Trials with invalid hyperparameters are replaced
+            and don't count.
         max_length: Length of a trial that is never stopped, >= 1.
-        divisor: Ratio of lengths between rungs, and of trials to those that continue; > 1, may be fractional.
-        max_rungs: Most rungs of a bracket, >= 1. There are fewer if the length or the number of trials allows no more.
-        mode: One bracket with as many rungs as possible ("aggressive"), or brackets from that number down to half of it
-            ("standard") or to one ("conservative").
-        bracket_rungs: The rungs of each bracket, instead of `max_rungs` and `mode`, each >= 1, in any order.
-        max_concurrent_trials: Most trials at a time, in all brackets together, as in `ASHA`; at least one per bracket.
-            0 = in each bracket as many as the last one has trials, and at least `divisor`.
-        variant: What happens at a rung: "stopping" (`ASHA`) or "promotion" (`PromotionASHA`).
-        skip_uninformative_rungs: As in `ASHA`; each bracket learns of its own rungs.
+        divisor: Ratio of the lengths of neighbouring rungs; one in `divisor` trials continues. > 1, may be fractional.
+        max_rungs: Maximum number of rungs of a bracket, >= 1. Short lengths or few trials allow fewer.
+        mode: "aggressive": one bracket with as many rungs as possible. "standard": brackets from that number of rungs
+            down to half of it. "conservative": down to one.
+        bracket_rungs: Number of rungs of each bracket, >= 1, in any order; replaces `max_rungs` and `mode`.
+        max_concurrent_trials: Maximum number of concurrent trials in all brackets together, as in `ASHA`; at least one
+            per bracket. 0 = in each bracket as many as the last bracket has trials, and at least `divisor`.
+        variant: "stopping" (`ASHA`) or "promotion" (`PromotionASHA`).
+        skip_uninformative_rungs: As in `ASHA`; each bracket estimates the correlations of its own rungs.
         pareto: As in `ASHA`.
 
     Attributes:
-        brackets: The searches side by side, those with the most rungs first, without brackets that have no trial.
+        brackets: One ASHA per bracket, those with the most rungs first; brackets without trials are left out.
 
     Raises:
-        MethodError: A field is invalid; all are named.
+        MethodError: At least one argument is invalid; the message names each.
 
     >>> adaptive = AdaptiveASHA(max_trials=64, max_length=64)
     >>> [(bracket.rungs, bracket.max_trials) for bracket in adaptive.brackets]
@@ -67,23 +67,23 @@ class AdaptiveASHA:
         pareto: bool = False,
     ) -> None:
         check = Fields()
-        check.whole(1, max_trials=max_trials, max_length=max_length, max_rungs=max_rungs)
+        check.integers(1, max_trials=max_trials, max_length=max_length, max_rungs=max_rungs)
         check.above("divisor", divisor, limit=1)
         check.one_of("mode", mode, _MODES)
-        given: object = bracket_rungs
-        if isinstance(given, list | tuple):
-            for place, rungs in enumerate(given):
-                check.whole(1, **{f"bracket_rungs[{place}]": rungs})
+        unchecked: object = bracket_rungs
+        if isinstance(unchecked, list | tuple):
+            for place, rungs in enumerate(unchecked):
+                check.integers(1, **{f"bracket_rungs[{place}]": rungs})
         else:
-            check.fault("bracket_rungs", f"must be a list of integers >= 1, got {given!r}")
-        check.whole(0, max_concurrent_trials=max_concurrent_trials)
+            check.fault("bracket_rungs", f"must be a list of integers >= 1, got {unchecked!r}")
+        check.integers(0, max_concurrent_trials=max_concurrent_trials)
         check.one_of("variant", variant, _VARIANTS)
-        check.done()
-        most = rungs_that_fit(length=min(max_length, max_trials), divisor=divisor, at_most=max_rungs)
-        wanted = sorted(bracket_rungs, reverse=True) or bracket_rungs_of(mode, most)
-        trials = bracket_trials(max_trials, bracket_weights(wanted, divisor=divisor))
+        check.raise_faults()
+        fitting = rungs_that_fit(length=min(max_length, max_trials), divisor=divisor, at_most=max_rungs)
+        num_rungs = sorted(bracket_rungs, reverse=True) or bracket_rungs_of(mode, fitting)
+        trials = bracket_trials(max_trials, bracket_weights(num_rungs, divisor=divisor))
         slots = bracket_slots(max_concurrent_trials, trials, divisor=divisor)
-        self._weights = bracket_weights([b for b, n in zip(wanted, trials, strict=True) if n], divisor=divisor)
+        self._weights = bracket_weights([b for b, n in zip(num_rungs, trials, strict=True) if n], divisor=divisor)
         kind = _VARIANTS[variant]
         self.brackets = tuple(
             kind(
@@ -95,19 +95,19 @@ class AdaptiveASHA:
                 skip_uninformative_rungs=skip_uninformative_rungs,
                 pareto=pareto,
             )
-            for rungs, n, concurrent in zip(wanted, trials, slots, strict=True)
+            for rungs, n, concurrent in zip(num_rungs, trials, slots, strict=True)
             if n
         )
         self.pareto = pareto
         self._counts = TrialCounts(max_trials)
         for bracket in self.brackets:
             bracket.share(self._counts)
-        self._bracket_of: list[int] = []  # of each trial
+        self._bracket_of: list[int] = []  # by trial number
         self._outcomes: list[DoneReason | None] = [None for _ in self.brackets]
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Lengths of the longest bracket's rungs, ascending; every other bracket has the upper ones of them."""
+        """Rung lengths of the bracket with the most rungs, ascending; the other brackets lack the lowest ones."""
         return max((bracket.rungs for bracket in self.brackets), key=len)
 
     @property
@@ -116,13 +116,15 @@ class AdaptiveASHA:
 
     @property
     def created(self) -> int:
+        """Number of trials created so far."""
         return self._counts.created
 
     def bracket_of(self, trial: int) -> int:
+        """Index in `brackets` of the trial's bracket."""
         return self._bracket_of[trial]
 
     def start(self) -> list[Action]:
-        """The first trials of the first bracket, then of the second, and so on."""
+        """Create the first trials, bracket by bracket."""
         return [
             action for number, bracket in enumerate(self.brackets) for action in self._joined(number, bracket.start())
         ]
@@ -133,12 +135,16 @@ class AdaptiveASHA:
         return self._joined(number, self.brackets[number].on(event))
 
     def progress(self, trained: Mapping[int, float]) -> float:
-        # ASHA's progress does not depend on how far its trials are.
+        # ASHA's progress does not depend on its trials' lengths.
         share = sum(bracket.progress({}) for bracket in self.brackets) / len(self.brackets)
         return min(share, NEARLY_DONE) if None in self._outcomes else 1.0
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """Allow more trials, shared among the same brackets by their weights, or longer ones, in every bracket."""
+        """Add trials, shared among the brackets by their weights, or increase the length in every bracket.
+
+        Raises:
+            MethodError: The budget does not grow. The search is unchanged.
+        """
         check_extension(max_trials=(max_trials, self.max_trials), max_length=(max_length, self.rungs[-1]))
         trials, length = max_trials or self.max_trials, max_length or self.rungs[-1]
         more = extra_trials(trials - self.max_trials, self._weights)
@@ -150,7 +156,7 @@ class AdaptiveASHA:
         return actions
 
     def _joined(self, number: int, actions: list[Action]) -> list[Action]:
-        """A bracket's actions as those of the search, which is done when every bracket is."""
+        """Turn a bracket's actions into those of the search, which is done when all brackets are."""
         self._bracket_of += [number for action in actions if isinstance(action, Create)]
         if actions and isinstance(done := actions[-1], Done):
             self._outcomes[number] = done.reason
@@ -165,26 +171,26 @@ _MODES = ("aggressive", "standard", "conservative")
 _VARIANTS: dict[str, type[SuccessiveHalving]] = {"stopping": ASHA, "promotion": PromotionASHA}
 
 
-def bracket_rungs_of(mode: Mode, most: int) -> list[int]:
-    """Rungs of each bracket, descending, where a bracket can have `most`.
+def bracket_rungs_of(mode: Mode, max_rungs: int) -> list[int]:
+    """Return each bracket's number of rungs, descending.
 
     >>> [bracket_rungs_of(mode, 5) for mode in ("aggressive", "standard", "conservative")]
     [[5], [5, 4, 3], [5, 4, 3, 2, 1]]
     """
-    least = {"aggressive": most, "standard": (most - 1) // 2 + 1, "conservative": 1}[mode]
-    return list(range(most, least - 1, -1))
+    min_rungs = {"aggressive": max_rungs, "standard": (max_rungs - 1) // 2 + 1, "conservative": 1}[mode]
+    return list(range(max_rungs, min_rungs - 1, -1))
 
 
 def bracket_weights(rungs: Sequence[int], *, divisor: float) -> list[Fraction]:
-    """Shares of the trials, in proportion to divisor ** (rungs - 1) / rungs: each bracket trains about as much."""
+    """Return shares proportional to divisor ** (rungs - 1) / rungs, so that all brackets train about equally long."""
     weights = [Fraction(str(divisor)) ** (b - 1) / b for b in rungs]
     return [weight / sum(weights) for weight in weights]
 
 
 def bracket_trials(max_trials: int, weights: Sequence[Fraction]) -> list[int]:
-    """max(floor(weight * max_trials), 1) each, and the remainder to the first.
+    """Return max(floor(weight * max_trials), 1) per bracket; the first bracket also gets the remainder.
 
-    If these are too many, the largest bracket (of equals the last) loses a trial, again and again.
+    While the sum is too large, the largest bracket (the last one, if several are equal) loses a trial.
 
     >>> bracket_trials(2, [Fraction(1, 3)] * 3)
     [1, 1, 0]
@@ -198,14 +204,14 @@ def bracket_trials(max_trials: int, weights: Sequence[Fraction]) -> list[int]:
 
 
 def extra_trials(more: int, weights: Sequence[Fraction]) -> list[int]:
-    """floor(weight * more) each, and the remainder to the first: in an extension no bracket may shrink."""
+    """Return floor(weight * more) per bracket, with the remainder in the first: an extension shrinks no bracket."""
     trials = [math.floor(weight * more) for weight in weights]
     trials[0] += more - sum(trials)
     return trials
 
 
 def bracket_slots(max_concurrent_trials: int, trials: Sequence[int], *, divisor: float) -> list[int]:
-    """Slots of each bracket: an equal share, at least one; the remainder to the first ones.
+    """Return each bracket's number of slots: an equal share, at least one; the first brackets get the remainder.
 
     >>> bracket_slots(16, [45, 14, 5], divisor=4), bracket_slots(0, [45, 14, 5], divisor=4)
     ([6, 5, 5], [5, 5, 5])

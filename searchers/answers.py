@@ -1,6 +1,6 @@
-"""What a search answers to a trial's result: the translation that both drivers on Ray Tune share.
+"""A search's answer to a trial's result, shared by both drivers on Ray Tune.
 
-`ray_tune` drives a search of dray's own trials through one Tune trial; `tune` a search whose trials are Tune's.
+`ray_tune` drives a search over dray's own trials through a single Tune trial; in `tune` each trial is a Tune trial.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from searchers.search import Search
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the search decided about one result."""
+    """The search's decisions about one result."""
 
     trial: int
-    number: int  # of the result
-    decision: Decision  # "stop" also if this result ended the trial
+    number: int  # the result's number
+    decision: Decision  # also "stop" if the trial ended with this result
     creates: tuple[int, ...] = ()  # new trials to queue
-    resumes: tuple[int, ...] = ()  # paused ones to queue, which continue from their checkpoints
-    stops: tuple[int, ...] = ()  # paused ones that end, because they can no longer be promoted
-    done: bool = False
+    resumes: tuple[int, ...] = ()  # paused trials to queue; they continue from their checkpoints
+    stops: tuple[int, ...] = ()  # paused trials to end, since they can no longer be promoted
+    done: bool = False  # the search is over
 
 
 def decide(search: Search, result: TrialResult) -> Answer:
-    """Pass the result to the search, and an `Exited` of every trial that it stops.
+    """Pass the result to the search, followed by an `Exited` event for every trial that the search stops.
 
-    To the search a stopped trial has ended, even if its workers have not left yet: it is at a checkpoint.
+    A stopped trial counts as ended before its workers have left, because it has just saved a checkpoint.
     """
     events: list[Event] = []
     if result.step is not None:
@@ -36,14 +36,14 @@ def decide(search: Search, result: TrialResult) -> Answer:
         events.append(Exited(trial=result.trial, reason=result.outcome))
     actions = [action for event in events for action in search.on(event)]
     stops: list[int] = []
-    for action in actions:  # which grows
+    for action in actions:  # the list grows during iteration
         if isinstance(action, Stop) and not search.trials[action.trial].ended:
             stops.append(action.trial)
             actions += search.on(Exited(trial=action.trial, reason="stopped"))
     trial = result.trial
     resumes = [a.trial for a in actions if isinstance(a, Resume) and search.trials[a.trial].state == "PENDING"]
     if trial in resumes:
-        # Paused and resumed at once: it keeps its workers.
+        # The trial was paused and resumed at once, so it keeps its workers.
         resumes.remove(trial)
         actions += search.on(Started(trial=trial))
     view = search.trials[trial]

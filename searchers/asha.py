@@ -1,13 +1,13 @@
-"""Asynchronous successive halving (ASHA): what both variants share, and the stopping one.
+"""Asynchronous successive halving (ASHA): the stopping variant, and the base class of both variants.
 
-Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (arXiv 1810.05934); stopping instead of
+The source is Li et al., "A System for Massively Parallel Hyperparameter Tuning" (arXiv 1810.05934). Stopping instead of
 promoting is Determined's `async_halving`: a trial that reaches a rung continues only if it is among the best 1/divisor
-there. Lengths and ranks are computed exactly, with the divisor as the decimal number that the user wrote. A value that
-is not finite is the worst. A trial is ranked at most once in a rung: late and repeated reports change nothing.
+there. Lengths and ranks are computed exactly, with the divisor as the decimal number that the user wrote. Non-finite
+values rank last. A trial is ranked at most once per rung: late and repeated reports change nothing.
 
-Deliberate differences from Determined:
+There are two deliberate differences from Determined:
 
-* every trial that ends is followed by a new one, even if it ended by itself below the top rung;
+* every trial that ends is replaced by a new one, even if it ended by itself below the top rung;
 * a trial that reports at the top rung gets no `Stop`: it trains to `max_length` and completes.
 """
 
@@ -30,7 +30,7 @@ _RANKED_LAST = ("errored", "diverged", "canceled")
 class SuccessiveHalving:
     """The base class of `ASHA`, which documents the arguments, and of `PromotionASHA`."""
 
-    _least = 1  # trials among the best of fewer than `divisor`
+    _min_best = 1  # number of trials that continue from a rung with fewer than `divisor`
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class SuccessiveHalving:
         pareto: bool = False,
     ) -> None:
         check = Fields()
-        check.whole(1, max_trials=max_trials, max_length=max_length, num_rungs=num_rungs)
+        check.integers(1, max_trials=max_trials, max_length=max_length, num_rungs=num_rungs)
         check.above("divisor", divisor, limit=1)
-        check.whole(0, max_concurrent_trials=max_concurrent_trials)
+        check.integers(0, max_concurrent_trials=max_concurrent_trials)
         if pareto and skip_uninformative_rungs:
             check.fault("skip_uninformative_rungs", "compares trials by one metric, not by several objectives")
-        check.done()
+        check.raise_faults()
         self.divisor, self.pareto = divisor, pareto
         self._learns = skip_uninformative_rungs
         self._rungs = self._new_rungs(rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor))
@@ -60,24 +60,24 @@ class SuccessiveHalving:
 
     def _new_rungs(self, lengths: Sequence[int]) -> list[Rung]:
         kind = ParetoRung if self.pareto else Rung
-        return [kind(length=length, divisor=self.divisor, least=self._least) for length in lengths]
+        return [kind(length=length, divisor=self.divisor, min_best=self._min_best) for length in lengths]
 
     def _set_up(self) -> None:
         raise NotImplementedError
 
     def _fill(self) -> list[Action]:
-        """Actions for the free slots, or `Done`."""
+        """Fill the free slots, or return `Done`."""
         return self._slots.fill()
 
     def _report(self, trial: int, step: float, value: float | Losses) -> list[Action]:
-        """What follows from a live trial's report. The worst value is +inf."""
+        """Decide on a live trial's report. Smaller values are better; the worst is +inf."""
         raise NotImplementedError
 
     def _exit(self, exited: Exited) -> None:
         raise NotImplementedError
 
     def extend_to(self, max_trials: int, max_length: int) -> list[Action]:
-        """`extend` with values that were checked, for a bracket of `AdaptiveASHA`."""
+        """Extend a bracket of `AdaptiveASHA`; like `extend`, but with values that were already checked."""
         raise NotImplementedError
 
     @property
@@ -90,7 +90,7 @@ class SuccessiveHalving:
 
     @property
     def ranked(self) -> tuple[Mapping[int, float | Losses], ...]:
-        """For each rung, its trials and the values they reported there."""
+        """The values reported at each rung, by trial."""
         return tuple(rung.values for rung in self._rungs)
 
     def _max_concurrent(self) -> int:
@@ -100,7 +100,7 @@ class SuccessiveHalving:
         return self._fill()
 
     def on(self, event: Event) -> list[Action]:
-        """The decision about the trial, and new or resumed trials for the slots that became free."""
+        """Decide on the trial, and fill the slots that became free with new or resumed trials."""
         if not self._slots.is_live(event.trial):
             return []
         match event:
@@ -118,14 +118,14 @@ class SuccessiveHalving:
                 assert_never(event)
 
     def _rank(self, trial: int, number: int, value: float | Losses) -> bool:
-        """Rank the trial at this rung. Returns whether it continues."""
+        """Rank the trial at this rung, and return whether it continues."""
         if self._learns and number:
             assert not isinstance(value, Losses)
             self._rungs[number - 1].compare(trial, value)
         return self._rungs[number].rank(trial, value)
 
     def _rank_exit(self, exited: Exited, *, next_rung: int) -> None:
-        """Remove an invalid trial from its rungs; rank one that failed, diverged or was canceled last at its next."""
+        """Withdraw an invalid trial from its rungs; rank a failed, diverged or canceled one last at its next rung."""
         if exited.reason == "invalid_hp":
             for rung in self._rungs[:next_rung]:
                 rung.withdraw(exited.trial)
@@ -135,18 +135,21 @@ class SuccessiveHalving:
             self._unranked += 1
 
     def progress(self, trained: Mapping[int, float]) -> float:
-        """Determined's estimate: trials past the first rung, or trials that have ended, as a share of all.
+        """Return Determined's estimate: the share of trials past the first rung or, if larger, of those that ended.
 
-        The former count for 1 / 1.2, since some of them have far to go.
+        The former is divided by 1.2, because some of these trials still have far to go.
         """
         past_the_first = (len(self._rungs[0].values) + self._unranked) / 1.2
         return self._slots.progress(max(past_the_first, self._slots.ended) / self.max_trials)
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """Allow more trials, or add rungs above the others (see `longer_rungs`).
+        """Add trials, or rungs above the present ones (see `longer_rungs`).
 
         With a greater length the best 1/divisor of the trials at the old top rung continue, including those that have
         completed. `ASHA` never resumes a trial that it stopped at a rung.
+
+        Raises:
+            MethodError: The budget does not grow. The search is unchanged.
         """
         check_extension(max_trials=(max_trials, self.max_trials), max_length=(max_length, self._rungs[-1].length))
         trials = max_trials or self.max_trials
@@ -154,14 +157,14 @@ class SuccessiveHalving:
         return self.extend_to(trials, max_length or self._rungs[-1].length)
 
     def share(self, counts: TrialCounts) -> None:
-        """Number trials, and count the invalid ones, together with the other brackets of a search."""
+        """Share the numbering of trials and the count of invalid ones with the other brackets of a search."""
         self._slots.counts = counts
 
 
 def _losses(reported: Reported) -> Losses | float:
     if reported.losses is None and reported.value is not None and reported.value < math.inf:
-        what = f"trial {reported.trial} reported a value, but the method ranks by losses"
-        raise IllegalEvent(f"{what}; give Search its objectives, or leave out pareto")
+        message = f"trial {reported.trial} reported a value, but the method ranks by losses"
+        raise IllegalEvent(f"{message}; pass objectives to Search, or leave out pareto")
     return math.inf if reported.losses is None else reported.losses
 
 
@@ -169,23 +172,22 @@ class ASHA(SuccessiveHalving):
     """Asynchronous successive halving, stopping.
 
     Args:
-        max_trials: Trials to create, >= 1. Trials with invalid hyperparameters are replaced and don't count.
+        max_trials: Number of trials, >= 1. Trials with invalid hyperparameters are replaced and don't count.
         max_length: Length of a trial that is never stopped, >= 1.
-        num_rungs: Lengths at which trials are compared, the last being max_length, >= 1.
-        divisor: Ratio of lengths between rungs, and of trials to those that continue; > 1, may be fractional.
-        max_concurrent_trials: Most trials at a time that were created and have neither been stopped nor ended.
+        num_rungs: Number of lengths at which trials are compared, the last of which is `max_length`; >= 1.
+        divisor: Ratio of the lengths of neighbouring rungs; one in `divisor` trials continues. > 1, may be fractional.
+        max_concurrent_trials: Maximum number of trials that were created and have neither been stopped nor ended.
             0 = `divisor ** (num_rungs - 1)`, so that one of the first trials is expected to reach the top rung.
-        skip_uninformative_rungs: Let more trials continue at a rung that ranks them otherwise than the next one does,
-            and all of them where it says nothing: see `searchers.rung`.
-        pareto: Rank trials by several objectives and constraints (`searchers.pareto`), which a `Search` with
-            `objectives` reports as losses.
+        skip_uninformative_rungs: Let more trials continue from a rung whose ranking differs from the next rung's, and
+            all trials from one whose ranking is uncorrelated with it: see `searchers.rung`.
+        pareto: Rank trials by several objectives and constraints (`searchers.pareto`). These come from a `Search` with
+            `objectives`.
 
     Attributes:
         rungs: Lengths of the rungs, ascending.
-        divisor, pareto: As given.
 
     Raises:
-        MethodError: A field is invalid; all are named.
+        MethodError: At least one argument is invalid; the message names each.
 
     >>> from searchers import Reported
     >>> asha = ASHA(max_trials=8, max_length=16, num_rungs=3, divisor=4, max_concurrent_trials=2)
@@ -203,7 +205,7 @@ class ASHA(SuccessiveHalving):
     def _report(self, trial: int, step: float, value: float | Losses) -> list[Action]:
         """Rank the trial at each rung it has reached, up to the one that stops it."""
         top = len(self._rungs) - 1
-        if not self._slots.has_slot(trial):  # a report from a trial that is being stopped
+        if not self._slots.has_slot(trial):  # the trial is being stopped
             return []
         while (rung := self._next.get(trial, 0)) <= top and step >= self._rungs[rung].length:
             self._next[trial] = rung + 1
@@ -229,7 +231,7 @@ class ASHA(SuccessiveHalving):
         """Add rungs on top, for the best trials at the old top rung.
 
         Returns:
-            `Stop`s for the other live trials there, and those of the best that completed and are to be resumed.
+            `Stop`s for the other live trials at that rung, and the completed trials to resume.
         """
         old_top, num_old = self._rungs[-1], len(self._rungs)
         lengths = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)

@@ -1,7 +1,7 @@
-"""Optuna distributions and `ray.tune` domains converted into the hyperparameters that `parse` takes.
+"""Conversion of Optuna distributions and `ray.tune` domains to the hyperparameters that `parse` takes.
 
 Objects are recognized by the names of their classes and attributes, so neither library is imported. The result is plain
-JSON that a configuration can hold: `parse(from_optuna({...}))`.
+JSON, as in a configuration: `parse(from_optuna({...}))`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,28 @@ Spec = dict[str, object]
 
 
 def from_optuna(distributions: Mapping[str, object]) -> Spec:
-    """Hyperparameters of Optuna's distributions: `{"lr": FloatDistribution(1e-5, 1e-1, log=True)}`.
+    """Convert Optuna's distributions, such as `{"lr": FloatDistribution(1e-5, 1e-1, log=True)}`.
 
-    Anything else stays as it is: constants, domains in Determined's YAML. Nested mappings are converted too. If a
-    distribution has no counterpart, that is a `SpaceError`, which names all that have none.
+    Nested mappings are converted too; everything else (constants, domains in Determined's YAML) is returned unchanged.
+
+    Raises:
+        SpaceError: At least one distribution has no counterpart; the message names each.
     """
-    return _converted(distributions, _of_optuna)
+    return _converted(distributions, _convert_optuna)
 
 
 def from_ray_tune(domains: Mapping[str, object]) -> Spec:
-    """Hyperparameters of Ray Tune's domains: `{"lr": tune.loguniform(1e-5, 1e-1), "n": tune.randint(1, 9)}`.
+    """Convert Ray Tune's domains, such as `{"lr": tune.loguniform(1e-5, 1e-1), "n": tune.randint(1, 9)}`.
 
-    Upper ends that Ray excludes are excluded: `randint(1, 9)` has a `maxval` of 8. `grid_search` becomes a categorical.
-    Anything else stays as it is: constants, domains in Determined's YAML. Nested mappings are converted too. If a
-    domain has no counterpart (`randn` has no bounds, `sample_from` is a function), that is a `SpaceError`, which names
-    all that have none.
+    Upper bounds that Ray excludes stay excluded: `randint(1, 9)` has a `maxval` of 8. `grid_search` becomes a
+    categorical. Nested mappings are converted too; everything else (constants, domains in Determined's YAML) is
+    returned unchanged.
+
+    Raises:
+        SpaceError: At least one domain has no counterpart (`randn` has no bounds, `sample_from` is a function); the
+            message names each.
     """
-    return _converted(domains, _of_ray_tune)
+    return _converted(domains, _convert_ray_tune)
 
 
 def _converted(spec: Mapping[str, object], leaf: Callable[[object], object]) -> Spec:
@@ -63,13 +68,12 @@ def _value(value: object, path: str, leaf: Callable[[object], object], faults: F
 
 
 def _branches(vals: object, path: str, leaf: Callable[[object], object], faults: Faults) -> object:
-    """A category may be a space itself."""
     if not isinstance(vals, list | tuple):
         return vals
     return [_value(val, f"{path}.vals[{i}]", leaf, faults) for i, val in enumerate(vals)]
 
 
-def _of_optuna(value: Any) -> object:
+def _convert_optuna(value: Any) -> object:
     match type(value).__name__:
         case "CategoricalDistribution":
             return {"type": "categorical", "vals": list(value.choices)}
@@ -85,7 +89,7 @@ def _of_optuna(value: Any) -> object:
     return value
 
 
-def _of_ray_tune(value: Any) -> object:
+def _convert_ray_tune(value: Any) -> object:
     kind = type(value).__name__
     if not type(value).__module__.startswith("ray.tune."):
         return value
@@ -106,7 +110,7 @@ def _of_ray_tune(value: Any) -> object:
         return _float(value.lower, value.upper, step=step, log=log)
     low, high = int(value.lower), int(value.upper)
     if step in (None, 1):
-        return _int(low, high - 1, step=1, log=log)  # Ray excludes the upper end, unless it is quantized
+        return _int(low, high - 1, step=1, log=log)  # Ray excludes the upper bound, unless the domain is quantized
     return _int(-(-low // step) * step, high // step * step, step=step, log=log)
 
 

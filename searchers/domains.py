@@ -1,10 +1,10 @@
-"""Domains of hyperparameters: how each is sampled, laid out on a grid, and how a given value is checked.
+"""Domains of hyperparameters: sampling, grids, and validation of given values.
 
-The kinds are Determined's: const, categorical, int, double, log, nested. Additions: a `step` for numbers, `log` for
+The kinds are Determined's: const, categorical, int, double, log, nested. dray adds a `step` for numbers, `log` for
 integers, and categories that are domains themselves (a conditional space: only the drawn branch has hyperparameters).
 
-Every domain has `sample(rng)`, `grid(path, faults)` and `check(value, path, faults)`. The last two add what is wrong to
-`faults`, by path; `check` returns the value as it would be sampled. Those of numbers are in `numeric`.
+Every domain has `sample(rng)`, `grid(path, faults)` and `check(value, path, faults)`. The last two append to `faults`
+one entry per fault, with its path; `check` returns the value as `sample` would have. Number domains are in `numeric`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Const:
     val: object
 
     def sample(self, rng: Random) -> object:
-        return copy.deepcopy(self.val)  # or trials would share a list
+        return copy.deepcopy(self.val)  # otherwise trials would share a list
 
     def grid(self, path: str, faults: Faults) -> list[object]:
         return [self.val]
@@ -42,7 +42,7 @@ class Const:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Categorical:
-    """One of `vals`, all equally likely; a value that is a domain is then sampled."""
+    """One of `vals`, all equally likely; a value that is itself a domain is then sampled."""
 
     vals: tuple[object, ...]
 
@@ -63,7 +63,7 @@ class Categorical:
         shown = ", ".join(repr(val) for val in self.vals if not isinstance(val, DOMAINS))
         branches = [val for val in self.vals if isinstance(val, DOMAINS)]
         if branches and isinstance(value, Mapping):
-            # The branch that was meant has the same constants (such as a name), or else the fewest faults.
+            # Report the most likely branch: one with the same constants (such as a name), else with the fewest faults.
             candidates: list[tuple[bool, int, Faults]] = []
             for branch in branches:
                 found: Faults = []
@@ -76,7 +76,7 @@ class Categorical:
         return value
 
     def find(self, value: object) -> tuple[int | None, object]:
-        """The index in `vals` of this value or of its domain, and the value as sampled; or (None, None)."""
+        """Return the index in `vals` of this value or its domain, and the value as sampled; else (None, None)."""
         for choice, val in enumerate(self.vals):
             if isinstance(val, DOMAINS):
                 faults: Faults = []
@@ -90,7 +90,7 @@ class Categorical:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nested:
-    """A mapping of domains, its keys in sorted order."""
+    """A mapping of names to domains, sorted by name."""
 
     domains: tuple[tuple[str, Domain], ...]
 
@@ -123,7 +123,7 @@ class Nested:
     def _check_one(value: Mapping[object, object], name: str, domain: Domain, path: str, faults: Faults) -> object:
         if name in value:
             return domain.check(value[name], path, faults)
-        if isinstance(domain, Const):  # may be left out
+        if isinstance(domain, Const):  # a constant may be omitted
             return copy.deepcopy(domain.val)
         if isinstance(domain, Nested):
             return domain.check({}, path, faults)
@@ -137,15 +137,15 @@ DOMAINS = (Const, Categorical, Int, Double, Log, Nested)
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A hyperparameter that is searched."""
+    """A hyperparameter that is searched, i.e. not constant."""
 
     name: str  # dotted, as in "model.layers"; "optimizer[0].momentum" belongs to the space of the first category
     domain: Categorical | Int | Double | Log
-    parent: tuple[str, int] | None  # the category that it belongs to, and the index there; None if it always exists
+    parent: tuple[str, int] | None  # the categorical's name and the index of the category; None if unconditional
 
 
 def parameters(domain: object, name: str = "", parent: tuple[str, int] | None = None) -> Iterator[Parameter]:
-    """The hyperparameters of a space but constants; those of a category's own space follow the category."""
+    """Yield the searched hyperparameters of a space; those of a category's own space follow the categorical."""
     match domain:
         case Nested(domains=domains):
             for key, inner in domains:
@@ -159,8 +159,10 @@ def parameters(domain: object, name: str = "", parent: tuple[str, int] | None = 
 
 
 def flattened(domain: object, value: object, name: str = "") -> Iterator[tuple[str, float]]:
-    """A point's values by name, of a category its index. What is not of the space (a user may have changed the point)
-    is left out."""
+    """Yield a point's values by name; a category is represented by its index.
+
+    Values outside the space are skipped, because a user may have changed the point.
+    """
     match domain:
         case Nested(domains=domains) if isinstance(value, Mapping):
             for key, inner in domains:
@@ -176,7 +178,7 @@ def flattened(domain: object, value: object, name: str = "") -> Iterator[tuple[s
 
 
 def built(domain: object, value_of: Callable[[str, Any], Any], name: str = "") -> object:
-    """The inverse of `flattened`: a point from the values of the parameters that it has, by name and domain."""
+    """Build a point, the inverse of `flattened`; `value_of(name, domain)` is called for each of its parameters."""
     match domain:
         case Nested(domains=domains):
             return {key: built(inner, value_of, f"{name}.{key}" if name else key) for key, inner in domains}
@@ -198,7 +200,7 @@ def _contradicts(branch: object, value: Mapping[str, object]) -> bool:
 
 
 def searched(space: Nested, point: Mapping[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The hyperparameters of a point that are not constant, by dotted name."""
+    """Yield the searched hyperparameters of a point, by dotted name."""
     for name, domain in space.domains:
         value = point.get(name)
         if isinstance(domain, Nested) and isinstance(value, Mapping):
@@ -207,12 +209,11 @@ def searched(space: Nested, point: Mapping[str, Any], *, prefix: str = "") -> It
             yield prefix + name, value
 
 
-_VALUES_SHOWN = 8  # most values of a categorical that are shown
+_VALUES_SHOWN = 8  # longer categoricals are abbreviated
 
 
 def ranges(space: Nested, *, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Each hyperparameter that is not constant, by dotted name, with its values in words, whatever way the config gives
-    them.
+    """Yield each searched hyperparameter's dotted name and range, in the same words for all ways to configure it.
 
     >>> from searchers.space import parse
     >>> dict(ranges(parse({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "batch": 64}).root))
@@ -229,36 +230,35 @@ def ranges(space: Nested, *, prefix: str = "") -> Iterator[tuple[str, str]]:
                 yield from ranges(domain, prefix=f"{prefix}{name}.")
             case Categorical(vals=vals):
                 more = f", ... ({len(vals)} values)" if len(vals) > _VALUES_SHOWN else ""
-                yield prefix + name, f"one of {', '.join(map(_value, vals[:_VALUES_SHOWN]))}{more}"
+                yield prefix + name, f"one of {', '.join(map(_describe_category, vals[:_VALUES_SHOWN]))}{more}"
             case _:
-                yield prefix + name, _in_words(domain)
+                yield prefix + name, _describe_range(domain)
 
 
-def _in_words(domain: Int | Double | Log) -> str:
+def _describe_range(domain: Int | Double | Log) -> str:
     low, high = domain.bounds if isinstance(domain, Log) else (domain.minval, domain.maxval)
     step = "" if domain.step in (None, 1) else f", in steps of {domain.step:g}"
     kind = ", log" if isinstance(domain, Log) or (isinstance(domain, Int) and domain.log) else ""
     return f"{low:g} to {high:g}{', integer' if isinstance(domain, Int) else ''}{step}{kind}"
 
 
-def _value(value: object) -> str:
-    """A category; a mapping that is a space by its constants and ranges."""
+def _describe_category(value: object) -> str:
     match value:
         case Nested(domains=domains):
-            return "{" + ", ".join(f"{name}: {_value(each)}" for name, each in domains) + "}"
+            return "{" + ", ".join(f"{name}: {_describe_category(each)}" for name, each in domains) + "}"
         case Categorical(vals=vals):
-            return " | ".join(map(_value, vals))
+            return " | ".join(map(_describe_category, vals))
         case Int() | Double() | Log():
-            return _in_words(value)
+            return _describe_range(value)
         case Const(val=val):
-            return _value(val)
+            return _describe_category(val)
         case str():
             return value
     return json.dumps(value)
 
 
 def same(value: object, other: object) -> bool:
-    """Equality of JSON values: 1.0 equals 1 but True does not, a tuple equals a list, NaN equals itself."""
+    """Compare JSON values: 1.0 equals 1 but True does not, a tuple equals a list, NaN equals itself."""
     if isinstance(value, bool) or isinstance(other, bool):
         return value is other
     if isinstance(value, list | tuple) and isinstance(other, list | tuple):

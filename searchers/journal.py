@@ -1,7 +1,7 @@
-"""An append-only log, one JSON object per line, on disk before `append` returns or, in `together`, before that ends.
+"""An append-only log with one JSON object per line, written to disk before `append` returns or a `batch` ends.
 
-A process can die while it writes, so the last line may be torn: it was never acknowledged, and is dropped. A bad line
-anywhere else means that the file is damaged, and raises.
+If a process dies while it writes, the last line may be incomplete. Such a line was never acknowledged, and is dropped.
+A bad line anywhere else means that the file is damaged, and raises an error.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from searchers.errors import JournalError
 
 Record = dict[str, object]
 
-_LOCK_PATIENCE_S = 0.2  # how long to try for the lock, which `Journal.writer` in another process may hold for a moment
+_LOCK_TIMEOUT_S = 0.2  # `Journal.writer` in another process may hold the lock for a moment
 
 
 class Journal:
-    """The journal at `path`, open for appending by this process only; created, with its directory, if missing.
+    """A journal, open for appending by this process only.
 
-    A torn last line is removed on opening. The lock is the file `<path>.lock`, and is released when the process ends.
+    Opening creates the file and its directory if needed, and removes an incomplete last line. The lock is the file
+    `<path>.lock`; it is released at the latest when the process ends.
 
     Raises:
-        JournalError: Another process has it open.
+        JournalError: Another process has the journal open.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "journal.jsonl"
@@ -44,11 +45,11 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._mutex = threading.Lock()
         self._unwritten = b""
-        self._together_thread: int | None = None
+        self._batch_thread: int | None = None
         self._lock = _lock(self.path)
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            self._size = _whole_bytes(self.path.read_bytes())
+            self._size = _complete_size(self.path.read_bytes())
             os.ftruncate(self._file, self._size)
             os.fsync(self._file)
             _fsync_directory(self.path.parent)
@@ -58,9 +59,9 @@ class Journal:
 
     @staticmethod
     def writer(path: str | os.PathLike[str]) -> int | None:
-        """The process id of the writer that has the journal at `path` open; 0 if unknown, None if there is none.
+        """Return the process id of the journal's writer; 0 if it is unknown, None if there is none.
 
-        This takes the lock for a moment, which `Journal` waits out.
+        This holds the lock for a moment; opening a `Journal` waits for that.
         """
         try:
             descriptor = os.open(_lock_path(Path(path)), os.O_RDONLY | os.O_CLOEXEC)
@@ -76,26 +77,35 @@ class Journal:
         return None
 
     def append(self, record: Mapping[str, object], *, wait: bool = True) -> None:
-        """Write the record as one line, and return once it is on disk. Thread-safe."""
+        """Write the record as one line, and return once it is on disk. Thread-safe.
+
+        Args:
+            record: A JSON object.
+            wait: False for a record that may be lost in a crash: it is written with the next record or on `close`.
+
+        Raises:
+            ValueError: The record is not strict JSON, e.g. has a NaN. Nothing is written.
+            OSError: The write failed. A partly written line is removed.
+        """
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         with self._mutex:
             assert self._lock >= 0, f"the journal {self.path} was closed"
-            if wait and self._together_thread != threading.get_ident():
+            if wait and self._batch_thread != threading.get_ident():
                 self._write(line)
             else:
                 self._unwritten += line
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def batch(self) -> Iterator[None]:
         """Write all records that this thread appends in the block at once, when the block ends.
 
-        For one thread at a time.
+        Only one thread at a time may use it.
         """
-        self._together_thread = threading.get_ident()
+        self._batch_thread = threading.get_ident()
         try:
             yield
         finally:
-            self._together_thread = None
+            self._batch_thread = None
             with self._mutex:
                 self._write(b"")
 
@@ -108,13 +118,13 @@ class Journal:
                     written += os.write(self._file, line[written:])
                 os.fsync(self._file)
             except BaseException:
-                # Otherwise the next record would follow half a line, and the journal would be damaged.
+                # Otherwise the next record would follow half a line and damage the journal.
                 os.ftruncate(self._file, self._size)
                 raise
             self._size += len(line)
 
     def close(self) -> None:
-        """Write what is left, and release the lock. Idempotent."""
+        """Write pending records, and release the lock. Idempotent."""
         with self._mutex:
             if self._lock >= 0:
                 try:
@@ -132,26 +142,30 @@ class Journal:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> list[Record]:
-        """All complete records; record n is line n + 1. Works while another process appends."""
+        """Read all complete records; record n is line n + 1. Another process may append meanwhile.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            JournalError: A line other than the last is not a JSON object.
+        """
         return Journal.parse(Path(path).read_bytes(), where=str(path))
 
     @staticmethod
     def parse(data: bytes, *, where: str) -> list[Record]:
-        """Like `read`, from the content of a journal; `where` is its name in errors."""
+        """Parse the content of a journal, like `read`; `where` is its name in errors."""
         lines = data.count(b"\n")
         try:
-            # All at once takes half the time. If that fails, line by line finds the bad one.
+            # This takes half the time of parsing each line, which is only needed to find a damaged one.
             whole = data[: data.rfind(b"\n")].replace(b"\n", b",")
             records: list[Record] = json.loads(b"[%b]" % whole) if lines else []
         except (ValueError, RecursionError):
             records = []
         if len(records) == lines and all(isinstance(record, dict) for record in records):
             return records
-        return _parse(data, where=where)
+        return _parse_lines(data, where=where)
 
 
-def _parse(data: bytes, *, where: str) -> list[Record]:
-    """As `Journal.parse`, line by line, to name the damaged one."""
+def _parse_lines(data: bytes, *, where: str) -> list[Record]:
     records: list[Record] = []
     begin, number = 0, 1
     while begin < len(data):
@@ -159,7 +173,7 @@ def _parse(data: bytes, *, where: str) -> list[Record]:
         end = len(data) if newline < 0 else newline + 1
         record = _record(data[begin:end]) if newline >= 0 else None
         if record is None:
-            if end == len(data):  # torn: a line without its end, or one that did not reach the disk whole
+            if end == len(data):  # an incomplete last line
                 break
             shown = data[begin:end][:60]
             raise JournalError(
@@ -179,18 +193,19 @@ def _record(line: bytes) -> Record | None:
     return record if isinstance(record, dict) else None
 
 
-def _whole_bytes(data: bytes) -> int:
-    """Length of the data up to the end of its last complete line; only the last two lines are parsed."""
+def _complete_size(data: bytes) -> int:
+    """Return the size of the data up to its last complete line; only the last two lines are parsed."""
     end = data.rfind(b"\n") + 1
     begin = data.rfind(b"\n", 0, max(end - 1, 0)) + 1
     return end if end == begin or _record(data[begin:end]) is not None else begin
 
 
 def _lock(path: Path) -> int:
-    # A separate file: closing *any* descriptor of a file can drop the process's lock on it where locks are POSIX's
-    # (NFS), and the journal is read while it is open. It is never deleted: two processes could then hold two files.
+    # The lock is a separate file, because the journal is read while it is open, and with POSIX locks (NFS) closing any
+    # descriptor of a file releases the process's lock on it. The file is never deleted: otherwise two processes could
+    # lock two different files.
     descriptor = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,7 +217,7 @@ def _lock(path: Path) -> int:
                 raise JournalError(
                     f"{path} is being written by another run, process {owner}; wait until it ends, or stop it"
                 ) from None
-        time.sleep(_LOCK_PATIENCE_S / 20)
+        time.sleep(_LOCK_TIMEOUT_S / 20)
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())
     return descriptor

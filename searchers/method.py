@@ -1,4 +1,4 @@
-"""What a search method is: a pure state machine. No clock, threads, I/O or global random numbers."""
+"""The protocol of search methods: pure state machines, without clock, threads, I/O or global random numbers."""
 
 from __future__ import annotations
 
@@ -12,35 +12,41 @@ from searchers.events import Action, Event
 
 @runtime_checkable
 class Method(Protocol):
-    """Events in, actions out. To write your own, test it with `searchers.testing.check_method`.
+    """A search method, from events to actions. Test your own with `searchers.testing.check_method`.
 
-    The rules, all of them tested there:
+    `check_method` checks all of these rules:
 
-    * Trials are numbered 0, 1, 2, ... in the order of their `Create`s.
+    * Trials are numbered 0, 1, 2, ... in the order of their `Create` actions.
     * Equal events give equal actions, so that a replay of the events restores the state.
-    * A repeated event, or a late one (of a trial that has ended), returns [] and changes nothing that follows. An event
-      of a trial that was never created raises `IllegalEvent` and changes nothing.
-    * `Stop` names live trials only, `Pause` running ones, `Resume` paused ones or, after an extension, ended ones.
-      `Done` comes exactly once, last, when every created trial has ended.
-    * `Reported.value` arrives normalised: smaller is better, and values that were not finite are +inf.
+    * A repeated event, or a late one (for a trial that has ended), returns [] and does not affect later decisions. An
+      event for a trial that was never created raises `IllegalEvent` and changes nothing.
+    * `Stop` names only live trials, `Pause` only running ones, `Resume` only paused ones or, after an extension, ended
+      ones. `Done` comes exactly once, as the last action, when every created trial has ended.
+    * `Reported.value` arrives normalised: smaller is better, and non-finite values are +inf.
     """
 
     @property
     def rungs(self) -> tuple[float, ...]:
-        """Lengths at which the method wants a validation, ascending, in the unit of `max_length`; () if none.
+        """Lengths at which the method needs a validation, ascending, in the unit of `max_length`; () if none.
 
         They count from the trial's beginning. The last one is `max_length`, if that is set. Small lengths can occur
-        twice; one report then counts at both.
+        twice; one report then counts for both.
         """
 
     def start(self) -> list[Action]:
-        """The first actions. Called once."""
+        """Return the first actions. Called once."""
 
     def on(self, event: Event) -> list[Action]:
-        """The actions that follow from this event."""
+        """Return the actions that follow from this event.
+
+        Raises:
+            IllegalEvent: The trial was never created. The state is unchanged.
+        """
 
     def progress(self, trained: Mapping[int, float]) -> float:
-        """Share of the search that is done, from 0 to 1; exactly 1.0 when it is done. It falls only at an extension.
+        """Return the share of the search that is done, from 0 to 1. It decreases only when the search is extended.
+
+        The progress is 1.0 if and only if the search is done.
 
         Args:
             trained: Each trial's last step / max_length, from 0 to 1. A missing trial counts as 0.
@@ -50,28 +56,29 @@ class Method(Protocol):
         """Continue with a larger budget, even if the search is done; `Done` then comes again.
 
         Args:
-            max_trials: Trials in all, including those so far. None: unchanged.
-            max_length: Length of a trial that is never stopped. None: unchanged.
+            max_trials: New total number of trials, including those created so far. None: unchanged.
+            max_length: New length of a trial that is never stopped. None: unchanged.
 
         Returns:
-            `Create`s, and `Resume`s of trials that were paused or have ended.
+            `Create` actions, and `Resume` actions for trials that were paused or have ended.
 
         Raises:
-            MethodError: The budget does not grow, or this method can't be extended so. Nothing has changed.
+            MethodError: The budget does not grow, or the method does not support this extension. The state is
+                unchanged.
         """
 
 
-MAX_TRIALS = 100_000_000  # most trials of a search; also used for a search without an end
+MAX_TRIALS = 100_000_000  # also stands for a search without an end
 MAX_RUNGS = 1_000
-_MOST = {"max_trials": MAX_TRIALS, "max_concurrent_trials": MAX_TRIALS, "num_rungs": MAX_RUNGS, "max_rungs": MAX_RUNGS}
+_MAX = {"max_trials": MAX_TRIALS, "max_concurrent_trials": MAX_TRIALS, "num_rungs": MAX_RUNGS, "max_rungs": MAX_RUNGS}
 
 
 class Fields:
-    """Checks a method's fields, and raises one `MethodError` for all invalid ones.
+    """Checks of a method's fields that raise one `MethodError` for all invalid ones.
 
     >>> check = Fields()
-    >>> check.whole(1, max_trials=0)
-    >>> check.done()
+    >>> check.integers(1, max_trials=0)
+    >>> check.raise_faults()
     Traceback (most recent call last):
         ...
     searchers.errors.MethodError: searcher.max_trials: must be an integer >= 1, got 0
@@ -83,14 +90,13 @@ class Fields:
     def fault(self, name: str, message: str) -> None:
         self._faults.append((f"searcher.{name}", message))
 
-    def whole(self, at_least: int, /, **fields: object) -> None:
-        """Each must be an integer >= `at_least`, within the limits of a search."""
+    def integers(self, minimum: int, /, **fields: object) -> None:
         for name, value in fields.items():
-            most = _MOST.get(name, 2**63 - 1)
-            if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-                self.fault(name, f"must be an integer >= {at_least}, got {value!r:.80}")
-            elif value > most:
-                self.fault(name, f"must be at most {most}, got a larger integer")
+            maximum = _MAX.get(name, 2**63 - 1)
+            if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+                self.fault(name, f"must be an integer >= {minimum}, got {value!r:.80}")
+            elif value > maximum:
+                self.fault(name, f"must be at most {maximum}, got a larger integer")
 
     def above(self, name: str, value: object, *, limit: float) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not limit < value < math.inf:
@@ -100,14 +106,16 @@ class Fields:
         if value not in tuple(known):  # a tuple: `value` may not be hashable
             self.fault(name, f"must be one of {', '.join(known)}, got {value!r}")
 
-    def done(self) -> None:
+    def raise_faults(self) -> None:
         """Raise a `MethodError` if any field was invalid."""
         if self._faults:
             raise MethodError(self._faults)
 
 
-def check_extension(**asked: tuple[int | None, int | str]) -> None:
-    """Check the fields of an extension: the new value (None: unchanged), and the present one or why it can't grow.
+def check_extension(**fields: tuple[int | None, int | str]) -> None:
+    """Check that an extension increases at least one field and decreases none; else raise a `MethodError`.
+
+    Each field has its new value (None: unchanged), and its present value or the reason why it can't grow.
 
     >>> check_extension(max_trials=(32, 64), max_length=(None, 16))
     Traceback (most recent call last):
@@ -115,16 +123,16 @@ def check_extension(**asked: tuple[int | None, int | str]) -> None:
     searchers.errors.MethodError: searcher.max_trials: must be an integer >= 64, got 32
     """
     check, grows = Fields(), False
-    for name, (new, old) in asked.items():
+    for name, (new, old) in fields.items():
         if new is None:
             continue
         if isinstance(old, str):
             check.fault(name, f"{old}, got {new!r}")
         else:
-            check.whole(old, **{name: new})
+            check.integers(old, **{name: new})
             grows |= new != old
-    check.done()
+    check.raise_faults()
     if not grows:
-        has = [f"{name} > {old}" for name, (_, old) in asked.items() if not isinstance(old, str)]
-        message = f"an extension needs {' or '.join(has)}" if has else "this search can't be extended"
+        choices = [f"{name} > {old}" for name, (_, old) in fields.items() if not isinstance(old, str)]
+        message = f"an extension needs {' or '.join(choices)}" if choices else "this search can't be extended"
         raise MethodError([("searcher", message)])

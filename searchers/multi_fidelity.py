@@ -1,16 +1,15 @@
-"""Hyperparameters by expected improvement at the last rung, from the results of all trials at all rungs.
+"""Bayesian optimisation of the metric at the last rung, from the results of all trials at all rungs.
 
-What a rung tells of the end is learned (see `rung_process`), so that a trial that was stopped early counts for what it
-says, and no value has to stand for one that was never reached.
+The model (see `rung_process`) estimates how well each rung predicts the next. A trial that was stopped early therefore
+contributes as much as its rung is informative, and no value has to be made up for the rungs that it did not reach.
 
-* The first trials are random, then every second one, then every fifth: with few results the model is easily wrong.
-* The value to improve on is the best expected one, less the noise: a gain that could not be told from noise is none.
-* Trials that have not ended are taken to end as expected, so that workers that ask at the same time get different
-  answers; paused trials, too.
-* A trial that failed counts as one of the worst, and what is worse than the median hardly differs: a diverged trial's
-  loss of 10 says no more than one of 3.
-* An ask depends only on the events and the trial's number. The model's parameters are fitted anew once there are 15 %
-  more results.
+* The first trials are random, then every second one, then every fifth, because a model of few results is unreliable.
+* The value to improve on is the best expected one minus the noise: a gain within the noise does not count.
+* Running and paused trials are assumed to end as predicted, so that concurrent trials get different hyperparameters.
+* A failed trial counts as one of the worst. Values worse than the median are compressed, since a diverged trial's loss
+  of 10 is no more informative than one of 3.
+* A proposal depends only on the events and the trial's number. The model is refitted whenever the number of results has
+  grown by 15 %.
 
 Sources: Kandasamy et al., "Multi-fidelity Bayesian Optimisation with Continuous Approximations" (arXiv 1703.06240), for
 a process over hyperparameters and fidelities; Jones et al., "Efficient Global Optimization of Expensive Black-Box
@@ -41,37 +40,44 @@ from searchers.unit_cube import UnitCube
 _STARTUP = 12  # results before the first proposal
 
 _RANDOM_EVERY, _RANDOM_EVERY_EARLY, _EARLY = 5, 2, 40
-"""Every fifth trial is random; every second while there are at most 40 results."""
+"""Every fifth trial is random; every second one while there are at most 40 results."""
 
-_NUM_RESULTS, _NUM_LIVE = 240, 64
-"""At most this many results and live trials are in the model. 240 results cost 15 ms of CPU an ask."""
+_MAX_RESULTS, _MAX_LIVE = 240, 64
+"""Maximum numbers of results and live trials in the model. With 240 results a proposal takes 15 ms of CPU."""
 
 _GROWTH, _FIT_STEPS = 1.15, 25
 
 _NUM_RANDOM, _NUM_NEAR, _NUM_BEST = 400, 200, 10
 _SCALES = (0.2, 0.07, 0.03, 0.012)
-"""Candidates: random ones and some around the best points, then around the best candidates, closer and closer."""
+"""The candidates are random points and neighbours of the best points, then ever closer neighbours of the best
+candidates."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Trial:
-    row: Array  # its hyperparameters, in the unit cube
-    rung: int = -1  # the highest at which it has a result
-    last: float | None = None  # its last value
+    row: Array  # hyperparameters in the unit cube
+    rung: int = -1  # highest rung with a result
+    last: float | None = None  # last reported value
 
 
 class MultiFidelitySampler:
-    """Proposals from a Gaussian process over hyperparameters and rungs."""
+    """Proposes hyperparameters by a Gaussian process over hyperparameters and rungs.
+
+    Args:
+        space: The space to draw from.
+        seed: Any integer.
+        rungs: `Method.rungs`. Without rungs, a trial's last value counts once the trial has completed.
+    """
 
     def __init__(self, space: Space, *, seed: int, rungs: Sequence[float]) -> None:
         self.space, self.seed = space, seed
         self._cube = UnitCube(space)
         self._trials: dict[int, _Trial] = {}
-        self._live: dict[int, None] = {}  # in the order of their start
+        self._live: dict[int, None] = {}  # in order of their start
         self._num_results, self._next_fit = 0, _STARTUP
         self._lengths: tuple[float, ...] = ()
         self._rungs: list[RungResults] = []
-        self._to_fit: Results | None = None  # the results to which the parameters have still to be fitted
+        self._to_fit: Results | None = None  # results for the next fit, if one is due
         self.extended(rungs)
 
     def ask(self, trial: int) -> dict[str, object]:
@@ -81,7 +87,7 @@ class MultiFidelitySampler:
                 point = self._cube.point(row)
                 if self.space.allows(point):
                     return point
-        return self.space.sample(Random(f"{self.seed}:{trial}"))  # as RandomSampler draws
+        return self.space.sample(Random(f"{self.seed}:{trial}"))  # like RandomSampler
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
         match event:
@@ -106,10 +112,10 @@ class MultiFidelitySampler:
                 assert_never(event)
 
     def extended(self, rungs: Sequence[float]) -> None:
-        """Learn of the end at the new last rung; what is known of the others is kept."""
+        """Optimise the metric at the new last rung, keeping the results at the other rungs."""
         known = dict(zip(self._lengths, self._rungs, strict=True))
         self._lengths = tuple(sorted(set(rungs))) or (math.inf,)
-        self._rungs = [known.get(length, RungResults(_NUM_RESULTS)) for length in self._lengths]
+        self._rungs = [known.get(length, RungResults(_MAX_RESULTS)) for length in self._lengths]
         self._parameters = Parameters(self._cube.axes, len(self._lengths))
         self._fitted = self._parameters.mean
         if self._num_results >= _STARTUP:
@@ -121,7 +127,7 @@ class MultiFidelitySampler:
         return trial % (_RANDOM_EVERY_EARLY if self._num_results <= _EARLY else _RANDOM_EVERY) == 0
 
     def _put(self, trial: int, rung: int, value: float) -> None:
-        """Note a result, if it is the first at this rung or above."""
+        """Record the trial's result at this rung, unless it has one here or at a higher rung."""
         if rung <= self._trials[trial].rung:
             return
         self._trials[trial].rung = rung
@@ -134,8 +140,8 @@ class MultiFidelitySampler:
             self._to_fit = self._results()
 
     def _results(self) -> Results:
-        """What the model learns from: an equal share of each rung, and what the higher ones leave to the lower."""
-        left = _NUM_RESULTS
+        """Select the model's data: an equal share from each rung; lower rungs fill what higher ones leave unused."""
+        left = _MAX_RESULTS
         trials: list[int] = []
         rungs: list[int] = []
         values: list[Array] = []
@@ -155,12 +161,12 @@ class MultiFidelitySampler:
         )
 
     def _proposals(self, rng: np.random.Generator) -> Array:
-        """Rows, the most promising first."""
+        """Return candidate rows, the most promising first."""
         if self._to_fit is not None:
             self._fitted = fitted(self._parameters, self._to_fit, steps=_FIT_STEPS)
             self._to_fit = None
         results = self._results()
-        live = [self._trials[trial].row for trial in itertools.islice(reversed(self._live), _NUM_LIVE)]
+        live = [self._trials[trial].row for trial in itertools.islice(reversed(self._live), _MAX_LIVE)]
         rows = np.reshape(live, (len(live), self._cube.width))
         process = RungProcess(self._parameters, self._fitted, results, rows)
         _, first = np.unique(results.trials, return_index=True)
@@ -181,30 +187,34 @@ class MultiFidelitySampler:
 
 
 def normalised(values: Array) -> Array:
-    """Values with median 0 and a better half that is spread like a normal distribution's.
+    """Scale values to median 0 and, in their better half, to the spread of a standard normal distribution.
 
-    What is worse than the median comes to at most 1.5, and so does what is not finite.
+    Values worse than the median are compressed to at most 1.5; non-finite values become 1.5.
 
     >>> normalised(np.array([1.0, 2.0, 3.0, 4.0, 1000.0, np.inf])).round(1).tolist()
     [-1.6, -0.8, 0.0, 0.6, 1.5, 1.5]
     """
     finite = values[np.isfinite(values)]
     if not len(finite):
-        return np.full(len(values), _WORST)
+        return np.full(len(values), _CAP)
     largest = float(np.abs(finite).max()) or 1.0
-    values, finite = values / largest, finite / largest  # or differences of huge values could overflow
+    values, finite = values / largest, finite / largest  # otherwise differences of huge values could overflow
     middle, good = np.median(finite), np.quantile(finite, 0.1)
-    spread = (middle - good) / _TENTH or float(np.std(finite)) or 1.0
-    scaled = np.clip((values - middle) / spread, -_MOST, _MOST)
-    return np.where(scaled > 0, -_WORST * np.expm1(-scaled / _WORST), scaled)
+    spread = (middle - good) / _FIRST_DECILE or float(np.std(finite)) or 1.0
+    scaled = np.clip((values - middle) / spread, -_CLIP, _CLIP)
+    return np.where(scaled > 0, -_CAP * np.expm1(-scaled / _CAP), scaled)
 
 
-_WORST, _MOST = 1.5, 20.0
-_TENTH = 1.2816  # the distance of a normal distribution's first tenth from its median, in standard deviations
+_CAP, _CLIP = 1.5, 20.0
+_FIRST_DECILE = 1.2816  # distance of a normal distribution's first decile from its median, in standard deviations
 
 
 def log_expected_improvement(mean: Array, deviation: Array, target: float) -> Array:
-    """The logarithm of the expectation of max(target - y, 0), for normal y; exact to many deviations above the target.
+    """Return log(E[max(target - y, 0)]) for normal y, accurate even many standard deviations above the target.
+
+    Args:
+        mean, deviation: Mean and standard deviation of y, shape (n,).
+        target: The value to improve on.
 
     >>> y = np.random.default_rng(0).normal(1.0, 0.5, 1_000_000)
     >>> exact = np.exp(log_expected_improvement(np.array([1.0]), np.array([0.5]), 0.8))
@@ -213,7 +223,7 @@ def log_expected_improvement(mean: Array, deviation: Array, target: float) -> Ar
     """
     z = (target - mean) / deviation
     low = np.minimum(z, -1.0)
-    ratio = math.sqrt(math.pi / 2) * erfcx(-low / math.sqrt(2))  # Mills's, which stays exact where both parts vanish
+    ratio = math.sqrt(math.pi / 2) * erfcx(-low / math.sqrt(2))  # Mills ratio, accurate where density and tail vanish
     far = -(low**2) / 2 - math.log(2 * math.pi) / 2 + np.log1p(low * ratio)
     high = np.maximum(z, -1.0)
     near = np.log(np.exp(-(high**2) / 2) / math.sqrt(2 * math.pi) + high * ndtr(high))
@@ -221,38 +231,37 @@ def log_expected_improvement(mean: Array, deviation: Array, target: float) -> Ar
     return gain
 
 
-_HASH = 2_654_435_761  # Knuth's multiplicative hash: as good as a random order of trials, and the same in every process
+_HASH = 2_654_435_761  # Knuth's multiplicative hash orders trials at random, and equally in every process
 
 
 class RungResults:
-    """The results of trials at one rung: a bounded number of them, chosen so that a model can learn from them.
+    """Results of a bounded number of trials at one rung.
 
-    After 100,000 trials an ask must cost what it costs after 300. Kept are the best (where the search is going), the
-    latest (what was proposed last), and some of all others, whatever their values: without those a model forgets where
-    it is bad, and proposes it again.
+    The bound keeps a proposal as fast after 100,000 trials as after 300. The best, the latest and a random sample of
+    the others are kept. Without that sample the model would forget bad regions and propose them again.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_results: int) -> None:
+        self._max_results = max_results
         self._values: dict[int, float] = {}
 
     @property
     def values(self) -> Mapping[int, float]:
-        """Trials to normalised values (smaller is better; +inf if it was not finite), in the order of arrival."""
+        """Normalised values (smaller is better; +inf if not finite) by trial, in order of arrival."""
         return MappingProxyType(self._values)
 
     def put(self, trial: int, value: float) -> bool:
-        """Add a result of a trial that has none here. Returns whether others were dropped for it."""
+        """Add the result of a trial that has none at this rung. Returns whether older results were dropped."""
         self._values[trial] = value
-        if len(self._values) <= 2 * self._most:
+        if len(self._values) <= 2 * self._max_results:
             return False
-        kept = self.sample(self._most)
+        kept = self.sample(self._max_results)
         for other in [other for other in self._values if other not in kept]:
             del self._values[other]
         return True
 
     def sample(self, count: int) -> Set[int]:
-        """At most `count` trials: a third of them the best, a third the latest, the others at random.
+        """Select at most `count` trials: a third of them the best, a third the latest, the others at random.
 
         >>> results = RungResults(9)
         >>> for trial in range(12):

@@ -10,15 +10,13 @@ from typing import TypeGuard
 
 from searchers.errors import Faults
 
-MAX_GRID = 1_000_000  # most points of a grid, which is kept in memory
-_SLACK = 1e-9  # relative: base ** exponent and sums of steps may be off in the last digit
+MAX_GRID = 1_000_000  # points of a grid, which is kept in memory
+_TOLERANCE = 1e-9  # relative, since base ** exponent and sums of steps are inexact in the last digit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int:
     """An integer from minval to maxval, both included, in steps of `step`.
-
-    Uniform or, with `log`, uniform in its logarithm. `count`: points on a grid.
 
     >>> Int(minval=1, maxval=9, count=3).grid("n", [])
     [1, 5, 9]
@@ -26,9 +24,9 @@ class Int:
 
     minval: int
     maxval: int
-    count: int | None = None
+    count: int | None = None  # number of points on a grid
     step: int = 1
-    log: bool = False
+    log: bool = False  # uniform in the logarithm
 
     def sample(self, rng: Random) -> object:
         if self.log:
@@ -64,11 +62,11 @@ class Int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Double:
-    """A float, uniform from minval to maxval; with `step`, one of minval + k * step. `count`: points on a grid."""
+    """A float, uniform from minval to maxval; with `step`, one of minval + k * step."""
 
     minval: float
     maxval: float
-    count: int | None = None
+    count: int | None = None  # number of points on a grid
     step: float | None = None
 
     def sample(self, rng: Random) -> object:
@@ -86,7 +84,7 @@ class Double:
         return math.floor((Fraction(str(self.maxval)) - Fraction(str(self.minval))) / Fraction(str(self.step)))
 
     def _nth(self, n: int) -> float:
-        # As decimals: the third step of 0.1 is 0.3, not 0.30000000000000004.
+        # In decimal arithmetic the third step of 0.1 is 0.3, not 0.30000000000000004.
         return float(Fraction(str(self.minval)) + n * Fraction(str(self.step)))
 
     def grid(self, path: str, faults: Faults) -> list[object]:
@@ -102,30 +100,28 @@ class Double:
         return list(points) if self.step is None else list(dict.fromkeys(map(self.nearest, points)))
 
     def check(self, value: object, path: str, faults: Faults) -> object:
-        slack = _SLACK * (self.maxval - self.minval)
-        if not is_number(value) or not self.minval - slack <= value <= self.maxval + slack:
+        tolerance = _TOLERANCE * (self.maxval - self.minval)
+        if not is_number(value) or not self.minval - tolerance <= value <= self.maxval + tolerance:
             faults.append((path, f"must be a number from {self.minval} to {self.maxval}, got {value!r}"))
             return value
-        if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:
+        if self.step is not None and abs(self.nearest(value) - value) > _TOLERANCE * self.step:
             faults.append((path, f"must be from {self.minval} to {self.maxval} in steps of {self.step}, got {value!r}"))
         return float(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """base ** e, the exponent e uniform from minval to maxval; with `step`, rounded to a multiple of it.
-
-    `count`: points on a grid.
-    """
+    """base ** e with an exponent e uniform from minval to maxval; with `step`, rounded to a multiple of it."""
 
     base: float
     minval: float
     maxval: float
-    count: int | None = None
+    count: int | None = None  # number of points on a grid
     step: float | None = None
 
     @property
     def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest value."""
         ends = float(self.base**self.minval), float(self.base**self.maxval)
         return min(ends), max(ends)
 
@@ -138,7 +134,7 @@ class Log:
         low, high = self.bounds
         step = Fraction(str(self.step))
         inside = min(
-            max(round(Fraction(value) / step), math.ceil(low / step - _SLACK)), math.floor(high / step + _SLACK)
+            max(round(Fraction(value) / step), math.ceil(low / step - _TOLERANCE)), math.floor(high / step + _TOLERANCE)
         )
         return float(inside * step)
 
@@ -151,16 +147,16 @@ class Log:
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         low, high = self.bounds
-        if not is_number(value) or not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
+        if not is_number(value) or not low * (1 - _TOLERANCE) <= value <= high * (1 + _TOLERANCE):
             faults.append((path, f"must be a number from {low:g} to {high:g}, got {value!r}"))
             return value
-        if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:
+        if self.step is not None and abs(self.nearest(value) - value) > _TOLERANCE * self.step:
             faults.append((path, f"must be a multiple of {self.step}, got {value!r}"))
         return float(value)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is finite, and a float can hold it: 10 ** 400 can be neither ranked nor shown."""
+    """Whether the value is a finite number within the range of floats; 10 ** 400 could be neither ranked nor shown."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
@@ -181,13 +177,13 @@ def _missing(path: str, faults: Faults) -> int:
 
 
 def _even(low: Fraction | int, high: Fraction | int, count: int) -> list[Fraction]:
-    """`count` evenly spaced numbers including both ends, or only the middle if count is 1. Exact."""
+    """Return `count` exact, evenly spaced numbers including both ends, or the midpoint if count is 1."""
     if count == 1:
         return [Fraction(low + high) / 2]
     return [low + Fraction(high - low) * i / (count - 1) for i in range(count)]
 
 
 def _rounded(value: Fraction) -> int:
-    """The nearest integer, halves away from zero."""
+    """Round to the nearest integer, halves away from zero."""
     whole = math.floor(abs(value) + Fraction(1, 2))
     return whole if value >= 0 else -whole

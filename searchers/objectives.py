@@ -1,8 +1,7 @@
-"""Several metrics of a search: objectives to optimise, and constraints to keep.
+"""Searches with several metrics: objectives to optimise, and constraints to keep.
 
-An `Objectives` value is the only place that knows directions and limits. It turns what a trial measured into `Losses`:
-smaller is better in each, and what a constraint is exceeded by is in proportion to its limit, so that megabytes and
-milliseconds can be added up.
+`Objectives` alone knows directions and limits. It normalises a trial's metrics to `Losses`: smaller is better for each
+objective, and a constraint's excess is relative to its limit, so that megabytes and milliseconds can be added up.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from searchers.errors import FieldError, IllegalEvent
 from searchers.events import Event, Reported
 
 Measured = tuple[float | None, ...]
-"""A trial's metrics as measured, in the order of `Objectives.metrics`; None: missing."""
+"""A trial's metrics as measured, in the order of `Objectives.metrics`; None if missing."""
 
 
 class Losses(NamedTuple):
-    """A trial's metrics, normalised and all finite.
+    """A trial's normalised metrics, all finite.
 
     >>> Losses((0.3, 12.0), (0.5, -0.1)).violation
     0.5
     """
 
-    values: tuple[float, ...]  # of the objectives; smaller is better
-    excesses: tuple[float, ...] = ()  # over each limit of a constraint, as a share of it; <= 0: it is kept
+    values: tuple[float, ...]  # one per objective; smaller is better
+    excesses: tuple[float, ...] = ()  # one per limit, relative to it; positive if the constraint is violated
 
     @property
     def violation(self) -> float:
-        """The sum of the positive excesses; 0 if every constraint is kept."""
+        """The sum of the positive excesses; 0 if all constraints are kept."""
         return sum([excess for excess in self.excesses if excess > 0])
 
 
@@ -40,8 +39,8 @@ class Losses(NamedTuple):
 class Metric:
     """An objective, or a constraint if it has a limit."""
 
-    name: str
-    smaller_is_better: bool = True
+    name: str  # of the validation metric
+    smaller_is_better: bool = True  # for objectives
     at_most: float | None = None
     at_least: float | None = None
 
@@ -50,16 +49,23 @@ class Metric:
         return self.at_most is not None or self.at_least is not None
 
     def __str__(self) -> str:
-        """As people read it: "val_loss, smaller is better", "memory_mb at most 8000"."""
+        """Describe the metric: "val_loss, smaller is better", "memory_mb at most 8000"."""
         if not self.is_constraint:
             return f"{self.name}, {'smaller' if self.smaller_is_better else 'larger'} is better"
         limits = (("at least", self.at_least), ("at most", self.at_most))
-        return f"{self.name} {' and '.join(f'{what} {limit:g}' for what, limit in limits if limit is not None)}"
+        return f"{self.name} {' and '.join(f'{bound} {limit:g}' for bound, limit in limits if limit is not None)}"
 
 
 @dataclass(frozen=True)
 class Objectives:
-    """What a search with several metrics optimises, and which limits it keeps.
+    """The objectives and constraints of a search.
+
+    Args:
+        metrics: In the order in which trials' metrics are reported and recorded.
+
+    Raises:
+        FieldError: There is no objective, a metric is an objective or a constraint twice, or limits contradict each
+            other. Paths begin with `searcher.metrics`.
 
     >>> objectives = Objectives((Metric(name="acc", smaller_is_better=False), Metric(name="mb", at_most=100)))
     >>> objectives.normalised((0.9, 150.0))
@@ -81,8 +87,8 @@ class Objectives:
                 kind = "a constraint" if metric.is_constraint else "an objective"
                 faults.append((f"{path}.name", f"{metric.name!r} is {kind} twice; remove one"))
         if not self.objectives:
-            what = "needs an objective, an entry without at_most and at_least: the metric to optimise"
-            faults.append(("searcher.metrics", what))
+            message = "needs an objective, an entry without at_most and at_least: the metric to optimise"
+            faults.append(("searcher.metrics", message))
         if faults:
             raise FieldError(faults)
 
@@ -100,19 +106,20 @@ class Objectives:
 
     @property
     def first(self) -> Metric:
-        """The first objective, which stands for all of them where only one can be shown or compared."""
+        """The first objective, used where only one can be shown or compared."""
         return self.objectives[0]
 
     def measured(self, metrics: Mapping[str, object]) -> Measured:
-        """These metrics of a trial in order; None for one that is missing or no number."""
+        """Select the objectives' metrics in order, with None for those that are missing or not numbers."""
         found = (metrics.get(name) for name in self.names)
         return tuple(float(value) if isinstance(value, int | float) else None for value in found)
 
     def first_of(self, measured: Measured) -> float | None:
+        """Return the value of the first objective."""
         return measured[self.metrics.index(self.first)]
 
     def normalised(self, measured: Measured) -> Losses | None:
-        """Smaller is better; None if a metric is missing or not finite: that is worse than anything."""
+        """Normalise measured metrics; None, the worst result, if one is missing or not finite."""
         values: list[float] = []
         excesses: list[float] = []
         for metric, value in zip(self.metrics, measured, strict=True):
@@ -127,11 +134,12 @@ class Objectives:
         return Losses(tuple(values), tuple(excesses))
 
     def are_kept(self, measured: Measured) -> bool:
+        """Whether all metrics are finite and all constraints kept."""
         losses = self.normalised(measured)
         return losses is not None and not losses.violation
 
     def to_json(self) -> list[dict[str, object]]:
-        """For the journal: each metric with the fields that are set."""
+        """Return the metrics with the fields that are set, for the journal."""
         return [
             {"name": metric.name}
             | ({} if metric.is_constraint else {"smaller_is_better": metric.smaller_is_better})
@@ -141,17 +149,17 @@ class Objectives:
 
 
 def is_better(losses: Losses, other: Losses) -> bool:
-    """Whether one report of a trial stands for it rather than another: by violation, then by the first objective."""
+    """Whether a report represents its trial better than another: by violation, then by the first objective."""
     return (losses.violation, losses.values[0]) < (other.violation, other.values[0])
 
 
 def of_names(metrics: Sequence[Mapping[str, object]]) -> Objectives:
-    """`Objectives` of entries such as {"name": "mb", "at_most": 100}; the inverse of `Objectives.to_json`."""
+    """Build `Objectives` from entries such as {"name": "mb", "at_most": 100}; the inverse of `Objectives.to_json`."""
     return Objectives(tuple(Metric(**each) for each in metrics))  # type: ignore[arg-type]
 
 
 def normalised(event: Event, smaller_is_better: bool, objectives: Objectives | None) -> Event:
-    """The event with smaller values better, +inf if not finite; and with losses if there are objectives."""
+    """Normalise an event: smaller values are better, non-finite ones are +inf; with objectives, add the losses."""
     if not isinstance(event, Reported):
         return event
     if objectives is not None:
@@ -164,12 +172,15 @@ def normalised(event: Event, smaller_is_better: bool, objectives: Objectives | N
 
 
 def with_first(event: Reported, objectives: Objectives | None) -> Reported:
-    """The report of several metrics with the first objective as its value; None if it has no metrics."""
+    """Set the value of a report of several metrics to the first objective, or to None without metrics.
+
+    Raises `IllegalEvent` if the number of metrics differs from the search's.
+    """
     names = () if objectives is None else objectives.names
     if event.metrics and len(event.metrics) != len(names):
-        wanted = f"{len(names)}: {', '.join(names)}" if names else "one, its value"
-        given = f"trial {event.trial} reported {len(event.metrics)} metrics at step {event.step}"
-        raise IllegalEvent(f"{given}, but this search has {wanted}")
+        expected = f"{len(names)}: {', '.join(names)}" if names else "one, its value"
+        reported = f"trial {event.trial} reported {len(event.metrics)} metrics at step {event.step}"
+        raise IllegalEvent(f"{reported}, but this search has {expected}")
     return replace(
         event, value=objectives.first_of(event.metrics) if objectives is not None and event.metrics else None
     )

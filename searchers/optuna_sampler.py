@@ -1,10 +1,10 @@
-"""Hyperparameters from Optuna's samplers. What they learn from is in `optuna_trials`.
+"""Hyperparameters from Optuna's samplers. `optuna_trials` selects the trials that they learn from.
 
-* Until enough trials are compared, draws are random. Every fourth of TPE's trials is always random, so that early
-  trials can't mislead it forever; that costs no regret.
+* Proposals begin when enough trials can be compared. With TPE every fourth trial stays random, so that early results
+  cannot mislead the sampler forever; this costs no regret.
 * A point that failed is not proposed again.
-* The sampler's state depends on events alone, and each ask has its own random generator, seeded by the search's seed
-  and the trial's number. So a search that is replayed continues as it would have.
+* The sampler's state depends only on the events, and each proposal has its own random generator, seeded by the search's
+  seed and the trial's number. A replayed search therefore continues as the original would have.
 
 Sources: Bergstra et al., "Algorithms for Hyper-Parameter Optimization" (2011), for TPE; Akiba et al., "Optuna" (arXiv
 1907.10902).
@@ -35,26 +35,26 @@ from searchers.optuna_space import encoded, from_optuna_trial, to_optuna
 from searchers.optuna_trials import AskStorage, SamplerTrial, SamplerTrials, frozen
 from searchers.space import Space
 
-_SHORT = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler", "nsga2": "NSGAIISampler"}
+_ALIASES = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler", "nsga2": "NSGAIISampler"}
 _WITHOUT_NOTES = {"TPESampler", "GPSampler", "RandomSampler"}
-"""These use only the trials' parameters and values. Others keep notes, in the `system_attrs` of study and trials."""
+"""These use only the trials' parameters and values. Others keep notes in the `system_attrs` of the study and trials."""
 
-_STARTUP = 10  # trials that TPE compares before its first proposal, by default
+_STARTUP = 10  # TPE's default number of compared trials before the first proposal
 
 _POPULATION = 10
-"""Trials of a generation of NSGA-II, by default. Optuna's 50 are more than come far in most searches (measured: with 8
-to 16 a search leaves out a fifth less of the front's hypervolume than with 50)."""
+"""NSGA-II's default generation size. Optuna's default of 50 is more trials than reach a high rung in most searches;
+with 8 to 16 a search leaves out a fifth less of the front's hypervolume."""
 
-_RANDOM_EVERY = 4  # every fourth of TPE's trials is drawn at random
+_RANDOM_EVERY = 4  # every fourth trial of TPE's is random
 
 _ATTEMPTS, _RANDOM_ATTEMPTS = 8, 100
-"""How often Optuna is asked for one trial while the constraint refuses its points or they have failed before; then how
-many random draws are made. If all points of a small space have failed, one of them is tried again."""
+"""Proposals and then random draws per trial, while the constraint rejects them or they have failed before. If all
+points of a small space have failed, one of them is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """What Optuna's sampler proposed last, and the notes it made for that."""
+    """The last proposal of Optuna's sampler, with the notes that the sampler kept for it."""
 
     trial: int
     params: dict[str, Any]
@@ -66,14 +66,18 @@ class OptunaSampler:
     """One of Optuna's samplers.
 
     Args:
-        space: To draw from.
+        space: The space to draw from.
         seed: Any integer.
-        rungs: `Method.rungs`. If there are none, trials are compared once they have completed.
+        rungs: `Method.rungs`. Without rungs, trials are compared once they have completed.
         name: "tpe", "gp", "nsga2", "cmaes", or the name of a class in `optuna.samplers`.
-        options: The sampler's arguments, e.g. {"n_startup_trials": 20}. With "tpe", `n_startup_trials` (10 by default)
-            counts the trials that are compared, and `multivariate` is true by default. With "nsga2",
+        options: Arguments of Optuna's sampler, e.g. {"n_startup_trials": 20}. With "tpe", `n_startup_trials` (default
+            10) counts only trials that can be compared, and `multivariate` is true by default. With "nsga2",
             `population_size` is 10 by default.
-        objectives: The search's, if it has several metrics: then it learns from losses. Not with "cmaes".
+        objectives: Those of a search with several metrics, whose losses the sampler then learns from. Not with "cmaes".
+
+    Raises:
+        FieldError: The sampler does not exist, needs a package that is not installed, or does not take these options or
+            objectives. Paths begin with `searcher.sampler`.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class OptunaSampler:
         self._startup = 0
         if self._is_tpe:
             self._startup = self._options.pop("n_startup_trials", _STARTUP)
-            # Optuna 5's defaults, also with Optuna 4.
+            # Use Optuna 5's defaults with Optuna 4 too.
             self._options = {"n_startup_trials": 0, "multivariate": True, "constant_liar": True} | self._options
             if self._options["multivariate"] and any(each.parent for each in parameters(space.root)):
                 self._options = {"group": True} | self._options
@@ -117,7 +121,7 @@ class OptunaSampler:
                 point = self._propose(trial, attempt)
                 if self.space.allows(point) and _as_json(point) not in self._failed_points:
                     return point
-        rng = Random(f"{self.seed}:{trial}")  # as RandomSampler draws
+        rng = Random(f"{self.seed}:{trial}")  # like RandomSampler
         for _ in range(_RANDOM_ATTEMPTS):
             point = self.space.sample(rng)
             if _as_json(point) not in self._failed_points:
@@ -141,19 +145,19 @@ class OptunaSampler:
         self._proposal = None
 
     def extended(self, rungs: Sequence[float]) -> None:
-        """Compare trials at a fifth of the new length or beyond, as soon as enough have reached it."""
+        """Compare trials from a fifth of the new length on, once enough trials have reached it."""
         self.trials.extended(rungs)
         self._proposal = None
 
     def shown(self) -> list[FrozenTrial]:
-        """The trials that Optuna's sampler would see now, by number."""
+        """Return the trials that Optuna's sampler would see now, ordered by number."""
         return self.trials.shown(self._distributions)
 
     def _new_trial(self, trial: int, hparams: Mapping[str, object]) -> SamplerTrial:
         params = encoded(self.space.root, hparams, self._distributions)
         if not self._has_notes:
             return SamplerTrial(params=params)
-        # The notes that the sampler made when it proposed this point are the trial's. In a replay it is asked again.
+        # The notes belong to the proposal of this point. During a replay there was none, so it is computed again.
         if self._proposal is None or self._proposal.trial != trial:
             self.ask(trial)
         if self._proposal is not None and self._proposal.params == params:
@@ -162,20 +166,21 @@ class OptunaSampler:
         return SamplerTrial(params=params)
 
     def _propose(self, trial: int, attempt: int) -> dict[str, object]:
-        """A point from Optuna's sampler. Changes only `_proposal`."""
+        """Return a point from Optuna's sampler. Changes only `_proposal`."""
         committed = self._storage.study_notes
         self._storage.study_notes = dict(committed)
         self._storage.history = self.shown()
         self._storage.current = frozen(trial, SamplerTrial(params={}), TrialState.RUNNING, distributions={})
         self._study.sampler = self._sampler(f"{trial}:{attempt}")
-        asked = self._study.ask()
-        point = from_optuna_trial(self.space.root, asked, self._distributions)
-        self._proposal = _Proposal(trial, asked.params, self._storage.current.system_attrs, self._storage.study_notes)
+        proposed = self._study.ask()
+        point = from_optuna_trial(self.space.root, proposed, self._distributions)
+        notes = self._storage.current.system_attrs
+        self._proposal = _Proposal(trial, proposed.params, notes, self._storage.study_notes)
         self._storage.study_notes = committed
         return point
 
     def _sampler(self, key: str) -> BaseSampler:
-        # A low-discrepancy sequence needs one seed; all others get independent random numbers for each trial.
+        # A low-discrepancy sequence needs a common seed; other samplers get independent random numbers for each trial.
         key = "sequence" if self._class.__name__ == "QMCSampler" else key
         return _new(self._class, self._options, seed=Random(f"{self.seed}:{key}:optuna").getrandbits(31))
 
@@ -185,42 +190,42 @@ def _as_json(point: Mapping[str, object]) -> str:
 
 
 def _sampler_class(name: str, options: Mapping[str, object]) -> tuple[type[BaseSampler], dict[str, Any]]:
-    """The class and its options, checked by making it once."""
-    wanted = _SHORT.get(name, name)
+    """Return the sampler's class and options, after creating an instance to check them."""
+    class_name = _ALIASES.get(name, name)
     known = [each for each in optuna.samplers.__all__ if _takes_seed(getattr(optuna.samplers, each))]
-    if wanted not in known:
-        names = sorted([*_SHORT, *known])
+    if class_name not in known:
+        names = sorted([*_ALIASES, *known])
         raise _fault("name", f"must be random, or one of {', '.join(names)}, got {name!r}{did_you_mean(name, names)}")
-    kind: type[BaseSampler] = getattr(optuna.samplers, wanted)
+    kind: type[BaseSampler] = getattr(optuna.samplers, class_name)
     takes = [option for option in inspect.signature(kind).parameters if option != "seed"]
     unknown = [option for option in options if option not in takes]
     if unknown:
         path = "searcher.sampler.options"
         raise FieldError(
-            [(f"{path}.{each}", f"is not an option of {wanted}{did_you_mean(each, takes)}") for each in unknown]
+            [(f"{path}.{each}", f"is not an option of {class_name}{did_you_mean(each, takes)}") for each in unknown]
         )
     startup = options.get("n_startup_trials", _STARTUP)
     if not isinstance(startup, int) or isinstance(startup, bool) or startup < 0:
         raise _fault("options.n_startup_trials", f"must be an integer >= 0, got {startup!r}")
     try:
         _new(kind, options, seed=0)
-        if wanted == "CmaEsSampler":
-            importlib.import_module("cmaes")  # Optuna imports it at the first ask
+        if class_name == "CmaEsSampler":
+            importlib.import_module("cmaes")  # Optuna imports it at the first proposal
     except ImportError as error:
         raise _fault("name", f"{name!r} needs a package that is not installed: {error}") from error
     except (TypeError, ValueError) as error:
-        raise _fault("options", f"{wanted} does not accept {dict(options)}: {error}") from error
+        raise _fault("options", f"{class_name} does not accept {dict(options)}: {error}") from error
     return kind, dict(options)
 
 
 def _check_takes(kind: type[BaseSampler], name: str, objectives: Objectives) -> None:
     if kind.__name__ == "CmaEsSampler":
-        given = "; ".join(map(str, objectives.metrics))
-        what = f"{name} takes one objective without constraints, but searcher.metrics has: {given}"
-        raise _fault("name", f"{what}. Use tpe, gp, nsga2 or random")
+        metrics = "; ".join(map(str, objectives.metrics))
+        message = f"{name} takes one objective without constraints, but searcher.metrics has: {metrics}"
+        raise _fault("name", f"{message}. Use tpe, gp, nsga2 or random")
     if objectives.constraints and not hasattr(FrozenTrial, "constraints"):
-        what = f"{name} needs Optuna 5 for constraints, but {optuna.__version__} is installed"
-        raise _fault("name", f"{what}; upgrade it, or use random")
+        message = f"{name} needs Optuna 5 for constraints, but {optuna.__version__} is installed"
+        raise _fault("name", f"{message}; upgrade it, or use random")
 
 
 def _fault(field: str, message: str) -> FieldError:
@@ -233,5 +238,5 @@ def _takes_seed(kind: object) -> bool:
 
 def _new(kind: type[BaseSampler], options: Mapping[str, object], *, seed: int) -> BaseSampler:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)  # the user chose it, and each ask would warn
+        warnings.simplefilter("ignore", ExperimentalWarning)  # otherwise each proposal would warn
         return kind(**options, seed=seed)  # type: ignore[call-arg]

@@ -1,4 +1,7 @@
-"""A space in Optuna's terms: its distributions, and points translated from and into parameters of Optuna's."""
+"""Translation of spaces to Optuna distributions, and of points to and from Optuna parameters.
+
+Parameters are flat: "model.layers", and "optimizer[0].momentum" for a hyperparameter of the first category's own space.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from searchers.domains import Categorical, Nested, built, flattened, parameters
 from searchers.numeric import Double, Int, Log
 from searchers.space import Space
 
-_WIDE = 16  # with more steps than this a number is continuous for TPE
+_MAX_DISCRETE_STEPS = 16  # a number with more steps is continuous for TPE
 
 
 def to_optuna(space: Space, *, wide_as_float: bool = False) -> dict[str, BaseDistribution]:
-    """The space as Optuna's distributions, by parameter name. Constants are left out.
+    """Return Optuna's distributions for the space, by parameter name, without constants.
 
     A category is represented by its index, since Optuna's choices cannot be mappings. With `wide_as_float`, a number
-    with more than 16 steps becomes a continuous range, whose draws are rounded: TPE takes several times as long over
-    its discrete distributions.
+    with more than 16 steps becomes a continuous range whose draws are rounded, because TPE is several times slower on
+    discrete distributions.
     """
     return {each.name: _distribution(each.domain, wide_as_float) for each in parameters(space.root)}
 
@@ -30,12 +33,12 @@ def _distribution(domain: Categorical | Int | Double | Log, wide_as_float: bool)
         case Categorical(vals=vals):
             return CategoricalDistribution(tuple(range(len(vals))))
         case Int(minval=low, maxval=high, step=step, log=log):
-            if wide_as_float and (high - low) / step > _WIDE:
+            if wide_as_float and (high - low) / step > _MAX_DISCRETE_STEPS:
                 return FloatDistribution(low - step / 2, high + step / 2, log=log)
-            # Optuna has no logarithmic steps; draws are rounded to ours.
+            # Optuna has no steps in logarithmic ranges, so draws are rounded.
             return IntDistribution(low, high if log else domain.nearest(high), step=1 if log else step, log=log)
         case Double(minval=low, maxval=high, step=step):
-            if step is not None and wide_as_float and (high - low) / step > _WIDE:
+            if step is not None and wide_as_float and (high - low) / step > _MAX_DISCRETE_STEPS:
                 return FloatDistribution(low - step / 2, high + step / 2)
             return FloatDistribution(low, domain.nearest(high), step=step)
     low, high = domain.bounds
@@ -45,7 +48,7 @@ def _distribution(domain: Categorical | Int | Double | Log, wide_as_float: bool)
 def from_optuna_trial(
     root: Nested, trial: optuna.Trial, distributions: Mapping[str, BaseDistribution]
 ) -> dict[str, object]:
-    """A point of the space, whose parameters the trial suggests."""
+    """Build a point from the trial's suggestions; in a conditional space only for the drawn branches."""
 
     def value_of(name: str, domain: Categorical | Int | Double | Log) -> Any:
         value = _suggest(trial, name, distributions[name])
@@ -62,7 +65,10 @@ def from_optuna_trial(
 
 
 def encoded(root: Nested, point: Mapping[str, object], distributions: Mapping[str, BaseDistribution]) -> dict[str, Any]:
-    """A point's parameters, by name; the inverse of `from_optuna_trial`."""
+    """Return a point's Optuna parameters by name, the inverse of `from_optuna_trial`.
+
+    Values outside the space are left out, because a user may have changed the point.
+    """
     params: dict[str, Any] = dict(flattened(root, point))
     for name, value in params.items():
         match distributions[name]:

@@ -1,4 +1,4 @@
-"""What a search will do: its brackets and rungs, the trials at each, and the total length trained."""
+"""Previews of searches: brackets and rungs, the number of trials at each rung, and the total length trained."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from searchers.method import Method
 from searchers.random_search import RandomSearch
 from searchers.simulate import Curve, simulate
 
-WORKERS = 16  # workers of a simulation; the default of `max_concurrent_trials`
-RUNS = 100  # most searches that `expected` simulates
-SIMULATED = 10_000  # most trials that it simulates in all of them, about a second's work
-LEAST_RUNS = 5
+WORKERS = 16  # in simulations; the default of `max_concurrent_trials`
+MAX_RUNS, MIN_RUNS = 100, 5  # searches that `expected` simulates
+MAX_SIMULATED_TRIALS = 10_000  # in all these searches together, which takes about a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungPreview:
-    """A rung."""
+    """A rung. The numbers of trials are means if they depend on chance."""
 
-    length: int | None  # None where the search does not set the length of its trials
-    trials: float  # that reach it; a mean if it depends on chance
-    last: float  # that go no further
+    length: int | None  # None if the search does not set the length of its trials
+    trials: float  # number of trials that reach the rung
+    last: float  # number of trials that go no further
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracketPreview:
-    """A bracket; a search without brackets is one."""
+    """A bracket, or a search without brackets."""
 
     rungs: tuple[RungPreview, ...]
 
@@ -42,17 +41,17 @@ class BracketPreview:
 
     @property
     def total(self) -> float | None:
-        """Length trained by all of its trials together; None where the search does not set lengths."""
+        """Length trained by all trials of the bracket together; None if the search does not set lengths."""
         totals = [rung.length * rung.last for rung in self.rungs if rung.length is not None]
         return sum(totals) if totals else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What a search will do if every trial is valid and values come in random order."""
+    """The expected course of a search whose trials are all valid and report values in random order."""
 
     brackets: tuple[BracketPreview, ...]
-    likely: tuple[float, float] | None = None  # range of the `total` of nine of ten searches, if that is not certain
+    likely: tuple[float, float] | None = None  # 5th and 95th percentile of `total`; None if it does not vary
 
     @property
     def trials(self) -> float:
@@ -60,16 +59,20 @@ class Preview:
 
     @property
     def total(self) -> float | None:
-        """Length trained by all trials together; None where the search does not set lengths."""
+        """Length trained by all trials together; None if the search does not set lengths."""
         known = [bracket.total for bracket in self.brackets if bracket.total is not None]
         return sum(known) if len(known) == len(self.brackets) else None
 
 
 def preview(method: Method) -> Preview:
-    """What this new method will do, by Determined's rule: of n trials at a rung max(floor(n / divisor), 1) continue.
+    """Preview a new method by Determined's rule: max(floor(n / divisor), 1) of n trials at a rung continue.
 
     A custom method is simulated once, with random values at each rung, so its numbers of trials are one random outcome.
-    This starts the method; make another one to run.
+    The simulation starts the method; create another one to run.
+
+    Raises:
+        TypeError: `method` is not a search method.
+        RuntimeError: A custom method broke a rule in the simulation; see `searchers.testing.check_method`.
 
     >>> from searchers import ASHA
     >>> found = preview(ASHA(max_trials=64, max_length=16, num_rungs=3))
@@ -85,7 +88,7 @@ def preview(method: Method) -> Preview:
             rung = RungPreview(length=rungs[-1] if rungs else None, trials=n, last=n)
             return Preview(brackets=(BracketPreview(rungs=(rung,)),))
         case Method():
-            return _counted(method, _reached(method, 0))
+            return _preview_of(method, _simulate_lengths(method, 0))
     raise TypeError(f"preview() needs a searchers.Method, got {method!r} of type {type(method).__name__}")
 
 
@@ -109,12 +112,14 @@ def _halving(asha: SuccessiveHalving) -> BracketPreview:
 
 
 def expected(make: Callable[[], Method]) -> Preview:
-    """What a search does on average, and the likely range of its total, from simulations.
+    """Return the mean of simulated searches, and the likely range of their total length.
 
-    `preview` shows, as Determined does, a lower bound. With stopping ASHA more trials continue, because the first ones
+    `preview` gives a lower bound, as Determined does. With stopping ASHA more trials continue, because the first ones
     at a rung are compared with few others: small searches train half as much again. In these simulations a trial's rank
-    mostly stays the same from rung to rung, as it does in training. For a search of thousands of trials, which would
-    take too long to simulate, the lower bound is returned.
+    mostly stays the same from rung to rung, as in training. For a search of thousands of trials, which would take too
+    long to simulate, the lower bound is returned.
+
+    `make` returns a new method at each call. The errors are those of `preview`.
 
     >>> from searchers import ASHA
     >>> found = expected(lambda: ASHA(max_trials=16, max_length=16, num_rungs=3))
@@ -123,18 +128,18 @@ def expected(make: Callable[[], Method]) -> Preview:
     """
     first = make()
     by_rule = preview(first)
-    runs = min(RUNS, SIMULATED // max(round(by_rule.trials), 1))
-    if is_certain(first) or runs < LEAST_RUNS:
+    runs = min(MAX_RUNS, MAX_SIMULATED_TRIALS // max(round(by_rule.trials), 1))
+    if is_certain(first) or runs < MIN_RUNS:
         return by_rule
-    reached = [_reached(make(), run) for run in range(runs)]
-    totals = sorted(total for each in reached if (total := _counted(first, each).total) is not None)
-    together = [[step for each in steps for step in each] for steps in zip(*reached, strict=True)]
-    found = _counted(first, together, runs)
-    return replace(found, likely=(totals[len(totals) // 20], totals[-1 - len(totals) // 20]) if totals else None)
+    reached = [_simulate_lengths(make(), run) for run in range(runs)]
+    totals = sorted(total for each in reached if (total := _preview_of(first, each).total) is not None)
+    pooled = [[step for each in steps for step in each] for steps in zip(*reached, strict=True)]
+    mean = _preview_of(first, pooled, runs)
+    return replace(mean, likely=(totals[len(totals) // 20], totals[-1 - len(totals) // 20]) if totals else None)
 
 
-def _reached(method: Method, run: int) -> list[list[float]]:
-    """The lengths that trials reach in a simulation, by bracket."""
+def _simulate_lengths(method: Method, run: int) -> list[list[float]]:
+    """Simulate a search, and return the lengths that its trials reach, by bracket."""
     reached: dict[int, float] = {}
 
     def trial(hparams: Mapping[str, object]) -> Curve:
@@ -158,13 +163,13 @@ def _reached(method: Method, run: int) -> list[list[float]]:
     return steps
 
 
-def _counted(method: Method, reached: Sequence[Sequence[float]], runs: int = 1) -> Preview:
-    """The number of trials at each rung, a mean over so many runs, from the lengths that trials reached."""
+def _preview_of(method: Method, reached: Sequence[Sequence[float]], runs: int = 1) -> Preview:
+    """Count the trials at each rung from the lengths that they reached in `runs` simulations."""
     brackets: list[BracketPreview] = []
     for bracket, steps in zip(method.brackets if isinstance(method, AdaptiveASHA) else (method,), reached, strict=True):
         lengths = tuple(dict.fromkeys(bracket.rungs))
-        come = [sum(max(step, lengths[0]) >= length for step in steps) for length in lengths] or [len(steps)]
-        rungs = zip(lengths or (None,), come, [*come[1:], 0], strict=True)
+        counts = [sum(max(step, lengths[0]) >= length for step in steps) for length in lengths] or [len(steps)]
+        rungs = zip(lengths or (None,), counts, [*counts[1:], 0], strict=True)
         brackets.append(
             BracketPreview(
                 rungs=tuple(

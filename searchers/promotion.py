@@ -1,30 +1,31 @@
-"""ASHA, the promotion variant: a trial pauses at each rung, and is promoted if it is among the best and a slot is free.
+"""The promotion variant of ASHA: a trial pauses at each rung, and is promoted if it is one of the best.
 
-Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (arXiv 1810.05934), algorithm 2: a free slot
-goes to the best paused trial among the best floor(n / divisor) of its rung, in the highest rung that has one; it trains
-to the next rung. If there is none, a new trial starts. Where the paper is silent:
+The source is Li et al., "A System for Massively Parallel Hyperparameter Tuning" (arXiv 1810.05934), algorithm 2. A free
+slot goes to the best paused trial that is among the best floor(n / divisor) of its rung, in the highest rung that has
+such a trial; the trial then trains to the next rung. If there is none, a new trial starts. The paper leaves some points
+open:
 
 * rungs have the same absolute lengths as in `ASHA` (Determined's promotion summed them, past `max_length`);
-* of equal values, those of trials with lower numbers are better;
-* a trial whose value is not finite is never promoted: it is stopped at the rung;
+* among equal values, that of the lower trial number is better;
+* a trial with a non-finite value is never promoted, but stopped at the rung;
 * a report that crosses several rungs is ranked at the first, and at the next once the trial is promoted;
-* a rung that no more trials can reach is closed: then its best trial is promoted even among fewer than `divisor`, so
-  that a small search also trains a trial to the end, and paused trials that can no longer be promoted are stopped.
+* a rung that no more trials can reach is closed. Its best trial is then promoted even among fewer than `divisor`, so
+  that a small search also trains a trial to the end; paused trials that can no longer be promoted are stopped.
 
-The life of a trial, with the record that `PromotionASHA` keeps of it:
+The life of a trial, and of its record in `PromotionASHA`:
 
     Create ──▶ running ──── reaches a rung ───▶ paused ──── closed rung ───▶ stopped ── Exited ──▶ ended
                   ▲                               │ ▲                                                │
                   └─────────── promoted ──────────┘ └────────────────── extension ───────────────────┘
 
-Always true:
+Invariants:
 
 * Every live trial has a record. A trial that has ended has one only if an extension may promote it.
 * A trial is running iff it holds a slot, paused iff its last rung lists it as paused; it is never both.
 * A record's `last` is set iff the trial is paused, or was stopped only because its rung was closed.
-* Rungs before a record's `next` have ranked the trial (and no others); paused trials are ranked with a finite value.
-* A rung's `coming` is the number of running trials whose `next` it is. It is closed only while neither a new trial nor
-  one from a lower rung can come.
+* The trial is ranked at exactly the rungs before its record's `next`; paused trials have finite values.
+* A rung's `num_approaching` is the number of running trials whose `next` is that rung. A rung is closed only while
+  neither a new trial nor one from a lower rung can reach it.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from searchers.rung import longer_rungs
 
 @dataclass(slots=True)
 class _Trial:
-    next: int = 0  # index of the rung it is to reach; len(rungs) after the top one
-    last: tuple[float, float | Losses] | None = None  # step and value of its last report
-    finishing: bool = False  # it ran past the top rung before it paused, and was resumed only to complete
+    next: int = 0  # index of the next rung; len(rungs) after the top one
+    last: tuple[float, float | Losses] | None = None  # step and value of the last report
+    finishing: bool = False  # ran past the top rung before its pause, and was resumed only to complete
 
 
 class PromotionASHA(SuccessiveHalving):
     """Asynchronous successive halving, promoting.
 
-    A paused trial holds no slot, so `max_concurrent_trials` bounds the trials that run. When the search is extended,
+    A paused trial holds no slot, so `max_concurrent_trials` limits only running trials. When the search is extended,
     trials that were stopped because their rung was closed can be promoted again, from their checkpoints.
 
     Args:
@@ -56,7 +57,7 @@ class PromotionASHA(SuccessiveHalving):
             `ASHA`.
 
     Raises:
-        MethodError: A field is invalid; all are named.
+        MethodError: At least one argument is invalid; the message names each.
 
     >>> from searchers import Reported
     >>> asha = PromotionASHA(max_trials=4, max_length=4, num_rungs=2, divisor=2, max_concurrent_trials=1)
@@ -66,13 +67,13 @@ class PromotionASHA(SuccessiveHalving):
     [Pause(trial=1), Resume(trial=0)]
     """
 
-    _least = 0
+    _min_best = 0
 
     def _set_up(self) -> None:
         self._trials: dict[int, _Trial] = {}
 
     def _fill(self) -> list[Action]:
-        """Promotions and new trials for free slots, `Stop` for trials at closed rungs, or `Done`."""
+        """Promote or create trials for free slots, stop trials at closed rungs, or return `Done`."""
         slots = self._slots
         actions: list[Action] = []
         while True:
@@ -91,7 +92,7 @@ class PromotionASHA(SuccessiveHalving):
     def _create(self) -> Create:
         created = self._slots.create()
         self._trials[created.trial] = _Trial()
-        self._rungs[0].coming += 1
+        self._rungs[0].num_approaching += 1
         return created
 
     def _promotable(self) -> int | None:
@@ -104,14 +105,14 @@ class PromotionASHA(SuccessiveHalving):
         trial = self._trials[number]
         self._rungs[trial.next - 1].unpause(number)
         assert trial.last is not None
-        if trial.last[0] >= self._rungs[trial.next].length:  # it ran on before it paused, and is there already
+        if trial.last[0] >= self._rungs[trial.next].length:  # it had already trained this far before its pause
             return self._arrive(number, trial)
-        self._rungs[trial.next].coming += 1
+        self._rungs[trial.next].num_approaching += 1
         trial.last = None
         return [self._slots.resume(number)]
 
     def _arrive(self, number: int, trial: _Trial) -> list[Action]:
-        """Rank a trial that holds no slot at its next rung, by its last report; then it is paused, unless it ends."""
+        """Rank a trial without a slot at its next rung, by its last report; pause it there unless it ends."""
         assert trial.last is not None
         _, value = trial.last
         rung = self._rungs[trial.next]
@@ -130,35 +131,35 @@ class PromotionASHA(SuccessiveHalving):
         return []
 
     def _close_rungs(self) -> list[Action]:
-        """Close the rungs that no trial can reach any more, from the lowest; stop those that can't be promoted there.
+        """Close the rungs that no more trials can reach, from the lowest up, and stop trials that can't be promoted.
 
-        Only while no trial may be created.
+        Called only while no trial may be created.
         """
         stops: list[Action] = []
         for rung in self._rungs:
-            if rung.coming:
+            if rung.num_approaching:
                 break
-            rung.set_least(1)
-            if rung.promotable() is not None:  # it will come to the next rung
+            rung.set_min_best(1)
+            if rung.promotable() is not None:  # that trial will reach the next rung
                 break
             stops += [Stop(trial=trial) for trial in rung.unpause_all() if self._slots.is_live(trial)]
         return stops
 
     def _reopen_rungs(self) -> None:
         for rung in self._rungs:
-            rung.set_least(0)
+            rung.set_min_best(0)
 
     def _report(self, number: int, step: float, value: float | Losses) -> list[Action]:
-        """Rank the trial at its next rung, if it reached it; there it pauses, unless it is promoted at once."""
+        """Rank the trial if it reached its next rung; it pauses there unless it is promoted at once."""
         trial = self._trials[number]
         if not self._slots.has_slot(number):
-            if trial.last is not None and step > trial.last[0]:  # it ran on before it paused
+            if trial.last is not None and step > trial.last[0]:  # it trained further before its pause
                 trial.last = (step, value)
             return []
         if trial.next == len(self._rungs) or step < self._rungs[trial.next].length:
             return []
         rung = self._rungs[trial.next]
-        rung.coming -= 1
+        rung.num_approaching -= 1
         if rung is self._rungs[-1]:
             self._rank(number, trial.next, value)
             trial.next += 1
@@ -174,7 +175,7 @@ class PromotionASHA(SuccessiveHalving):
         number = exited.trial
         trial = self._trials.pop(number)
         if self._slots.has_slot(number) and trial.next < len(self._rungs):
-            self._rungs[trial.next].coming -= 1
+            self._rungs[trial.next].num_approaching -= 1
         was_paused = trial.next > 0 and self._rungs[trial.next - 1].unpause(number)
         if exited.reason == "stopped" and trial.last is not None and not was_paused:
             self._trials[number] = trial  # an extension may promote it
@@ -202,7 +203,7 @@ class PromotionASHA(SuccessiveHalving):
         """Add rungs on top. Trials that passed the old top rung, completed or still running, are now paused there.
 
         Returns:
-            `Stop`s for the running ones whose value is not finite, and the other running ones.
+            `Stop`s for running trials with a non-finite value, and the other running trials.
         """
         old_top, num_old = self._rungs[-1], len(self._rungs)
         lengths = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)
@@ -212,7 +213,7 @@ class PromotionASHA(SuccessiveHalving):
         for number, trial in sorted(self._trials.items()):
             if trial.finishing:  # it continues to the new rung
                 trial.finishing = False
-                self._rungs[num_old].coming += 1
+                self._rungs[num_old].num_approaching += 1
             elif trial.next == num_old and self._slots.has_slot(number):
                 self._slots.release(number)
                 if old_top.values[number] != math.inf:
@@ -227,7 +228,7 @@ class PromotionASHA(SuccessiveHalving):
 
 
 def _pause_unless_resumed(trial: int, actions: list[Action]) -> None:
-    """Put a `Pause` of the running trial before these actions, unless they stop it, or resume it: it then runs on."""
+    """Insert a `Pause` of the running trial unless the actions stop it; if they resume it, only drop the `Resume`."""
     for place, action in enumerate(actions):
         if not isinstance(action, Done) and action.trial == trial:
             if isinstance(action, Resume):

@@ -15,28 +15,28 @@ class RandomSearch:
     Source: Bergstra and Bengio, "Random Search for Hyper-Parameter Optimization" (JMLR 13, 2012).
 
     Args:
-        max_trials: Trials to run, >= 1. Trials with invalid hyperparameters are replaced and don't count.
-        max_concurrent_trials: Most trials at a time that were created and have not ended; 0 = no limit.
-        max_length: Length of a trial, >= 1, if the search sets it; trials then validate there.
+        max_trials: Number of trials, >= 1. Trials with invalid hyperparameters are replaced and don't count.
+        max_concurrent_trials: Maximum number of trials that were created and have not ended; 0 = no limit.
+        max_length: Length of a trial, >= 1, at which it validates. None: trials decide when they end.
 
     Raises:
-        MethodError: A field is invalid; all are named.
+        MethodError: At least one argument is invalid; the message names each.
 
     >>> RandomSearch(max_trials=3, max_concurrent_trials=2).start()
     [Create(trial=0), Create(trial=1)]
     """
 
-    _budget, _least = "max_trials", 1
-    _fixed_trials: str | None = None  # why there can't be more trials
+    _budget_name, _min_budget = "max_trials", 1
+    _fixed_trials: str | None = None  # the reason why an extension can't add trials
     _replaces_invalid = True
 
     def __init__(self, *, max_trials: int, max_concurrent_trials: int = 16, max_length: int | None = None) -> None:
         check = Fields()
-        check.whole(self._least, **{self._budget: max_trials})
-        check.whole(0, max_concurrent_trials=max_concurrent_trials)
+        check.integers(self._min_budget, **{self._budget_name: max_trials})
+        check.integers(0, max_concurrent_trials=max_concurrent_trials)
         if max_length is not None:
-            check.whole(1, max_length=max_length)
-        check.done()
+            check.integers(1, max_length=max_length)
+        check.raise_faults()
         self.rungs: tuple[int, ...] = () if max_length is None else (max_length,)
         self._max_concurrent = max_concurrent_trials
         self._slots = TrialSlots(
@@ -51,21 +51,25 @@ class RandomSearch:
         return self._slots.fill()
 
     def on(self, event: Event) -> list[Action]:
-        """A new trial when one ends."""
+        """Create a new trial when one ends."""
         if not self._slots.is_live(event.trial) or not isinstance(event, Exited):
             return []
         self._slots.end(event.trial, event.reason)
         return self._slots.fill()
 
     def progress(self, trained: Mapping[int, float]) -> float:
-        """Ended trials, plus the share of their length that live ones have trained, divided by `max_trials`.
+        """Return the number of ended trials plus the trained shares of live ones, divided by `max_trials`.
 
-        Determined divides by the trials created so far, which falls with every new one.
+        Determined divides by the number of trials created so far, so its progress decreases with every new trial.
         """
         return self._slots.progress((self._slots.ended + self._slots.trained(trained)) / (self.max_trials or 1))
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """Allow more trials, or longer ones: then all completed trials are resumed, by number."""
+        """Add trials, or increase their length, which resumes all completed trials in the order of their numbers.
+
+        Raises:
+            MethodError: The budget does not grow, or the search can't be extended this way. It is unchanged.
+        """
         check_extension(
             max_trials=(max_trials, self._fixed_trials or self.max_trials),
             max_length=(
@@ -86,10 +90,10 @@ class Single(RandomSearch):
     """Determined's `single`: random search with one trial.
 
     Args:
-        max_length: Length of the trial, >= 1, if the search sets it.
+        max_length: Length of the trial, >= 1. None: the trial decides when it ends.
 
     Raises:
-        MethodError: A field is invalid.
+        MethodError: `max_length` is invalid.
 
     >>> Single().start()
     [Create(trial=0)]
@@ -102,23 +106,23 @@ class Single(RandomSearch):
 
 
 class Grid(RandomSearch):
-    """Determined's `grid`. The sampler (`GridSampler`) gives each trial its point.
+    """Determined's `grid`: one trial for each point, which comes from the sampler (`GridSampler`).
 
-    A trial whose hyperparameters are invalid is not replaced: its point was tried.
+    A trial with invalid hyperparameters is not replaced, since its point was tried.
 
     Args:
-        points: Points of the grid, i.e. trials. 0: the search is done when it starts.
-        max_concurrent_trials: Most trials at a time that were created and have not ended; 0 = no limit.
-        max_length: Length of a trial, >= 1, if the search sets it; trials then validate there.
+        points: Number of points of the grid, >= 0. With 0 the search is done when it starts.
+        max_concurrent_trials: Maximum number of trials that were created and have not ended; 0 = no limit.
+        max_length: Length of a trial, >= 1, at which it validates. None: trials decide when they end.
 
     Raises:
-        MethodError: A field is invalid; all are named.
+        MethodError: At least one argument is invalid; the message names each.
 
     >>> Grid(points=6, max_concurrent_trials=2).start()
     [Create(trial=0), Create(trial=1)]
     """
 
-    _budget, _least = "points", 0
+    _budget_name, _min_budget = "points", 0
     _fixed_trials = "a grid has as many trials as points"
     _replaces_invalid = False
 

@@ -1,10 +1,10 @@
-"""Drives a search with Ray Tune, through a single Tune trial, the handle, which returns the results of all trials.
+"""The driver of a search on Ray Tune, through a single Tune trial, the handle, which returns the results of all trials.
 
-One Tune trial per trial of the search would not work: hyperparameters are drawn when a trial gets its workers, long
-after Tune needs the configuration. And each would cost memory that Tune never frees, 15 ms to reset its process, and a
-process on the head node (0.1 GB) while it runs. So there is one: its ``step()`` waits for results of any trials, and
-returns all available ones. Tune passes them to the scheduler, which asks the search. If the handle's process is killed,
-Tune starts another, which gets the unanswered results again.
+One Tune trial for each trial of the search would not work, because hyperparameters are drawn when a trial gets its
+workers, long after Tune needs the configuration. Each Tune trial would also need memory that Tune never frees, 15 ms to
+reset its process, and a process on the head node (0.1 GB) while it runs. The handle's ``step()`` waits for results of
+any trials, and returns all available ones. Tune passes them to the scheduler, which asks the search. If the handle's
+process is killed, Tune starts another, which gets the unanswered results again.
 
 Of Tune's internals only `_drop_results` uses one. The environment variables below are not documented either.
 """
@@ -32,7 +32,7 @@ from searchers.events import TrialResult
 logger = logging.getLogger(__name__)
 
 MAX_HANDLE_DEATHS = 5
-"""The run fails when its handle has died this many times in a row without a result."""
+"""The run fails after this many deaths of the handle in a row without a result."""
 
 ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -42,15 +42,15 @@ ENVIRONMENT = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-"""Tune's settings while it runs here; a variable that is already set wins."""
+"""Tune's settings during the run; variables that are already set take precedence."""
 
 
 class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped here
-    """The Tune trial: fetches results from the source in its configuration.
+    """The Tune trial, which fetches results from the source in its configuration.
 
-    That is a pickled function. What it returns is called with this process's id, waits, and returns each `TrialResult`
-    of the search that this process has not got yet; None when the search is over, or the source gone. This class is
-    pickled by value; its configuration says where to import other modules from.
+    The source is a pickled function that returns a `fetch` function. `fetch(process_id)` waits, and returns each
+    `TrialResult` of the search that this process has not received yet, or None when the search is over or the source
+    has gone. This class is pickled by value; its configuration has the path from which to import other modules.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -65,25 +65,25 @@ class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped
 
 
 def this_node() -> dict[str, float]:
-    """Resources that place an actor on the node of this process. They take nothing that trials need.
+    """Return resources that place an actor on this process's node without taking any that trials need.
 
-    (Tune refuses `CPU: 0`, and a fraction of a CPU could deadlock with the placement groups of the trials' workers.)
+    Tune rejects `CPU: 0`, and a fraction of a CPU could deadlock with the placement groups of the trials' workers.
     """
     return {f"node:{ray.util.get_node_ip_address()}": 0.0001}
 
 
 class _NotStored:
-    """A part of Tune that refers to the running search: pickled without its state, which is never read back."""
+    """Base class of the parts of Tune that refer to the running search; pickled without state, as it is never read."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
 
 class _Scheduler(_NotStored, FIFOScheduler):  # type: ignore[misc]
-    """Tune's scheduler: passes every result to the search.
+    """Tune's scheduler, which passes every result to the search.
 
-    Not a Tune callback, which would see the same: with any callback, Tune imports MLflow, Weights & Biases and the like
-    if they are installed, which takes a second of CPU before the first batch.
+    A Tune callback would see the same results, but with any callback Tune imports MLflow, Weights & Biases and similar
+    packages if they are installed, which takes a second of CPU before the first batch.
     """
 
     def __init__(self, take: Callable[[Sequence[TrialResult]], bool], died: Callable[[str], None]) -> None:
@@ -91,7 +91,6 @@ class _Scheduler(_NotStored, FIFOScheduler):  # type: ignore[misc]
         self._take, self._died = take, died
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """CONTINUE until the search is over."""
         _drop_results(tune_controller)
         return str(TrialScheduler.CONTINUE if self._take(result["results"]) else TrialScheduler.STOP)
 
@@ -124,21 +123,22 @@ def _warn_of_memory(why: str) -> None:
 
 
 class TuneDriver:
-    """Runs a search through `ray.tune.Tuner`, in a thread, until its source says that it is over, or `stop()`.
+    """Runs a search through `ray.tune.Tuner`, in a thread, until its source reports the end or `stop()` is called.
 
-    It may start before there is a search: the handle takes seconds to come up.
+    The driver may be started before there is a search, because the handle needs seconds to start.
 
     Args:
-        source: Connects to what the handle fetches results from, see `Handle`. Called in the handle's process.
-        directory: Where Tune keeps its state, which is never read back. It has the source: let nobody else read it.
-        path: The directory from which the handle is to import this package and the source's, on this machine. None:
-            Python finds them.
+        source: Returns the handle's `fetch` function, see `Handle`. Called in the handle's process.
+        directory: Tune's directory for its state, which is never read back. It contains the source, so no other user
+            should be able to read it.
+        path: Directory on this machine from which the handle imports this package and the source's. None: the default
+            import path.
 
     Attributes:
-        take: Called in Tune's thread with the results that the handle has fetched, to be passed to the search. To be
-            set before there are any.
+        take: Called in Tune's thread with the fetched results, to pass them to the search. Must be set before the first
+            result.
         started: Whether `start()` was called.
-        ended: Done when the run has ended.
+        ended: Completed when the run has ended.
         error: The error that ended the run, if any.
     """
 
@@ -159,7 +159,7 @@ class TuneDriver:
         self.error: BaseException | None = None
 
     def start(self) -> None:
-        """Start the run, which ends when the search is over, by `stop()`, or by an error, kept in `error`."""
+        """Start the run, which ends when the search is over, after `stop()`, or with an error, stored in `error`."""
         self.started = True
         threading.Thread(target=self._run, name="dray-tune", daemon=True).start()
 
@@ -185,25 +185,25 @@ class TuneDriver:
                 progress_reporter=tune.CLIReporter(),
                 stop=_StopAll(lambda: self._stopping),
                 failure_config=tune.FailureConfig(max_failures=-1),
-                # By default Tune saves at the end, but a handle has nothing to save.
+                # By default Tune saves a checkpoint at the end, but a handle has no state.
                 checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
             ),
         )
         tuner.fit()
 
     def stop(self) -> None:
-        """End the run soon, whether the search is over or not."""
+        """End the run soon, even if the search is not over."""
         self._stopping = True
 
     def _died(self, error: str) -> None:
         self._deaths += 1
         if self._deaths >= MAX_HANDLE_DEATHS and not self._stopping:
-            why = error.strip().splitlines()[-1:] or ["no reason given"]
-            self.error = RuntimeError(f"its Tune handle died {self._deaths} times in a row without a result: {why[0]}")
+            reason = (error.strip().splitlines() or ["no reason given"])[-1]
+            self.error = RuntimeError(f"its Tune handle died {self._deaths} times in a row without a result: {reason}")
             self._stopping = True
 
     def _pass_on(self, results: Sequence[TrialResult]) -> bool:
-        """Pass results to the search. Returns whether the run goes on."""
+        """Pass results to the search, and return whether the run continues."""
         self._deaths = 0
         self.take(results)
         return not self._stopping
@@ -211,7 +211,7 @@ class TuneDriver:
 
 @contextlib.contextmanager
 def _settings(*, pickle_by_value: bool) -> Iterator[None]:
-    """Within the block: Tune's settings and, on request, this module pickled by value."""
+    """Apply Tune's settings and, if requested, pickle this module by value, within the block."""
     before = dict(os.environ)
     os.environ.update({**ENVIRONMENT, **before})
     module = sys.modules[__name__]

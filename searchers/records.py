@@ -1,7 +1,7 @@
-"""Events, actions and hyperparameters as strict JSON, for the records of a journal: NaN and infinities are strings.
+"""Events, actions and hyperparameters as strict JSON for the journal; NaN and infinities are encoded as strings.
 
-Numbers of other types (NumPy's, `Decimal`, a tensor of one element) become ints and floats here. Other values are
-refused, so `from_json(to_json(x))` is exactly what a replay will see.
+Numbers of other types (NumPy's, `Decimal`, a tensor of one element) become ints and floats here. Other types are
+rejected, so that `from_json(to_json(x))` is exactly the value that a replay sees.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from searchers.events import (
 )
 
 _ACTIONS = {kind.__name__.lower(): kind for kind in (Create, Stop, Pause, Resume)}
-FLOAT = "$float"  # the key in the journal of a hyperparameter that is a float but not finite
-KINDS = frozenset({"start", "started", "reported", "exited", "extended"})  # the records of a search
+FLOAT = "$float"  # the journal's key for a non-finite float among the hyperparameters
+KINDS = frozenset({"start", "started", "reported", "exited", "extended"})  # values of "event" in a search's records
 
 
 def event_to_json(event: Event) -> dict[str, object]:
-    """`{"event": "reported", "trial": 3, "step": 4, "value": 0.31}`, strict JSON: NaN and infinities are strings.
+    """Encode an event, e.g. `{"event": "reported", "trial": 3, "step": 4, "value": 0.31}`. A value of True becomes 1.0.
 
-    A value of True is 1.0.
+    Raises:
+        IllegalEvent: A field has the wrong type, or is too large for a float.
 
     >>> event_to_json(Reported(trial=3, step=4, value=float("nan")))
     {'event': 'reported', 'trial': 3, 'step': 4, 'value': 'nan'}
@@ -44,7 +45,7 @@ def event_to_json(event: Event) -> dict[str, object]:
     try:
         trial = operator.index(event.trial)
     except TypeError:
-        raise IllegalEvent(f"a trial is known by its number, an integer from 0, got {event.trial!r:.80}") from None
+        raise IllegalEvent(f"a trial's number must be an integer >= 0, got {event.trial!r:.80}") from None
     match event:
         case Started():
             return {"event": "started", "trial": int(trial)}
@@ -56,8 +57,8 @@ def event_to_json(event: Event) -> dict[str, object]:
             measured = _measured_to_json(value, f"the value of trial {trial} at step {at}")
             record = {"event": "reported", "trial": int(trial), "step": at, "value": measured}
             if event.metrics:
-                what = f"a metric of trial {trial} at step {at}"
-                record["metrics"] = [_measured_to_json(each, what) for each in event.metrics]
+                name = f"a metric of trial {trial} at step {at}"
+                record["metrics"] = [_measured_to_json(each, name) for each in event.metrics]
             return record
         case Exited(reason=reason):
             if reason not in get_args(Reason):
@@ -68,15 +69,15 @@ def event_to_json(event: Event) -> dict[str, object]:
             assert_never(event)
 
 
-def _measured_to_json(value: object, what: str) -> object:
+def _measured_to_json(value: object, name: str) -> object:
     try:
         return None if value is None else number_to_json(float(_number(value, or_bool=True)))
     except ValueError as error:
-        raise IllegalEvent(f"{what} {error}") from None
+        raise IllegalEvent(f"{name} {error}") from None
 
 
 def event_from_json(record: Mapping[str, object]) -> Event:
-    """The inverse of `event_to_json`; other keys (`actions`, `hparams`) are ignored."""
+    """Decode an event, ignoring other keys (`actions`, `hparams`). Raises `ValueError` if it is not a valid event."""
     match record.get("event"), record.get("trial"):
         case "started", int(trial):
             return Started(trial=trial)
@@ -93,14 +94,14 @@ def event_from_json(record: Mapping[str, object]) -> Event:
 
 
 def action_to_json(action: Action) -> dict[str, object]:
-    """`{"action": "stop", "trial": 7}`."""
+    """Encode an action, e.g. `{"action": "stop", "trial": 7}`."""
     if isinstance(action, Done):
         return {"action": "done", "reason": action.reason}
     return {"action": type(action).__name__.lower(), "trial": operator.index(action.trial)}
 
 
 def action_from_json(record: Mapping[str, object]) -> Action:
-    """The inverse of `action_to_json`."""
+    """Decode an action. Raises `ValueError` if it is unknown."""
     match dict(record):
         case {"action": "done", "reason": reason}:
             for known in get_args(DoneReason):
@@ -112,12 +113,12 @@ def action_from_json(record: Mapping[str, object]) -> Action:
 
 
 def number_to_json(value: object) -> object:
-    """A float that is not finite as "nan", "inf" or "-inf"; anything else unchanged."""
+    """Encode a non-finite float as "nan", "inf" or "-inf"; return anything else unchanged."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def number_from_json(value: object) -> float | None:
-    """The inverse of `number_to_json`, for a number or None."""
+    """Decode a number or None. Raises `ValueError` if the value is neither."""
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     if value in ("nan", "inf", "-inf"):
@@ -126,20 +127,23 @@ def number_from_json(value: object) -> float | None:
 
 
 def hparams_to_json(value: object) -> object:
-    """Hyperparameters as strict JSON: a float that is not finite becomes {"$float": "inf"}, a NumPy array a list."""
+    """Encode hyperparameters: a non-finite float becomes e.g. {"$float": "inf"}, a NumPy array a list.
+
+    Raises `ValueError` for a value that JSON can't represent.
+    """
     match value:
         case None | bool():
             return value
         case str():
-            return str.__str__(value)  # also of an Enum or numpy.str_
+            return str.__str__(value)  # converts str enums and numpy.str_
         case Mapping():
-            odd = next((name for name in value if not isinstance(name, str) or name == FLOAT), None)
-            if odd is not None:
-                raise ValueError(f"a hyperparameter needs a string other than {FLOAT!r} as its name, got {odd!r:.80}")
+            invalid = next((name for name in value if not isinstance(name, str) or name == FLOAT), None)
+            if invalid is not None:
+                raise ValueError(f"a hyperparameter's name must be a string other than {FLOAT!r}, got {invalid!r:.80}")
             return {str.__str__(name): hparams_to_json(item) for name, item in value.items()}
         case list() | tuple():
             return [hparams_to_json(item) for item in value]
-    as_list = getattr(value, "tolist", None)  # of NumPy and torch
+    as_list = getattr(value, "tolist", None)  # NumPy arrays and torch tensors
     if callable(as_list) and isinstance(plain := as_list(), list | bool | str):
         return hparams_to_json(plain)
     try:
@@ -161,15 +165,15 @@ def hparams_from_json(value: object) -> object:
 
 
 def _number(value: object, *, or_bool: bool = False) -> float:
-    """The number as an int or a float, whatever its type."""
+    """Convert a number of any type to an int or a float."""
     try:
-        item = getattr(value, "item", None)  # of NumPy and torch
+        item = getattr(value, "item", None)  # NumPy scalars and torch tensors
         found = item() if callable(item) else value
         if not isinstance(found, str | bytes) and (or_bool or not isinstance(found, bool)):
             near = float(found)  # type: ignore[arg-type]
             return int(found) if hasattr(found, "__index__") else near
     except OverflowError:
         raise ValueError("is larger than any float, but must be a number") from None
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch's
+    except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError
         pass
     raise ValueError(f"is {value!r:.80} ({type(value).__name__}), but must be a number")

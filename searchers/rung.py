@@ -1,21 +1,21 @@
-"""Rungs of successive halving: their lengths, and which trials are among the best 1/divisor at one of them.
+"""Rungs of successive halving: their lengths, and the best 1/divisor of the trials at each.
 
-Determined keeps a sorted list, inserts a new value v before its equals, and lets the trial continue iff
+Determined keeps a sorted list, inserts a new value v before equal ones, and lets the trial continue iff
 
-    index < max(floor(n / divisor), 1)            n values, including the new one
+    index < max(floor(n / divisor), 1)            with n values, including the new one
 
-Here `index` is the number of values smaller than v, so a trial continues iff v is no larger than the k-th smallest one,
-with k = max(floor(n / divisor), 1). Two heaps give that value in O(log n): `best` holds the k smallest with the largest
-of them on top, `rest` the others with the smallest on top. Of equal values, those of lower trial numbers come first.
+Since `index` is the number of values smaller than v, a trial continues iff v is no larger than the k-th smallest value,
+with k = max(floor(n / divisor), 1). Two heaps give that value in O(log n): `best` holds the k smallest values with the
+largest of them on top, `rest` the others with the smallest on top. Equal values are ordered by trial number.
 
-How well a rung ranks is the rank correlation of the values there with those of the same trials at the next rung.
-Only trials that continued have both values, and they were chosen for being the best at the first. What is fitted is
-therefore the regression of the later value on the earlier one, which a choice by the earlier value does not bias if it
-is linear (the correction for restricted range). So no trial has to continue for the estimate's sake; when the 10th,
-17th, 26th, ... at each rung did, it cost more than it found. Both values are normal scores, by their ranks, so that a
-diverged trial's counts as the last and no more.
+A rung's informativeness is measured by the rank correlation of its values with those of the same trials at the next
+rung. Only trials that continued have both values, and these were selected as the best at the lower rung. The estimate
+is therefore based on the regression of the later on the earlier value, which selection by the earlier value does not
+bias if the relation is linear (the correction for range restriction). No trial has to continue merely for the estimate:
+when the 10th, 17th, 26th, ... trial at each rung did, that cost more than it gained. Ranks are transformed to normal
+scores, so that a diverged trial counts as the last one and is no outlier.
 
-Source: Thorndike, "Personnel Selection" (1949), case 2; Sackett and Yang, "Correction for range restriction" (2000).
+Sources: Thorndike, "Personnel Selection" (1949), case 2; Sackett and Yang, "Correction for range restriction" (2000).
 """
 
 from __future__ import annotations
@@ -34,38 +34,43 @@ from searchers.objectives import Losses
 from searchers.pareto import ParetoOrder
 
 _PRIOR = 0.8  # the correlation before any trial has both values
-_PRIOR_PAIRS = 4.0  # it counts as much as so many trials
-_ALL_ABOVE, _NONE_BELOW = 0.5, 0.2
+_PRIOR_PAIRS = 4.0  # the prior's weight, in trials
+_FULLY_STRICT, _NOT_STRICT = (
+    0.5,
+    0.2,
+)  # correlations from which a rung is as strict as configured, and at which not at all
 
-_MOST_PAIRS = 512
-_GROWTH = 1.1
-"""How many pairs, and how many values, a rung's correlation is estimated from; and again with so many times as many."""
+_MAX_PAIRS = 512  # in the estimate of a correlation, and as many values
+_GROWTH = 1.1  # factor by which the number of pairs grows between two estimates
 
 
 class Rung:
-    """The values that trials reported at one length; smaller is better. Of several objectives see `ParetoRung`.
+    """Values that trials reported at one length; smaller is better. `ParetoRung` is for several objectives.
 
-    Always true: the trials in `_best` are the k smallest by (value, trial); each ranked trial has exactly one entry in
-    one of the heaps; entries of withdrawn trials remain until they come to the top, and neither top is one of them.
+    Invariants: the trials in `_best` are the k smallest by (value, trial); each ranked trial has exactly one entry in
+    one of the heaps; entries of withdrawn trials remain until they reach the top, and are then removed.
 
-    The divisor is used as the decimal number it is written as, so that floor(33 / 1.1) is 30. `least` is how many
-    trials are among the best while n < divisor: 0 or 1.
+    Args:
+        length: The length at which trials reach the rung.
+        divisor: > 1. Interpreted as a decimal number, so that floor(33 / 1.1) is 30.
+        min_best: Number of trials among the best while n < divisor: 0 or 1.
 
     >>> rung = Rung(length=1, divisor=2)
     >>> [rung.rank(trial, value) for trial, value in enumerate([0.5, 0.9, 0.4, 0.45])]
     [True, False, True, True]
     """
 
-    def __init__(self, *, length: int, divisor: float, least: int = 1) -> None:
-        self.length, self.divisor = length, divisor  # a lower one, once `compare` has learned
-        self._strictest, self._least = divisor, least
+    def __init__(self, *, length: int, divisor: float, min_best: int = 1) -> None:
+        self.length, self.divisor = length, divisor  # `compare` lowers the divisor if the correlation is low
+        self._configured_divisor, self._min_best = divisor, min_best
         self._numerator, self._denominator = Fraction(str(divisor)).as_integer_ratio()
         self._values: dict[int, float | Losses] = {}
-        self.coming = 0  # for a method that pauses trials: running ones that are on their way to this rung
+        self.num_approaching = 0  # running trials on their way to this rung, for methods that pause trials
         self._paused: set[int] = set()
-        self._paused_heap: list[tuple[float, int]] = []  # (value, trial); others than `_paused` are dropped at the top
-        self.correlation, self.compared = _PRIOR, 0  # with the values at the next rung, and of how many trials
-        self._pairs: list[tuple[float, float]] = []  # every so many of all, from the first on
+        self._paused_heap: list[tuple[float, int]] = []  # (value, trial); entries not in `_paused` are dropped on top
+        self.correlation = _PRIOR  # estimated rank correlation with the next rung
+        self.compared = 0  # number of trials that the estimate is based on
+        self._pairs: list[tuple[float, float]] = []  # every `_stride`-th pair of values here and at the next rung
         self._stride, self._next_estimate = 1, 1.0
         self._best: set[int] = set()
         self._best_heap: list[tuple[float, int]] = []  # (-value, -trial)
@@ -74,12 +79,15 @@ class Rung:
 
     @property
     def values(self) -> Mapping[int, float | Losses]:
-        """Trials to values, or to losses, +inf for those without; except those withdrawn."""
+        """Values or losses by trial, +inf for trials without finite losses; withdrawn trials are excluded."""
         return MappingProxyType(self._values)
 
     def rank(self, trial: int, value: float | Losses) -> bool:
-        """Add the trial's value, once per trial. Returns whether the trial continues: also if it equals the last of the
-        best."""
+        """Add the trial's value, once per trial.
+
+        Returns:
+            Whether the trial continues. It also does if its value equals the worst of the best.
+        """
         assert trial not in self._values, f"trial {trial} was ranked in this rung before"
         assert not isinstance(value, Losses)
         self._values[trial] = value
@@ -92,13 +100,13 @@ class Rung:
         return bool(self._best_heap) and value <= -self._best_heap[0][0]
 
     def best(self) -> list[int]:
-        """The best 1/divisor of the trials, best first, except those whose value is infinite."""
+        """Return the best 1/divisor of the trials, best first, except those with an infinite value."""
         found = ((self._value(trial), trial) for trial in self._best)
         return [trial for value, trial in sorted(found) if value < math.inf]
 
-    def set_least(self, least: int) -> None:
-        if self._least != least:
-            self._least = least
+    def set_min_best(self, min_best: int) -> None:
+        if self._min_best != min_best:
+            self._min_best = min_best
             self._balance()
 
     def withdraw(self, trial: int) -> None:
@@ -109,12 +117,12 @@ class Rung:
         self._balance()
 
     def pause(self, trial: int) -> None:
-        """List a ranked trial as paused."""
+        """Mark a ranked trial as paused."""
         self._paused.add(trial)
         heappush(self._paused_heap, (self._value(trial), trial))
 
     def unpause(self, trial: int) -> bool:
-        """Remove the trial from those paused, if it is one of them; and whether it was."""
+        """Remove the trial from the paused ones, and return whether it was one of them."""
         was_paused = trial in self._paused
         self._paused.discard(trial)
         return was_paused
@@ -125,29 +133,31 @@ class Rung:
         return trials
 
     def promotable(self) -> int | None:
-        """The best paused trial, if it is among the best 1/divisor of all trials at this rung."""
+        """Return the best paused trial, if it is among the best 1/divisor of all trials at this rung."""
         heap = self._paused_heap
         while heap and heap[0][1] not in self._paused:
             heappop(heap)
         return heap[0][1] if heap and heap[0][1] in self._best else None
 
     def compare(self, trial: int, later: float) -> None:
-        """Learn from a ranked trial's value at the next rung how much this rung says of it, and be less strict if it
-        says little. Decisions so far stand."""
+        """Update the correlation with the next rung, where this trial's value is `later`, and the divisor with it.
+
+        Earlier decisions stand.
+        """
         value = self._value(trial)
-        if value == later:  # one report that reached both rungs
+        if value == later:  # a single report reached both rungs
             return
         if self.compared % self._stride == 0:
             self._pairs.append((value, later))
-        if len(self._pairs) > _MOST_PAIRS:
+        if len(self._pairs) > _MAX_PAIRS:
             self._pairs, self._stride = self._pairs[::2], 2 * self._stride
         self.compared += 1
         if self.compared < self._next_estimate:
             return
         self._next_estimate = self.compared * _GROWTH
         values = cast("list[float]", list(self._values.values()))
-        self.correlation = rank_correlation(values[:: 1 + len(values) // _MOST_PAIRS], self._pairs)
-        self.divisor = less_strict(self._strictest, self.correlation)
+        self.correlation = rank_correlation(values[:: 1 + len(values) // _MAX_PAIRS], self._pairs)
+        self.divisor = less_strict(self._configured_divisor, self.correlation)
         self._numerator, self._denominator = Fraction(str(self.divisor)).as_integer_ratio()
         self._balance()
 
@@ -158,7 +168,7 @@ class Rung:
 
     def _count(self) -> int:
         n = len(self._values)
-        return max(n * self._denominator // self._numerator, self._least) if n else 0
+        return max(n * self._denominator // self._numerator, self._min_best) if n else 0
 
     def _balance(self) -> None:
         k = self._count()
@@ -186,9 +196,9 @@ class Rung:
 
 
 class ParetoRung(Rung):
-    """What trials reported at one length, ranked by several objectives, in the order of `ParetoOrder`.
+    """Losses that trials reported at one length, ranked in `ParetoOrder`.
 
-    Unlike in `Rung`, a new trial that equals the last of the best is not among them: the order has no ties.
+    Unlike in `Rung`, a new trial that equals the worst of the best does not continue: the order has no ties.
 
     >>> rung = ParetoRung(length=1, divisor=2)
     >>> [rung.rank(trial, Losses(values)) for trial, values in enumerate([(1, 4), (4, 1), (5, 5), (2, 2)])]
@@ -197,12 +207,12 @@ class ParetoRung(Rung):
     [0, 1]
     """
 
-    def __init__(self, *, length: int, divisor: float, least: int = 1) -> None:
-        super().__init__(length=length, divisor=divisor, least=least)
+    def __init__(self, *, length: int, divisor: float, min_best: int = 1) -> None:
+        super().__init__(length=length, divisor=divisor, min_best=min_best)
         self._order = ParetoOrder()
 
     def rank(self, trial: int, value: float | Losses) -> bool:
-        """Add the trial's losses, once per trial; a float is +inf, the worst. Returns whether the trial continues."""
+        """Add the trial's losses, or +inf as the worst, once per trial. Returns whether the trial continues."""
         assert trial not in self._values, f"trial {trial} was ranked in this rung before"
         assert isinstance(value, Losses) or value == math.inf
         self._values[trial] = value
@@ -215,8 +225,8 @@ class ParetoRung(Rung):
     def _in_order(self) -> Iterator[int]:
         return islice(self._order, self._count())
 
-    def set_least(self, least: int) -> None:
-        self._least = least
+    def set_min_best(self, min_best: int) -> None:
+        self._min_best = min_best
 
     def withdraw(self, trial: int) -> None:
         del self._values[trial]
@@ -230,9 +240,9 @@ class ParetoRung(Rung):
 
 
 def rung_lengths(*, max_length: int, num_rungs: int, divisor: float) -> tuple[int, ...]:
-    """max(floor(max_length / divisor ** (num_rungs - 1 - r)), 1) for r = 0, 1, ...; the last one is max_length.
+    """Return max(floor(max_length / divisor ** (num_rungs - 1 - r)), 1) for r = 0, 1, ...; the last is max_length.
 
-    Lengths count from the trial's beginning. If max_length is short for so many rungs, the first ones are equal:
+    Lengths count from the trial's beginning. If max_length is too short for this many rungs, the first ones are equal:
 
     >>> rung_lengths(max_length=100, num_rungs=5, divisor=4)
     (1, 1, 6, 25, 100)
@@ -242,7 +252,7 @@ def rung_lengths(*, max_length: int, num_rungs: int, divisor: float) -> tuple[in
 
 
 def longer_rungs(rungs: tuple[int, ...], *, max_length: int, divisor: float) -> tuple[int, ...]:
-    """These rungs and, above them, max_length / divisor ** k, rounded down, while that exceeds the last of them.
+    """Return these rungs and, above the last of them, every floor(max_length / divisor ** k) that is longer.
 
     >>> longer_rungs((1, 4, 16), max_length=256, divisor=4), longer_rungs((1, 4, 16), max_length=100, divisor=4)
     ((1, 4, 16, 64, 256), (1, 4, 16, 25, 100))
@@ -254,7 +264,7 @@ def longer_rungs(rungs: tuple[int, ...], *, max_length: int, divisor: float) -> 
 
 
 def rungs_that_fit(*, length: int, divisor: float, at_most: int | None = None) -> int:
-    """floor(log(length) / log(divisor)) + 1: how many rungs have lengths >= 1 without rounding up.
+    """Return floor(log(length) / log(divisor)) + 1, the number of rungs that have lengths >= 1 without rounding up.
 
     Exact, unlike a quotient of two float logarithms:
 
@@ -270,11 +280,14 @@ def rungs_that_fit(*, length: int, divisor: float, at_most: int | None = None) -
 
 
 def rank_correlation(values: Sequence[float], pairs: Sequence[tuple[float, float]]) -> float:
-    """The correlation that all trials of a rung would have, if all went on to the next.
+    """Estimate the rank correlation between two rungs for all trials, although only the best reach the second one.
 
     Args:
-        values: Of all trials at the rung, smaller is better.
-        pairs: The values at the rung and at the next one, of trials that were chosen by the former, or of all.
+        values: Values of all trials at the rung; smaller is better.
+        pairs: (value at the rung, value at the next rung) of trials that were selected by the former, or of all trials.
+
+    Returns:
+        From -1 to 1; close to a prior of 0.8 while there are few pairs.
 
     >>> rank_correlation(range(100), [(each, each + 0.5) for each in range(100)]) > 0.97
     True
@@ -293,16 +306,16 @@ def rank_correlation(values: Sequence[float], pairs: Sequence[tuple[float, float
 
 
 def _normal_score(ordered: Sequence[float], value: float) -> float:
-    """The value's rank as a quantile of the normal distribution; equal values share the middle of their ranks."""
+    """Transform the value's rank to a quantile of the normal distribution; equal values share their mean rank."""
     rank = (bisect_left(ordered, value) + bisect_right(ordered, value)) / 2
     return NormalDist().inv_cdf((rank + 0.5) / (len(ordered) + 1))
 
 
 def less_strict(divisor: float, correlation: float) -> float:
-    """The divisor for a rung: the given one from a correlation of 0.5 on, 1 (all trials continue) up to one of 0.2.
+    """Lower a rung's divisor: unchanged from a correlation of 0.5 on, 1 (all trials continue) below one of 0.2.
 
     >>> [less_strict(4, correlation) for correlation in (0.6, 0.35, 0.1)]
     [4.0, 2.0, 1.0]
     """
-    strictness = (correlation - _NONE_BELOW) / (_ALL_ABOVE - _NONE_BELOW)
+    strictness = (correlation - _NOT_STRICT) / (_FULLY_STRICT - _NOT_STRICT)
     return round(math.pow(divisor, min(max(strictness, 0.0), 1.0)), 3)

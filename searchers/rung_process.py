@@ -1,18 +1,19 @@
-"""A Gaussian process over hyperparameters and rungs: what the results at short lengths say about the end.
+"""A Gaussian process over hyperparameters and rungs, which predicts the last rung from results at shorter lengths.
 
 The loss of a trial with hyperparameters x at rung r is
 
     y = s_r * (f(x, r) + tau * d(trial, r)) + m_r + sigma_r * noise
 
-* f has covariance k(x, x') * c(r, r'). k is Matern's, with nu = 5/2 and a length scale for each hyperparameter. c is
-  that of a first-order chain over rungs: each pair of neighbouring rungs has one correlation, and rungs further apart
-  the product of those between. It is what is learned of how well a rung ranks: at 0 it says nothing of the next.
-* d is what sets a trial apart from others with the same hyperparameters (its initial weights, its order of batches),
+* f has the covariance k(x, x') * c(r, r'). k is a Matern kernel with nu = 5/2 and a length scale for each
+  hyperparameter. c is that of a first-order Markov chain over rungs: each pair of neighbouring rungs has a correlation,
+  and the correlation of rungs further apart is the product of those in between. These correlations, fitted to the
+  results, express how well each rung predicts the next.
+* d is the deviation of a trial from others with the same hyperparameters (due to initial weights and batch order),
   independent between trials, with the same chain.
-* m_r is the rung's level, of which nothing is known before: trials that came far were chosen, so rungs' means differ.
-* s_r is the rung's scale, sigma_r that of its noise: where a rung tells nothing, all is noise.
+* m_r is the rung's level, with a wide prior: trials at higher rungs are selected, so the means of rungs differ.
+* s_r is the rung's scale and sigma_r the scale of its noise; an uninformative rung is all noise.
 
-The parameters are those of the largest posterior density, under priors wide enough for normalised values.
+The parameters maximise the posterior density, under priors wide enough for normalised values.
 
 Sources: Kennedy and O'Hagan, "Predicting the output from a complex computer code when fast approximations are
 available" (2000), for the chain; Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), chapters 2
@@ -46,14 +47,14 @@ _SIGMA = (np.log(0.1), 1.0)
 class Results:
     """Results of trials at rungs."""
 
-    rows: Array  # hyperparameters, one row for each result, shape (n, width)
-    rungs: Indices  # numbers of the rungs, shape (n,), as all below
-    trials: Indices
-    values: Array  # normalised losses
+    rows: Array  # hyperparameters, shape (n, width)
+    rungs: Indices  # rung numbers, shape (n,)
+    trials: Indices  # trial numbers, shape (n,)
+    values: Array  # normalised losses, shape (n,)
 
 
 class Parameters:
-    """The process's parameters, as slices of a vector of logarithms."""
+    """The process's parameters, as slices of a vector of logarithms. `axes`: see `UnitCube`."""
 
     def __init__(self, axes: Indices, num_rungs: int) -> None:
         self.axes, self.num_rungs = axes, num_rungs
@@ -67,24 +68,27 @@ class Parameters:
         self.mean, self.deviation = priors[:, 0], priors[:, 1]
 
     def chain(self, theta: Array) -> Array:
-        """Correlations between all rungs, shape (num_rungs, num_rungs)."""
+        """Return the correlations between all rungs, shape (num_rungs, num_rungs)."""
         places = np.concatenate([[0.0], np.cumsum(np.exp(theta[self.distances]))])
         chain: Array = np.exp(-np.abs(places[:, None] - places[None]))
         return chain
 
 
 class RungProcess:
-    """The posterior for some results.
+    """The posterior, given results.
 
-    For `live` trials, rows of shape (k, width), f is taken to be what is expected at the last rung. That changes no
-    expectation, only deviations: little is left to be learned near them. `noise` is the standard deviation of the noise
-    of a result at the last rung.
+    Args:
+        parameters: The layout of `theta`.
+        theta: Logarithms of the parameters.
+        results: At least one result.
+        live: Hyperparameters of live trials, shape (k, width), for which f is assumed to be as expected at the last
+            rung. This reduces the deviations near them, and leaves all expectations unchanged.
     """
 
     def __init__(self, parameters: Parameters, theta: Array, results: Results, live: Array) -> None:
         self._parameters, self._theta, self._results = parameters, theta, results
         noise = np.exp(theta[parameters.sigma])
-        self.noise = float(noise[-1])
+        self.noise = float(noise[-1])  # standard deviation at the last rung
         self._scaled = self._scale(results.rows)
         self._scales, self._chain = np.exp(theta[parameters.scales]), parameters.chain(theta)
         covariance = self._prior(_matern(_distances(self._scaled, self._scaled)), results.trials, results.rungs)
@@ -100,7 +104,7 @@ class RungProcess:
 
     @property
     def _variance(self) -> float:
-        """Of f at the last rung, before any result."""
+        """The prior variance of f at the last rung."""
         return float(self._scales[-1] ** 2)
 
     def _scale(self, rows: Array) -> Array:
@@ -108,7 +112,7 @@ class RungProcess:
         return scaled
 
     def _at_the_end(self, scaled: Array) -> Array:
-        """The covariance of f at the last rung, for new trials, with the results."""
+        """Return the covariance of f at the last rung, for new trials, with the results."""
         count = len(scaled)
         last = np.full(count, self._parameters.num_rungs - 1)
         return self._prior(_matern(_distances(scaled, self._scaled)), np.full(count, -1), last)
@@ -118,7 +122,7 @@ class RungProcess:
         return solved
 
     def _prior(self, kernel: Array, trials: Indices, rungs: Indices) -> Array:
-        """The covariance of these trials at these rungs with the results, but for levels and noise."""
+        """Return the covariance of these trials at these rungs with the results, without levels and noise."""
         results = self._results
         tau = np.exp(2 * self._theta[self._parameters.tau])
         chain = self._chain[rungs][:, results.rungs]
@@ -127,9 +131,14 @@ class RungProcess:
         return covariance
 
     def at_the_end(self, rows: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of f at the last rung, in the unit of its values, for rows of new trials.
+        """Predict f at the last rung for new trials.
 
-        The level's own uncertainty, which all rows share, is left out of the deviation, and noise, too.
+        Args:
+            rows: Hyperparameters, shape (m, width).
+
+        Returns:
+            Mean and standard deviation, shape (m,), in the unit of that rung's values. The deviation excludes noise and
+            the uncertainty of the level, which all rows share.
         """
         scaled = self._scale(rows)
         cross = self._at_the_end(scaled)
@@ -144,7 +153,7 @@ class RungProcess:
 
 
 def fitted(parameters: Parameters, results: Results, *, steps: int) -> Array:
-    """The parameters of the largest posterior density, by at most so many steps of L-BFGS from the prior's mean."""
+    """Maximise the posterior density by at most `steps` steps of L-BFGS from the prior mean; returns log parameters."""
     found = minimize(
         _Density(parameters, results),
         parameters.mean,
@@ -158,7 +167,7 @@ def fitted(parameters: Parameters, results: Results, *, steps: int) -> Array:
 
 
 class _Density:
-    """The negative logarithm of the parameters' posterior density, and its gradient."""
+    """The negative log posterior density of the parameters, and its gradient."""
 
     def __init__(self, parameters: Parameters, results: Results) -> None:
         self._parameters, self._results = parameters, results
@@ -171,7 +180,7 @@ class _Density:
         for column, axis in enumerate(parameters.axes):
             self._squares[axis] += ((rows[:, None, column] - rows[None, :, column]) ** 2).ravel()
         low, high = np.minimum(rungs[:, None], rungs[None]), np.maximum(rungs[:, None], rungs[None])
-        # For each pair of neighbouring rungs, the pairs of results that it lies between.
+        # For each pair of neighbouring rungs, the pairs of results on either side of it.
         self._between = [(low <= step) & (high > step) for step in range(parameters.num_rungs - 1)]
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
@@ -196,7 +205,7 @@ class _Density:
         value = 0.5 * results.values @ weights + np.log(np.diag(factor)).sum() + 0.5 * off @ off
 
         gradient = off / parameters.deviation
-        outer = 0.5 * (inverse - np.outer(weights, weights))  # of the density by the covariance
+        outer = 0.5 * (inverse - np.outer(weights, weights))  # derivative with respect to the covariance
         by_signal = outer * signal
         by_distance = outer * common * (1 + distance) * decay * (5 / 3)
         gradient[parameters.lengths] += (self._squares @ by_distance.ravel()) * inverse_squares
@@ -213,7 +222,7 @@ class _Density:
 
 
 def _distances(rows: Array, others: Array) -> Array:
-    """Euclidean, between all pairs."""
+    """Return the Euclidean distances between all pairs."""
     squares = (rows**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2 * rows @ others.T
     distances: Array = np.sqrt(np.maximum(squares, 0.0))
     return distances

@@ -1,7 +1,7 @@
-"""Samplers draw the hyperparameters of trials: the protocol, and those that need only a space.
+"""Samplers of hyperparameters: the protocol, and the samplers that need only a space.
 
-A `Search` asks its sampler when a trial gets its workers, so that a sampler that learns knows as much as possible, and
-tells it every event in the order of the journal, also when a journal is replayed.
+A `Search` asks its sampler when a trial gets its workers, so that the sampler can learn from as many results as
+possible. It tells the sampler every event in the order of the journal, also during a replay.
 """
 
 from __future__ import annotations
@@ -21,26 +21,30 @@ from searchers.space import PATH, Space
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Draws hyperparameters, by ask-and-tell. The rules:
+    """Draws hyperparameters, by ask-and-tell. A sampler must follow these rules:
 
-    * `ask` depends only on the events so far, the trial's number and the sampler's seed, and changes nothing. So a
-      sampler continues where it was after a replay of its journal.
-    * What `ask` returns belongs to the caller, and is JSON.
+    * `ask` depends only on the events so far, the trial's number and the sampler's seed, and changes no state. A
+      replayed journal therefore restores the sampler.
+    * The result of `ask` belongs to the caller, and consists of JSON values.
 
-    A sampler that compares trials by length may also have `extended(rungs)`, which is called when the search is
-    extended, with its new `Method.rungs`; in the order of the events, also when a journal is replayed.
+    A sampler that compares trials by length may also have a method `extended(rungs)`, which is called with the new
+    `Method.rungs` when the search is extended; a replay calls it at the same place among the events.
     """
 
     def ask(self, trial: int) -> dict[str, object]:
-        """Hyperparameters for this trial, which is about to start for the first time."""
+        """Return hyperparameters for this trial, which is about to start for the first time.
+
+        Raises:
+            SpaceError: There is no point, e.g. because none satisfies the space's constraint.
+        """
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
         """Learn from this event.
 
         Args:
-            event: Its value is normalised: smaller is better, and +inf if it was not finite. In a search with several
-                metrics, it has losses: see `Reported`.
-            hparams: The trial's; empty if it ended before it started.
+            event: A report's value is normalised: smaller is better, and +inf if it was not finite. In a search with
+                several metrics the report has losses: see `Reported`.
+            hparams: The trial's hyperparameters; empty if it ended before it started.
         """
 
 
@@ -52,10 +56,9 @@ def notify_extended(sampler: Sampler, rungs: Sequence[float]) -> None:
 
 
 def drawn(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
-    """What the sampler returns for this trial, as a replay will see it."""
-    asked = sampler.ask(trial)
+    """Draw the trial's hyperparameters, as a replay will see them. Raises `SpaceError` if they are not in the space."""
     try:
-        point = hparams_from_json(hparams_to_json(asked))
+        point = hparams_from_json(hparams_to_json(sampler.ask(trial)))
         faults = space.faults(point)
     except ValueError as error:
         faults = [(PATH, str(error))]
@@ -66,7 +69,7 @@ def drawn(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
 
 
 class RandomSampler:
-    """Independent draws from the space: trial 7's depends only on the seed and on 7."""
+    """Independent draws from the space: that for trial 7 depends only on the seed and on 7."""
 
     def __init__(self, space: Space, seed: int) -> None:
         self.space, self.seed = space, seed
@@ -75,11 +78,14 @@ class RandomSampler:
         return self.space.sample(Random(f"{self.seed}:{trial}"))
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
-        """Does nothing: draws don't depend on results."""
+        """No-op: draws don't depend on results."""
 
 
 class GridSampler:
     """The points of `Space.grid()`, from the last to the first, as in Determined.
+
+    Raises:
+        SpaceError: A number has neither a `count` nor a `step`, or the grid has more than a million points.
 
     >>> from searchers import parse_space
     >>> grid = GridSampler(parse_space({"x": {"type": "int", "minval": 1, "maxval": 3, "count": 3}}))
@@ -96,21 +102,24 @@ class GridSampler:
 
     def ask(self, trial: int) -> dict[str, object]:
         if trial >= len(self._points):
-            given = f"the grid has only {len(self._points)} points, so there is none for trial {trial}, numbered from 0"
-            raise SpaceError([(PATH, f"{given}; create as many trials as points, or use random search")])
+            missing = f"the grid has only {len(self._points)} points, and none for trial {trial}, counted from 0"
+            raise SpaceError([(PATH, f"{missing}; create as many trials as points, or use random search")])
         return copy.deepcopy(self._points[-1 - trial])
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
-        """Does nothing: draws don't depend on results."""
+        """No-op: draws don't depend on results."""
 
 
 class FirstPoints:
-    """Known good points for the first trials, another sampler for the rest.
+    """Known good points for the first trials, and another sampler for the rest.
 
     Args:
-        space: The points' space.
-        points: For trials 0, 1, ...: complete points of the space, except that constants may be left out.
-        sampler: For the other trials. It learns from all trials.
+        space: The space of the points.
+        points: The points for trials 0, 1, ..., complete except that constants may be omitted.
+        sampler: The sampler for all other trials. It learns from all trials.
+
+    Raises:
+        SpaceError: A point is not in the space; every fault is listed, e.g. `searcher.points[2].lr`.
 
     >>> from searchers import parse_space
     >>> space = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}, "batch": 64})
@@ -132,15 +141,12 @@ class FirstPoints:
             raise SpaceError(faults)
 
     def ask(self, trial: int) -> dict[str, object]:
-        """The trial's point, or the other sampler's."""
         return copy.deepcopy(self._points[trial]) if trial < len(self._points) else self._sampler.ask(trial)
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
-        """Passed to the other sampler."""
         self._sampler.tell(event, hparams)
 
     def extended(self, rungs: Sequence[float]) -> None:
-        """Passed to the other sampler."""
         notify_extended(self._sampler, rungs)
 
 
@@ -153,8 +159,13 @@ def named_sampler(
     options: Mapping[str, object] = MappingProxyType({}),
     objectives: Objectives | None = None,
 ) -> Sampler:
-    """The sampler of this name: "random", "multi_fidelity", or one of `OptunaSampler`'s, which has the arguments."""
-    # Imports here, not above: Optuna and scipy take most of a second.
+    """Create the sampler "random", "multi_fidelity", or one of `OptunaSampler`, which documents the arguments.
+
+    Raises:
+        FieldError: The sampler does not exist, or does not take these options or objectives. Paths begin with
+            `searcher.sampler`.
+    """
+    # Optuna and scipy take most of a second to import, so they are imported only when needed.
     if name not in ("random", "multi_fidelity"):
         from searchers.optuna_sampler import OptunaSampler
 
@@ -164,9 +175,9 @@ def named_sampler(
     if name == "random":
         return RandomSampler(space, seed)
     if objectives is not None:
-        given = "; ".join(map(str, objectives.metrics))
-        what = f"multi_fidelity takes one objective without constraints, but searcher.metrics has: {given}"
-        raise FieldError([("searcher.sampler.name", f"{what}. Use tpe, gp, nsga2 or random")])
+        metrics = "; ".join(map(str, objectives.metrics))
+        message = f"multi_fidelity takes one objective without constraints, but searcher.metrics has: {metrics}"
+        raise FieldError([("searcher.sampler.name", f"{message}. Use tpe, gp, nsga2 or random")])
     from searchers.multi_fidelity import MultiFidelitySampler
 
     return MultiFidelitySampler(space, seed=seed, rungs=rungs)

@@ -1,14 +1,14 @@
-"""A search: a method, a space, a sampler and a log, as the one object that a driver holds.
+"""A search: the combination of a method, a space, a sampler and a log, which a driver holds.
 
     search = Search(method, space, seed=7, smaller_is_better=True, log=journal.append)
     for action in search.start(): ...             # then, for each event:
     for action in search.on(event): ...           # the event is logged before its actions are returned
 
-It normalises metrics (nobody else does), asks the sampler for hyperparameters when a trial gets its workers (by
-default trial 7's depend only on the seed and on 7), keeps a view of every trial, and logs one record per event. Its
-state follows from these records alone, so `replay` restores it.
+A search normalises metrics (no other code does), asks the sampler for hyperparameters when a trial gets its workers (by
+default those of trial 7 depend only on the seed and on 7), keeps a view of every trial, and logs one record per event.
+Its state follows from these records alone, so that `replay` can restore it.
 
-Records, each a line of the journal:
+Each record is a line of the journal:
 
     {"event": "start", "seed": 7, "smaller_is_better": true, "actions": [...]}
     {"event": "started",  "trial": 3, "hparams": {...}, "actions": []}
@@ -16,8 +16,8 @@ Records, each a line of the journal:
     {"event": "exited",   "trial": 3, "reason": "stopped", "actions": []}
     {"event": "extended", "max_trials": 200, "max_length": null, "actions": [{"action": "create", "trial": 64}, ...]}
 
-With several metrics, "start" has them too, as in an experiment file, and each "reported" all of their values, in that
-order; "value" is the first objective's:
+With several metrics, the "start" record also has these, as in an experiment file. Each "reported" record has all their
+values in that order; its "value" is that of the first objective:
 
     {"event": "reported", "trial": 3, "step": 4, "value": 0.31, "metrics": [0.31, 12.5, 7600], "actions": [...]}
 """
@@ -58,15 +58,15 @@ class Search:
     """A running search.
 
     Args:
-        method: A new method; the search owns it.
+        method: A new method, owned by the search.
         space: The space of the hyperparameters.
         seed: Any integer. The same seed, method and space give the same trials.
         smaller_is_better: Whether smaller values of the metric are better.
         log: Called with one record per event, before the event's actions are returned. It should return only once the
             record is safe. If it raises, the search is ahead of its log: drop it, and `replay` the log in a new one.
-        sampler: Draws the hyperparameters: a new one, which the search owns. `RandomSampler(space, seed)` by default.
-        objectives: What to optimise if there are several metrics, or constraints; `smaller_is_better` is then that of
-            the first objective. The method has to rank by it (`ASHA(pareto=True)`), or to compare nothing.
+        sampler: A new sampler, owned by the search. `RandomSampler(space, seed)` by default.
+        objectives: The objectives and constraints of a search with several metrics; `smaller_is_better` is then that of
+            the first objective. The method must rank by objectives (`ASHA(pareto=True)`) or compare nothing.
 
     >>> from searchers import Exited, RandomSearch, parse_space
     >>> space = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}})
@@ -92,8 +92,8 @@ class Search:
     ) -> None:
         self.method, self.space, self.seed = method, space, operator.index(seed)
         self.sampler: Sampler = RandomSampler(space, seed) if sampler is None else sampler
-        self.done: Done | None = None  # once the search is over; None again after an extension
-        self.started = False  # also by a replay
+        self.done: Done | None = None  # the method's `Done` once the search is over; None again after an extension
+        self.started = False  # whether `start()` was called or replayed
         self._smaller_is_better = bool(smaller_is_better)
         self.objectives = objectives
         self._identity: Record = {"seed": self.seed, "smaller_is_better": self._smaller_is_better}
@@ -102,20 +102,29 @@ class Search:
         self.log = log  # a driver may replace it
         self._points = Points(space)
         self._trials: dict[int, TrialView] = {}
-        self.trials: Mapping[int, TrialView] = MappingProxyType(self._trials)
-        self._live: dict[int, TrialView] = {}  # those that have not ended
-        self.live: Mapping[int, TrialView] = MappingProxyType(self._live)
-        self.states: Counter[State] = Counter()
+        self.trials: Mapping[int, TrialView] = MappingProxyType(self._trials)  # all created trials, by number
+        self._live: dict[int, TrialView] = {}
+        self.live: Mapping[int, TrialView] = MappingProxyType(self._live)  # trials that have not ended
+        self.states: Counter[State] = Counter()  # number of trials in each state
 
     def start(self) -> list[Action]:
-        """The first actions. Called once, and not after a `replay` that started the search."""
+        """Return the first actions. Must be called once, and not after a `replay` that started the search."""
         assert not self.started, "the search has already started; check Search.started after a replay"
         actions = self._begin()
         self._write({"event": "start", **self._identity}, actions)
         return actions
 
     def on(self, event: Event) -> list[Action]:
-        """The actions that follow from the event. An event of a trial that has ended gives [] and no record."""
+        """Return the actions that follow from the event. For a trial that has ended, return [] and log nothing.
+
+        Args:
+            event: Its numbers may be of any type that `float` accepts, such as NumPy's; they become ints and floats.
+
+        Raises:
+            IllegalEvent: The trial was never created, has not started but reports, or a field can't be logged. The
+                state is unchanged.
+            SpaceError: See `params`. The state is unchanged.
+        """
         if isinstance(event, Reported) and (event.metrics or self.objectives is not None):
             event = with_first(event, self.objectives)
         record = event_to_json(event)
@@ -130,37 +139,51 @@ class Search:
         return actions
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """Continue with a larger budget, even if the search is done; `Done` then comes again."""
+        """Continue with a larger budget, even if the search is done; `Done` then comes again.
+
+        See `Method.extend` for arguments, actions and errors.
+        """
         assert self.started, "the search has not started; configure it with the larger budget instead of extending it"
         actions = self._enlarge(max_trials, max_length)
         self._write({"event": "extended", "max_trials": max_trials, "max_length": max_length}, actions)
         return actions
 
     def progress(self) -> float:
-        """The share of the search that is done, from 0 to 1; 1 only when it is done. Falls only at an extension.
+        """Return the share of the search that is done, from 0 to 1; 1 only when all of it is.
 
-        Costs the same after a million trials: a method looks at the running ones only, if at any.
+        It decreases only when the search is extended. Methods consider only running trials, so that the call takes
+        the same time after a million trials.
         """
         return self.method.progress(TrainedShares(self._trials, self.method.rungs[-1] if self.method.rungs else 0))
 
     def params(self, trial: int) -> dict[str, object]:
-        """The trial's hyperparameters, in a new dict: those it started with, or those it would start with now."""
+        """Return the hyperparameters that the trial started with, or would start with now, in a new dict.
+
+        Raises:
+            IllegalEvent: The trial was never created.
+            SpaceError: The sampler found no point, e.g. because none satisfies the space's constraint, or returned one
+                that is not in the space.
+        """
         bound = self._view(trial).hparams
         return drawn(self.sampler, self.space, trial) if bound is None else copy.deepcopy(dict(bound))
 
     def seed_of(self, trial: int) -> int:
-        """The trial's seed, 31 bits, a function of the search's seed and the trial's number alone."""
+        """Return the trial's seed of 31 bits, a function of only the search's seed and the trial's number."""
         return Random(f"{self.seed}:{trial}:seed").getrandbits(31)
 
     def replay(self, records: Iterable[Mapping[str, object]]) -> Search:
-        """Take this new search to where the one that wrote these records was; they are not logged again. Returns it.
+        """Restore the state of the search that wrote these records in this new search, and return it.
 
         Trials that were PENDING or RUNNING are live again. A trial with a recorded `Stop` that has not ended has
-        `stop_requested`. Records of unknown events are skipped, since a driver may log its own events.
+        `stop_requested`. Records of unknown events are skipped, since a driver may log its own events. The records are
+        not logged again.
 
-        Method and sampler are configured like the original ones: extensions are in the records, and the sampler gets
-        the events, but is not asked for points. A record that is impossible, or of another search (another seed or
-        direction, other actions, hyperparameters that are not of the space) is a `JournalError`.
+        The method and sampler must be configured like the original ones, without the extensions, which are in the
+        records. The sampler is told the events, but not asked for points.
+
+        Raises:
+            JournalError: A record is impossible, or belongs to another search: its seed, direction or actions differ,
+                or the hyperparameters are not in the space. The message names the line.
         """
         for line, record in enumerate(records, start=1):
             if str(record.get("event")) not in KINDS:
@@ -199,8 +222,8 @@ class Search:
                 raise ValueError("the search is started a second time")
             for name in ("seed", "smaller_is_better", "metrics"):
                 value = self._identity.get(name)
-                if (its := record.get(name, None if name == "metrics" else value)) != value:
-                    raise ValueError(f"the journal belongs to another search: its {name} is {its}, not {value}")
+                if (recorded := record.get(name, None if name == "metrics" else value)) != value:
+                    raise ValueError(f"the journal belongs to another search: its {name} is {recorded}, not {value}")
             return self._begin()
         if record["event"] == "extended":
             if not self.started:
@@ -210,7 +233,7 @@ class Search:
         event = self._event(record)
         if self._is_late(event):
             raise ValueError(f"{event} comes after the trial's end")
-        # From the log, not drawn again: the sampler may have known more than the trial's number.
+        # Hyperparameters are read from the log, since a sampler's draws may depend on more than the trial's number.
         hparams = hparams_from_json(record.get("hparams")) if isinstance(event, Started) else None
         if hparams is not None and not isinstance(hparams, dict):
             raise ValueError(f"hparams must be a mapping, got {hparams!r}")
@@ -227,7 +250,7 @@ class Search:
     def _event(self, record: Mapping[str, object]) -> Event:
         trial = record.get("trial")
         view = self._trials.get(trial) if isinstance(trial, int) else None
-        # Every table has the trial's number: the same object takes less memory than an equal one in each.
+        # Every table contains the trial's number; sharing one int object saves memory.
         return event_from_json(record if view is None else {**record, "trial": view.id})
 
     def _is_late(self, event: Event) -> bool:
@@ -240,8 +263,8 @@ class Search:
         return view.ended
 
     def _apply(self, event: Event, hparams: dict[str, object] | None) -> list[Action]:
-        its = normalised(event, self._smaller_is_better, self.objectives)
-        actions = self.method.on(its)
+        normalised_event = normalised(event, self._smaller_is_better, self.objectives)
+        actions = self.method.on(normalised_event)
         view = self._trials[event.trial].after(
             event,
             hparams=None if hparams is None else self._points(hparams),
@@ -250,7 +273,7 @@ class Search:
         )
         self._put(view)
         self._follow(actions)
-        self.sampler.tell(its, _NO_HPARAMS if view.hparams is None else as_dict(view.hparams))
+        self.sampler.tell(normalised_event, _NO_HPARAMS if view.hparams is None else as_dict(view.hparams))
         return actions
 
     def _follow(self, actions: list[Action]) -> None:

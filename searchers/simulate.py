@@ -1,17 +1,17 @@
-"""A search in virtual time: asynchronous workers, costs of starting and resuming, failures, noise.
+"""A search in virtual time, with asynchronous workers, costs of starting and resuming, failures and noise.
 
-It drives the same objects as a real driver, by the same rules: hyperparameters are drawn when a trial gets its worker,
-a `Pause` frees the worker and keeps what was trained, and a stopped trial has exited before its worker is given away.
-Nothing is predicted by formula.
+The simulation drives the same objects as a real driver, by the same rules: hyperparameters are drawn when a trial gets
+its worker, a `Pause` frees the worker without loss of training, and a stopped trial exits before its worker is
+reassigned. Nothing is predicted by formula.
 
     search ── Create, Resume ──▶ queue ──▶ a free worker ──▶ Started
       ▲                                        │  start_cost or resume_cost, then from report to report
       ├──────────── Reported ◀─────────────────┤
       └── Stop, Pause ──▶ the worker is free   └──▶ Exited("completed") after the last report
 
-Entries of the queue and the heap are numbered. A trial's valid one is its `due`; others are ignored when they come up,
-so that a stop or a pause need not search for them. The next event is on top of the heap, so a million trials on ten
-thousand workers take less than a minute.
+Entries of the queue and the heap are numbered. Only the one with a trial's current `entry` number is valid; others are
+skipped when they come up, so that a stop or a pause need not search for them. The next event is on top of the heap. A
+million trials on ten thousand workers take less than a minute.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from searchers.views import TrialView
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """How a trial learns, and how fast.
+    """A trial's learning curve and speed.
 
     Args:
-        value: From a length of training, counted from the trial's beginning, to the searcher's metric. A trial that
-            diverges may give NaN, infinities or None. For a `Search` with several metrics, to a tuple of them.
+        value: Maps a length of training, counted from the trial's beginning, to the searcher's metric or, for a
+            `Search` with several metrics, to a tuple of them. Diverging trials may return NaN, infinities or None.
         cost: Time per unit of length, > 0.
 
     Raises:
-        ValueError: The cost is not a finite number > 0.
+        ValueError: `cost` is not a finite number > 0.
     """
 
     value: Callable[[float], float | Measured | None]
@@ -70,12 +70,12 @@ class Curve:
 class Simulation:
     """The outcome of a simulated search."""
 
-    time: float = 0.0  # of the last event, or `until`
-    done: DoneReason | None = None  # None: it was cut at `until`
-    trials: int = 0  # created
+    time: float = 0.0  # time of the last event, or `until`
+    done: DoneReason | None = None  # None if the simulation was cut at `until`
+    trials: int = 0  # number of trials created
     ended: Counter[Reason] = field(default_factory=Counter)
-    trained: float = 0.0  # by all trials together, including what failures lost
-    busy: float = 0.0  # time in which workers had a trial; `busy / (workers * time)` is the utilisation
+    trained: float = 0.0  # length trained by all trials together, including training lost in failures
+    busy: float = 0.0  # summed time in which workers had a trial; `busy / (workers * time)` is the utilisation
     events: int = 0
 
 
@@ -97,30 +97,30 @@ def simulate(
 ) -> Simulation:
     """Run a search to its end in virtual time. Time has the unit of `Curve.cost`.
 
-    The same arguments give the same events. A trial's random numbers depend on `seed` and its number alone, so that two
-    methods can be compared on the same draws.
+    The same arguments give the same events. A trial's random numbers depend only on `seed` and the trial's number, so
+    that two methods can be compared on the same draws.
 
     Args:
-        search: A new search or method; or a `Search` that has started (replayed, extended, or cut by `until`), which
-            continues as after the death of its driver, each live trial from its last report.
-        workers: Trials that train at the same time, >= 1.
-        trial: From hyperparameters to the trial's curve, or None if they are invalid ("invalid_hp"). Called when the
-            trial first gets a worker. With a bare method, the hyperparameters are `{"trial": its number}`.
-        reports: Lengths at which each trial reports, ascending; it ends by itself at the last one. By default the
-            method's rungs; needed for a method that has none.
-        start_cost: Time from getting a worker to the first step.
+        search: A new search or method, or a `Search` that has started (replayed, extended, or cut by `until`). The
+            latter continues as after the death of its driver, each live trial from its last report.
+        workers: Number of trials that train at the same time, >= 1.
+        trial: Maps hyperparameters to the trial's curve, or to None if they are invalid ("invalid_hp"). Called when the
+            trial first gets a worker. With a bare method, the hyperparameters are `{"trial": number}`.
+        reports: Lengths at which each trial reports, ascending; the trial ends by itself at the last one. The default
+            is the method's rungs; required for a method without rungs.
+        start_cost: Time between getting a worker and the first step.
         resume_cost: The same for a trial that continues after a `Pause` or a failure.
         failures: Failures of a busy worker per unit of time. The trial restarts on the same worker from its last report
-            (`Started` comes again).
-        max_restarts: How many failures a trial survives; at the next it exits "errored".
+            (`Started` is sent again).
+        max_restarts: Number of failures that a trial survives; at the next one it exits "errored".
         noise: Standard deviation of the noise added to each value.
         jitter: Standard deviation of the logarithm of training times between reports, and of the workers' speeds.
-        until: Nothing happens after this time.
-        seed: For failures, noise and jitter; hyperparameters are drawn by the search.
+        until: The simulation stops at this time.
+        seed: Seed for failures, noise and jitter; hyperparameters are drawn by the search.
         watch: Called at every event with the time, the event and the actions that followed.
 
     Raises:
-        ValueError: An argument is out of its range; all are named.
+        ValueError: At least one argument is out of range; the message names each.
         RuntimeError: The method acts on a trial that does not exist, or all workers are idle before `Done`.
 
     >>> from searchers import ASHA
@@ -158,21 +158,21 @@ class _Conditions(NamedTuple):
 @dataclass(slots=True)
 class _Trial:
     rng: Random | None
-    position: float = 0.0  # length trained, as of its last report
-    next: int = 0  # index of its next report
+    position: float = 0.0  # length trained, as of the last report
+    next: int = 0  # index of the next report
     curve: Curve | None = None
-    began: bool = False
+    has_started: bool = False
     restarts: int = 0
-    due: int = -1  # its valid entry in the heap or the queue; -1: none
+    entry: int = -1  # number of the valid entry in the heap or the queue; -1: none
     worker: int = -1  # -1: none
-    assigned: float = 0.0  # when it got its worker
-    since: float = 0.0  # when its training since the last report began; infinite if it has not
+    assigned: float = 0.0  # time at which the worker was assigned
+    since: float = 0.0  # time at which the training after the last report began; infinite if it has not begun
     rate: float = 1.0  # time per unit of length since then
 
 
 @dataclass(slots=True)
 class _Simulator:
-    """One run. `simulate` documents the arguments."""
+    """A simulation. `simulate` documents the arguments."""
 
     search: Search | Method
     workers: int
@@ -183,11 +183,11 @@ class _Simulator:
     watch: Callable[[float, Event, list[Action]], None] | None
 
     result: Simulation = field(default_factory=Simulation)
-    trials: dict[int, _Trial] = field(default_factory=dict)  # live ones
+    trials: dict[int, _Trial] = field(default_factory=dict)  # live trials
     pending: deque[Action] = field(default_factory=deque)  # not carried out yet
-    queue: deque[tuple[int, int]] = field(default_factory=deque)  # (due, trial) waiting for a worker
-    heap: list[tuple[float, int, int, bool]] = field(default_factory=list)  # (time, due, trial, whether it fails)
-    last_due: int = 0
+    queue: deque[tuple[int, int]] = field(default_factory=deque)  # (entry, trial) waiting for a worker
+    heap: list[tuple[float, int, int, bool]] = field(default_factory=list)  # (time, entry, trial, whether it fails)
+    last_entry: int = 0
     free: list[int] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
 
@@ -202,9 +202,9 @@ class _Simulator:
             self.pending.extend(self.search.start())
         self.assign_workers()
         while heap and heap[0][0] <= conditions.until:
-            time, due, number, fails = heappop(heap)
+            time, entry, number, fails = heappop(heap)
             trial = trials.get(number)
-            if trial is None or trial.due != due:  # it was stopped or paused meanwhile
+            if trial is None or trial.entry != entry:  # the trial was stopped or paused meanwhile
                 continue
             result.time = time
             if fails:
@@ -237,10 +237,10 @@ class _Simulator:
             event = Reported(trial=number, step=step, value=first, metrics=several)
         elif first is None or not math.isfinite(first):
             event = Reported(trial=number, step=step, value=math.inf)
-        else:  # as `Search` passes it to a method, which ranks by values or by losses
+        else:  # like the event that `Search` passes to a method
             losses = Losses((first,)) if getattr(self.search, "pareto", False) else None
             event = Reported(trial=number, step=step, value=first, losses=losses)
-        if self.runs_on(trial, event):
+        if self.continues_after(event, trial):
             self.train(number, trial, self.result.time)
 
     def noisy(self, value: float | None, trial: _Trial) -> float | None:
@@ -248,19 +248,19 @@ class _Simulator:
         return value if value is None or trial.rng is None or not noise else value + trial.rng.gauss(0, noise)
 
     def fail(self, number: int, trial: _Trial) -> None:
-        """The worker fails: the training since the last report is lost."""
+        """Restart a trial whose worker failed, from its last report."""
         self.result.trained += self.since_report(trial)
         trial.since = math.inf
         trial.restarts += 1
         if trial.restarts > self.conditions.max_restarts:
             self.exit(number, trial, "errored")
             return
-        if self.runs_on(trial, Started(trial=number)):
+        if self.continues_after(Started(trial=number), trial):
             self.train(number, trial, self.result.time + self.conditions.resume_cost)
 
     def start(self, number: int, trial: _Trial) -> None:
         trial.worker, trial.assigned, trial.since = self.free.pop(), self.result.time, math.inf
-        if not self.runs_on(trial, Started(trial=number)):
+        if not self.continues_after(Started(trial=number), trial):
             return
         if trial.curve is None:
             hparams = {"trial": number} if not isinstance(self.search, Search) else self.search.trials[number].hparams
@@ -268,12 +268,12 @@ class _Simulator:
             if trial.curve is None:
                 self.exit(number, trial, "invalid_hp")
                 return
-        cost = self.conditions.resume_cost if trial.began else self.conditions.start_cost
-        trial.began = True
+        cost = self.conditions.resume_cost if trial.has_started else self.conditions.start_cost
+        trial.has_started = True
         self.train(number, trial, self.result.time + cost)
 
     def train(self, number: int, trial: _Trial, since: float) -> None:
-        """Train from `since` on, to the next report or failure; or the trial completes."""
+        """Train from `since` on to the next report or failure, or complete the trial."""
         if trial.next == len(self.steps):
             self.exit(number, trial, "completed")
             return
@@ -287,9 +287,9 @@ class _Simulator:
                 fails = self.result.time + trial.rng.expovariate(conditions.failures)
         trial.since, trial.rate = since, rate
         ends = since + (self.steps[trial.next] - trial.position) * rate
-        self.last_due += 1
-        trial.due = self.last_due
-        heappush(self.heap, (min(ends, fails), self.last_due, number, fails < ends))
+        self.last_entry += 1
+        trial.entry = self.last_entry
+        heappush(self.heap, (min(ends, fails), self.last_entry, number, fails < ends))
 
     def exit(self, number: int, trial: _Trial, reason: Reason) -> None:
         if trial.worker >= 0:
@@ -299,7 +299,7 @@ class _Simulator:
         self.send(Exited(trial=number, reason=reason))
 
     def free_worker(self, trial: _Trial) -> None:
-        """Free the trial's worker, and keep what it trained."""
+        """Free the trial's worker, without loss of training."""
         more = self.since_report(trial)
         self.result.trained += more
         trial.position += more
@@ -308,16 +308,17 @@ class _Simulator:
         trial.worker, trial.since = -1, math.inf
 
     def since_report(self, trial: _Trial) -> float:
+        """Return the length trained since the last report."""
         if self.result.time <= trial.since:
             return 0.0
         return min((self.result.time - trial.since) / trial.rate, self.steps[trial.next] - trial.position)
 
-    def runs_on(self, trial: _Trial, event: Event) -> bool:
-        """Send the trial's event and carry out what follows. Returns whether it was neither stopped nor paused."""
-        due = trial.due
+    def continues_after(self, event: Event, trial: _Trial) -> bool:
+        """Send the trial's event, carry out all actions, and return whether the trial still runs."""
+        entry = trial.entry
         self.send(event)
         self.carry_out()
-        return trial.due == due and event.trial in self.trials
+        return trial.entry == entry and event.trial in self.trials
 
     def send(self, event: Event) -> None:
         actions = self.search.on(event)
@@ -327,14 +328,14 @@ class _Simulator:
             self.watch(self.result.time, event, actions)
 
     def assign_workers(self) -> None:
-        """Carry out the pending actions, and give free workers to waiting trials."""
+        """Carry out pending actions, and assign free workers to waiting trials."""
         while True:
             self.carry_out()
             if not self.queue or not self.free:
                 return
-            due, number = self.queue.popleft()
+            entry, number = self.queue.popleft()
             trial = self.trials.get(number)
-            if trial is not None and trial.due == due:
+            if trial is not None and trial.entry == entry:
                 self.start(number, trial)
 
     def carry_out(self) -> None:
@@ -350,7 +351,7 @@ class _Simulator:
                     self.exit(number, self.trial_of(action), "stopped")
                 case Pause():
                     trial = self.trial_of(action)
-                    trial.due = -1
+                    trial.entry = -1
                     if trial.worker >= 0:
                         self.free_worker(trial)
                 case Resume(trial=number):
@@ -369,26 +370,26 @@ class _Simulator:
     def resumed(self, action: Resume) -> _Trial:
         number = action.trial
         if number not in self.trials and isinstance(self.search, Search) and number in self.search.trials:
-            # It ended before the search was extended.
+            # The trial ended before the search was extended.
             self.trials[number] = self.from_view(number, self.search.trials[number])
         trial = self.trial_of(action)
-        if trial.due >= 0:
+        if trial.entry >= 0:
             raise RuntimeError(f"the method decided on {action}, but that trial is not paused")
         return trial
 
     def enqueue(self, number: int, trial: _Trial) -> None:
-        self.last_due += 1
-        trial.due = self.last_due
-        self.queue.append((self.last_due, number))
+        self.last_entry += 1
+        trial.entry = self.last_entry
+        self.queue.append((self.last_entry, number))
 
     def rng_of(self, number: int) -> Random | None:
         conditions = self.conditions
         if not (conditions.noise or conditions.jitter or conditions.failures):
-            return None  # seeding takes longer than everything else about a trial
+            return None  # seeding a generator would take longer than the rest of a trial's simulation
         return Random(f"{self.seed}:{number}")
 
     def adopt(self, search: Search) -> None:
-        """The live trials of a search that has started, in order of creation."""
+        """Take over the live trials of a search that has started, in order of creation."""
         for number, view in search.trials.items():
             self.result.trials += 1
             if view.ended:
@@ -400,7 +401,8 @@ class _Simulator:
                 self.enqueue(number, trial)
 
     def from_view(self, number: int, view: TrialView) -> _Trial:
-        """The trial of a search that has started, at its last report."""
+        """Create the trial of a search that has started, at its last report."""
         position = view.last_step or 0.0
         following = sum(step <= position for step in self.steps)
-        return _Trial(rng=self.rng_of(number), position=position, next=following, began=view.hparams is not None)
+        has_started = view.hparams is not None
+        return _Trial(rng=self.rng_of(number), position=position, next=following, has_started=has_started)

@@ -1,10 +1,10 @@
-"""Which trials exist, which hold a slot and which have ended: the bookkeeping that all methods share.
+"""The bookkeeping of trials that all methods share: created, live and ended trials, and the slots that they hold.
 
 A trial holds one of `max_concurrent` slots from its creation until the method stops or pauses it, or until it ends by
-itself. `fill()` gives free slots to new trials while the budget lasts, and ends the search when no trial is left. So
-the number of concurrent trials neither shrinks (every end is followed by a new trial) nor grows.
+itself. `fill()` gives free slots to new trials while the budget lasts, and ends the search when no trial is left. The
+number of concurrent trials therefore stays constant until the budget is used up.
 
-Always true: a trial that holds a slot is live, a live trial was created and has not ended, and trials are numbered
+Invariants: a trial that holds a slot is live, a live trial was created and has not ended, and trials are numbered
 0, 1, 2, ... in the order of creation, in all brackets of a search together.
 """
 
@@ -18,16 +18,16 @@ from searchers.errors import never_created
 from searchers.events import Action, Create, Done, DoneReason, Reason, Resume
 
 MAX_CONCURRENT = 1_000_000
-"""Most slots, even where the method sets no limit: each first trial takes memory from the start."""
+"""Maximum number of slots even without a limit, since each of the first trials takes memory from the start."""
 NEARLY_DONE = math.nextafter(1.0, 0.0)  # the largest progress of a search that is not done
 
 
 class TrialCounts:
-    """How many trials were created and how many were invalid, in all brackets of a search together.
+    """The numbers of created and of invalid trials, in all brackets of a search together.
 
-    Invalid trials are replaced, 4 per trial, which is enough for a space of which a fifth is valid, and at least 16.
-    After one more the search gives up: no trial is created, live ones run to their end, and the search is done with the
-    reason "invalid_hp".
+    Invalid trials are replaced up to max(16, 4 * max_trials) times, enough for a space of which a fifth is valid. After
+    one more the search gives up: it creates no more trials, live ones run to their end, and it is done with the reason
+    "invalid_hp".
     """
 
     def __init__(self, max_trials: int) -> None:
@@ -35,20 +35,21 @@ class TrialCounts:
         self.extend(max_trials)
 
     def extend(self, max_trials: int) -> None:
-        self._most = max(16, 4 * max_trials)
-        self.gave_up = self._invalid > self._most
+        self._max_invalid = max(16, 4 * max_trials)
+        self.gave_up = self._invalid > self._max_invalid
 
     def add_invalid(self) -> None:
         self._invalid += 1
-        self.gave_up = self._invalid > self._most
+        self.gave_up = self._invalid > self._max_invalid
 
     def check(self, trial: int) -> None:
+        """Raise an `IllegalEvent` if the trial was never created."""
         if not 0 <= trial < self.created:
             raise never_created(trial, created=self.created)
 
 
 class TrialSlots:
-    """The trials of one search or bracket, and the slots they hold; 0 slots = no limit, but `MAX_CONCURRENT`.
+    """The trials of a search or bracket, and the `max_concurrent` slots that they hold (0 = `MAX_CONCURRENT`).
 
     Trials with invalid hyperparameters are replaced and don't count, unless `replaces_invalid` is false.
 
@@ -64,12 +65,12 @@ class TrialSlots:
         self.counts = TrialCounts(max_trials)  # brackets share one
         self.max_trials, self._num_slots = max_trials, _num_slots(max_concurrent)
         self._replaces_invalid = replaces_invalid
-        self._counted = 0  # trials created, except those that were replaced
+        self._counted = 0  # created trials that were not replaced
         self._live: set[int] = set()
         self._with_slot: set[int] = set()
         self._ended: Counter[Reason] = Counter()
-        self._completed: set[int] = set()  # ended, but an extension may resume them
-        self._to_resume: deque[int] = deque()  # completed trials that an extension resumes as slots become free
+        self._completed: set[int] = set()  # an extension may resume these
+        self._to_resume: deque[int] = deque()  # completed trials that wait for a slot in an extension
         self._done = False
         self._progress = 0.0
 
@@ -94,12 +95,12 @@ class TrialSlots:
 
     @property
     def completed(self) -> set[int]:
-        """Trials that ended by themselves, except those waiting to be resumed."""
+        """Completed trials, except those waiting to be resumed."""
         return self._completed.difference(self._to_resume)
 
     @property
     def ended(self) -> int:
-        """How many trials have ended, except those that were replaced."""
+        """Number of trials that have ended, except those that were replaced."""
         return self._counted - len(self._live)
 
     def create(self) -> Create:
@@ -136,7 +137,7 @@ class TrialSlots:
             self.counts.add_invalid()
 
     def fill(self) -> list[Action]:
-        """Trials for the free slots, or `Done` if no trial is left, or nothing."""
+        """Resume or create trials for the free slots; return `Done` if no trial is left."""
         actions: list[Action] = []
         while self._to_resume and not self.is_full:
             actions.append(self.resume(self._to_resume.popleft()))
@@ -145,7 +146,7 @@ class TrialSlots:
         return actions + self.finish()
 
     def finish(self) -> list[Action]:
-        """`Done` if no trial is live; once, until the next extension."""
+        """Return `Done` if no trial is live, only once until the next extension."""
         if self._live or self._done:
             return []
         self._done = True
@@ -161,19 +162,19 @@ class TrialSlots:
         return "canceled" if self._ended["canceled"] else "invalid_hp"
 
     def extend(self, *, max_trials: int, max_concurrent: int, to_resume: Iterable[int] = ()) -> None:
-        """Enlarge the budget, and queue completed trials to be resumed before new ones are created."""
+        """Increase the budget, and queue completed trials to be resumed before new ones are created."""
         self.max_trials, self._num_slots = max_trials, _num_slots(max_concurrent)
         self._to_resume.extend(to_resume)
         self._done = False
         self._progress = 0.0
 
     def trained(self, shares: Mapping[int, float]) -> float:
-        """The sum of these shares over live trials, each clipped to 0 to 1."""
+        """Sum the shares of live trials, each clipped to [0, 1]."""
         found = (shares.get(trial, 0.0) for trial in self._live)
         return sum(min(max(share, 0.0), 1.0) for share in found if not math.isnan(share))
 
     def progress(self, share: float) -> float:
-        """`share`, but never less than before, and exactly 1.0 when the search is done."""
+        """Return the largest share so far, but below 1.0 until the search is done, and then exactly 1.0."""
         if self._done:
             return 1.0
         self._progress = max(self._progress, min(share, NEARLY_DONE))

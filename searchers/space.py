@@ -1,4 +1,4 @@
-"""Hyperparameter spaces: Determined's YAML parsed into domains, and points sampled from them.
+"""Hyperparameter spaces: a parser of Determined's YAML, sampling, grids and validation.
 
     hyperparameters:
       global_batch_size: 64                                   # a scalar or a list is a constant
@@ -11,8 +11,8 @@
         type: categorical
         vals: [{name: sgd, momentum: {type: double, minval: 0.0, maxval: 0.99}}, {name: adam}]
 
-Keys are visited in sorted order at every level, so one seed gives one sample, whatever the order in the file.
-`step`, `log` and conditional categories are additions to Determined's.
+Keys are visited in sorted order at every level, so that a sample does not depend on their order in the file. `step`,
+`log` and conditional categories are additions to Determined's format.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from searchers.numeric import Double, Int, Log, is_number
 from searchers.records import FLOAT, hparams_from_json, hparams_to_json
 
 PATH = "hyperparameters"  # a space's name in errors
-MAX_DRAWS = 1000  # points drawn for one trial before the constraint counts as unsatisfiable
+MAX_DRAWS = 1000  # draws per trial before the constraint counts as unsatisfiable
 
 Constraint = Callable[[Mapping[str, object]], bool]
 
@@ -39,12 +39,15 @@ class Space:
     """A parsed space, the result of `parse`."""
 
     root: Nested
-    constraint: Constraint | None = None  # must depend only on the point, or a search can't be reproduced
+    constraint: Constraint | None = None  # must depend only on the point, otherwise searches aren't reproducible
 
     def sample(self, rng: Random) -> dict[str, object]:
-        """One point: a new dict of JSON values, with sorted keys at every level. Constants draw nothing from `rng`.
+        """Draw a point, a new dict of JSON values with sorted keys at every level.
 
-        A point that the constraint rejects is drawn again from the same `rng`.
+        A point that the constraint rejects is drawn again from the same `rng`. Constants consume no random numbers.
+
+        Raises:
+            SpaceError: The constraint rejected 1,000 points in a row.
 
         >>> space = parse({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "batch": 64})
         >>> sorted(space.sample(Random(7)))
@@ -54,19 +57,24 @@ class Space:
             point = self.root.sample(rng)
             if self.allows(point):
                 return point
-        what = f"the constraint rejected all {MAX_DRAWS} points drawn; loosen it, or narrow the ranges to match it"
-        raise SpaceError([(PATH, what)])
+        message = f"the constraint rejected all {MAX_DRAWS} points drawn; loosen it, or narrow the ranges to match it"
+        raise SpaceError([(PATH, message)])
 
     def allows(self, point: Mapping[str, object]) -> bool:
+        """Whether the constraint, if any, accepts the point."""
         return self.constraint is None or bool(self.constraint(point))
 
     def grid(self) -> list[dict[str, object]]:
-        """All points of the grid: the Cartesian product of all axes, the first name (sorted) changing slowest.
+        """Return all points of the grid, as in Determined: the Cartesian product of all axes.
 
-        A constant has 1 point and a categorical all its values. A number has `count` evenly spaced points (for a log,
-        in the exponent) including both ends, or the middle if count is 1; integers are rounded, halves away from zero,
-        without repeats. A conditional category has the points of its own grid. A space without hyperparameters has no
-        points. Points that the constraint rejects are left out. Source: Determined's grid search.
+        The first name in sorted order changes slowest. A constant has one point, a categorical one for each value. A
+        number has `count` evenly spaced points (for a log, in the exponent) including both ends, or the midpoint if
+        count is 1; integers are rounded, halves away from zero, without duplicates. A conditional category has the
+        points of its own grid. A space without hyperparameters has no points. Points that the constraint rejects are
+        left out.
+
+        Raises:
+            SpaceError: A number has neither `count` nor `step`, or the grid has more than a million points.
 
         >>> parse({"a": {"type": "int", "minval": 0, "maxval": 9, "count": 2}, "b": [1, 2]}).grid()
         [{'a': 0, 'b': [1, 2]}, {'a': 9, 'b': [1, 2]}]
@@ -78,7 +86,16 @@ class Space:
         return [point for point in points if self.allows(point)]
 
     def check(self, point: object, *, path: str) -> dict[str, object]:
-        """The point as it would be sampled: whole floats as integers for `int`, constants filled in."""
+        """Convert a point to the form in which it would be sampled: whole floats become integers for `int`, and
+        constants are filled in.
+
+        Args:
+            point: A user's point; its numbers may have NumPy types.
+            path: Name of the point in errors, e.g. `searcher.points[2]`.
+
+        Raises:
+            SpaceError: `point` is not a point of the space; every fault is listed with its path.
+        """
         faults: Faults = []
         try:
             point = hparams_from_json(hparams_to_json(point))
@@ -92,14 +109,18 @@ class Space:
         return cast("dict[str, object]", checked)
 
     def faults(self, point: object) -> Faults:
-        """Why this is not a point of the domains; [] if it is. The constraint is not checked."""
+        """List the reasons why this is not a point of the domains. The constraint is not checked."""
         faults: Faults = []
         self.root.check(point, PATH, faults)
         return faults
 
 
 def parse(hyperparameters: Mapping[str, object], *, constraint: Constraint | None = None) -> Space:
-    """The space that a configuration's `hyperparameters` describe, as in the example at the top of this file."""
+    """Parse a configuration's `hyperparameters`, as in the example at the top of this file.
+
+    Raises:
+        SpaceError: The space is invalid. `faults` lists every fault with its path, e.g. "hyperparameters.lr.minval".
+    """
     faults: Faults = []
     root = _nested(hyperparameters, PATH, faults)
     if faults:
@@ -125,7 +146,7 @@ def _nested(spec: object, path: str, faults: Faults) -> Nested:
     names = [name for name in spec if isinstance(name, str)]
     faults.extend((path, f"names must be strings, got {name!r}") for name in spec if not isinstance(name, str))
     if FLOAT in spec:
-        faults.append((path, f"a hyperparameter can't be called {FLOAT}, which stands for inf and nan in the journal"))
+        faults.append((path, f"a hyperparameter can't be called {FLOAT}, which marks inf and nan in the journal"))
     return Nested(domains=tuple((name, _domain(spec[name], f"{path}.{name}", faults)) for name in sorted(names)))
 
 
@@ -137,7 +158,7 @@ def _domain(spec: object, path: str, faults: Faults) -> Domain:
     before = len(faults)
     fields = _fields(spec, path, faults)
     if len(faults) > before:
-        return Const(val=None)  # unused, since parse raises
+        return Const(val=None)  # not used, because `parse` raises
     match spec["type"]:
         case "const":
             return Const(val=_json(fields["val"], f"{path}.val", faults))
@@ -147,7 +168,7 @@ def _domain(spec: object, path: str, faults: Faults) -> Domain:
 
 
 def _fields(spec: Mapping[str, object], path: str, faults: Faults) -> dict[str, object]:
-    """The fields of a typed domain, after a check that none is missing or unknown."""
+    """Return the fields of a typed domain; append missing and unknown ones to `faults`."""
     kind = spec["type"]
     if not isinstance(kind, str) or kind not in _REQUIRED:
         known = ", ".join(_REQUIRED)
@@ -168,7 +189,7 @@ def _categorical(vals: object, path: str, faults: Faults) -> Categorical:
     if not isinstance(vals, list | tuple) or not vals:
         faults.append((path, f"must be a list of at least one value, got {vals!r}"))
         return Categorical(vals=())
-    # If one mapping contains a domain, all mappings are spaces: {name: adam} beside {name: sgd, momentum: ...}.
+    # If one mapping contains a domain, all mappings are spaces, e.g. {name: adam} next to {name: sgd, momentum: ...}.
     conditional = any(map(_holds_domain, vals))
     return Categorical(
         vals=tuple(
@@ -188,7 +209,7 @@ def _holds_domain(val: object) -> bool:
 
 
 def spaces_in_lists(hyperparameters: object, path: str) -> list[str]:
-    """The paths of what looks like a space inside a list, which as a whole is one constant.
+    """Return the paths of likely spaces inside lists. A list is a single constant, so they would not be searched.
 
     >>> spaces_in_lists({"layers": [8, {"type": "int", "minval": 1, "maxval": 4}]}, "hyperparameters")
     ['hyperparameters.layers[1]']
@@ -260,7 +281,7 @@ def _whole(value: object, path: str, faults: Faults) -> float:
 
 
 def _yaml_float(value: object) -> str:
-    """A hint, since YAML 1.1 reads 1e-4, without a decimal point, as a string."""
+    """Return a hint for strings such as 1e-4, which YAML 1.1 does not read as a number without a decimal point."""
     try:
         return f" (a string; write {float(value)!r})" if isinstance(value, str) else ""
     except ValueError:
@@ -268,7 +289,7 @@ def _yaml_float(value: object) -> str:
 
 
 def _json(value: object, path: str, faults: Faults) -> object:
-    """The value as JSON (tuples become lists), so that a journal returns what was drawn."""
+    """Convert the value to JSON (tuples become lists), so that a replayed journal gives the same values."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int | float):

@@ -1,9 +1,9 @@
-"""The contract of a search method: call `check_method(make, max_creations=...)` from any test.
+"""The contract of search methods: call `check_method(make, max_creations=...)` from any test.
 
-It drives the method through random histories: trials start, report (in order, late, out of order, not finite), stop or
-complete before they could, pause at once or one report later, fail (also while paused), are invalid, are canceled; the
-search is extended while it runs and when it is done. State is compared by what follows from it: the actions in the rest
-of a history.
+The check drives a method through random histories. Trials start, report (in order, late, out of order, non-finite
+values), stop or complete early, pause at once or one report later, fail (also while paused), are invalid, or are
+canceled; the search is extended both before and after it is done. States are compared by the actions in the rest of a
+history.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from searchers.space import parse
 Make = Callable[[], Method]
 
 OBJECTIVES = Objectives((Metric(name="loss"), Metric(name="size"), Metric(name="time", at_most=0.8)))
-"""The metrics of a search with several; it needs a method that ranks by losses."""
+"""Metrics for checking a method that ranks by losses."""
 _REASONS: tuple[Reason, ...] = ("completed", "stopped", "diverged", "errored", "invalid_hp", "canceled")
 _SPACE = parse({"x": {"type": "double", "minval": 0, "maxval": 1}})
 
 
 def check_method(make: Make, *, max_creations: int, seeds: Iterable[int] = range(10)) -> None:
-    """Check that a method keeps all rules of `searchers.Method`.
+    """Check that a method obeys all rules of `searchers.Method`.
 
     Args:
-        make: Returns a new method, configured the same each time.
-        max_creations: Most trials it may create: its budget, plus replacements of invalid trials.
-        seeds: One random history for each.
+        make: Returns a new method with the same configuration at each call.
+        max_creations: Maximum number of trials that the method may create: its budget, plus replacements of invalid
+            trials.
+        seeds: Seeds of the random histories.
 
     Raises:
-        AssertionError: The method breaks a rule, which the message names, with the seed.
+        AssertionError: The method breaks a rule. The message names the rule and the seed.
 
     >>> from searchers import ASHA
     >>> make = lambda: ASHA(max_trials=6, max_length=4, num_rungs=2)
@@ -49,24 +50,24 @@ def check_method(make: Make, *, max_creations: int, seeds: Iterable[int] = range
     length = math.ceil(_length(make()))
     for seed in seeds:
         created = [_check_history(make, play(make(), seed, always=always), seed) for always in (None, *_REASONS)]
-        many = f"seed {seed}: {max(created)} trials were created, but at most {max_creations} may be"
-        assert max(created) <= max_creations, many
+        message = f"seed {seed}: {max(created)} trials were created, but at most {max_creations} are allowed"
+        assert max(created) <= max_creations, message
         _check_late_and_illegal_events(make, seed)
         _check_replay(make, seed)
-        for wanted in (
+        for extensions in (
             [Extension(max_trials=created[0] + 7), Extension(max_length=4 * length)],
             [Extension(max_length=3 * length), Extension(max_trials=created[0] + 5, max_length=7 * length)],
             [Extension(), Extension(max_trials=0), Extension(max_length=0), Extension(max_trials=created[0] + 1)],
         ):
-            _check_history(make, play(make(), seed, extensions=wanted), seed)
-            _check_replay(make, seed, wanted)
+            _check_history(make, play(make(), seed, extensions=extensions), seed)
+            _check_replay(make, seed, extensions)
 
 
 def _check_history(make: Make, history: History, seed: int) -> int:
-    """Check that a new method takes the same actions, that these can be obeyed, `Done` and the progress.
+    """Check that a new method takes the same, valid actions, and check `Done` and the progress.
 
     Returns:
-        How many trials it created.
+        Number of trials created.
     """
     method, trained, created = make(), dict[int, float](), 0
     running, paused, stopped, ended = set[int](), set[int](), set[int](), set[int]()
@@ -119,7 +120,7 @@ def _check_history(make: Make, history: History, seed: int) -> int:
 
 
 def _check_late_and_illegal_events(make: Make, seed: int) -> None:
-    """A repeated event, or one of a trial that has ended or was never created, changes nothing that follows."""
+    """Check that repeated events, and events for ended or unknown trials, do not affect later actions."""
     history, method, ended = play(make(), seed), make(), list[int]()
     created = sum(isinstance(action, Create) for action in method.start())
     for trial in (created, created + 7, -1):
@@ -132,7 +133,7 @@ def _check_late_and_illegal_events(make: Make, seed: int) -> None:
                 method.on(illegal)
             except IllegalEvent:
                 continue
-            raise AssertionError(f"{illegal} is of a trial that was never created, but did not raise IllegalEvent")
+            raise AssertionError(f"{illegal} is for a trial that was never created, but did not raise IllegalEvent")
     for event, actions in history.steps:
         again = send(method, event)
         assert again == actions, f"seed {seed}: {event} led to other actions after late, repeated or illegal events"
@@ -142,13 +143,13 @@ def _check_late_and_illegal_events(make: Make, seed: int) -> None:
         before, losses = method.progress({}), Losses((0.0, 0.0))
         late = [Reported(trial=trial, step=_length(method), value=0.0, losses=losses) for trial in ended[-2:]]
         for repeated in [event, *late, *(Exited(trial=trial, reason="errored") for trial in ended[-2:])]:
-            what = f"seed {seed}: {repeated} is late or repeated, but"
-            assert method.on(repeated) == [], f"{what} led to actions"
-            assert method.progress({}) == before, f"{what} changed the progress"
+            message = f"seed {seed}: {repeated} is late or repeated, but"
+            assert method.on(repeated) == [], f"{message} led to actions"
+            assert method.progress({}) == before, f"{message} changed the progress"
 
 
 def _check_replay(make: Make, seed: int, extensions: Iterable[Extension] = ()) -> None:
-    """A search replayed from its log, cut anywhere, continues like the one that wrote it."""
+    """Check that a search replayed from its log, cut anywhere, continues like the original search."""
 
     def search_with(log: list[Record]) -> Search:
         method = make()
@@ -166,12 +167,12 @@ def _check_replay(make: Make, seed: int, extensions: Iterable[Extension] = ()) -
         for record in records[cut:]:
             repeat(again, record)
         assert _through_json(rest) == records[cut:], f"seed {seed}: the actions differ after a replay of {cut} records"
-        for what, mine, other in (
+        for name, replayed, original in (
             ("trials", dict(again.trials), dict(search.trials)),
             ("end", again.done, search.done),
             ("progress", again.method.progress({}), search.method.progress({})),
-        ):  # as text, since NaN is not equal to itself
-            assert str(mine) == str(other), f"seed {seed}: the {what} differs after a replay"
+        ):  # compared as strings, since NaN is not equal to itself
+            assert str(replayed) == str(original), f"seed {seed}: the {name} differs after a replay"
 
 
 def _through_json(records: list[Record]) -> list[Record]:
@@ -180,7 +181,7 @@ def _through_json(records: list[Record]) -> list[Record]:
 
 
 def repeat(search: Search, record: Record) -> None:
-    """Call the search as when this record of it was logged."""
+    """Repeat the call that wrote this record."""
     match record:
         case {"event": "start"}:
             search.start()
@@ -204,14 +205,14 @@ class Extension:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The first actions of a method, then every event with the actions that followed."""
+    """The first actions of a method, and every event with the actions that followed."""
 
     first: list[Action]
     steps: list[tuple[Event | Extension, list[Action]]]
 
 
 def send(subject: Method | Search, event: Event | Extension) -> list[Action]:
-    """Send a step of a history to a method or search; returns the actions that follow."""
+    """Send a step of a history to a method or search, and return the actions that follow."""
     if isinstance(event, Extension):
         return subject.extend(max_trials=event.max_trials, max_length=event.max_length)
     return subject.on(event)
@@ -223,11 +224,12 @@ def play(
     """Drive a method or a search through a random history until it is done.
 
     Args:
-        subject: A new one; it is started here. A method gets normalised values; a search also NaN, None and infinities.
-        seed: The same seed and the same answers give the same history.
-        always: Every trial ends this way, without a report.
-        extensions: Requested in this order at random moments, at the latest when the search is done. Refused ones are
-            not in the history.
+        subject: A new method or search, which is started here. A method gets normalised values; a search also NaN, None
+            and infinities.
+        seed: The same seed and the same actions give the same history.
+        always: If set, every trial ends for this reason, without a report.
+        extensions: Requested in this order at random moments, at the latest when the search is done. Rejected
+            extensions are not in the history.
     """
     player = _Player(subject, Random(seed), always, list(extensions))
     first, length = subject.start(), player.length
@@ -235,7 +237,7 @@ def play(
     while not player.done or player.extensions:
         assert len(player.steps) < 100_000, f"seed {seed}: the search did not end within 100,000 events"
         player.step()
-    for trial in sorted(player.ended)[-3:]:  # late reports, after the end
+    for trial in sorted(player.ended)[-3:]:  # reports after the end
         player.send(player.report(trial, length))
     return History(first=first, steps=player.steps)
 
@@ -247,13 +249,13 @@ class _Player:
     always: Reason | None
     extensions: list[Extension]
     method: Method = field(init=False)
-    length: float = field(init=False)  # at which trials end by themselves
+    length: float = field(init=False)  # trials end by themselves at this length
     pending: list[int] = field(default_factory=list)
-    running: dict[int, float] = field(default_factory=dict)  # trial: step it has reached
+    running: dict[int, float] = field(default_factory=dict)  # current step by trial
     paused: set[int] = field(default_factory=set)
     stopping: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
-    reached: dict[int, float] = field(default_factory=dict)  # steps of those that are paused or have ended
+    reached: dict[int, float] = field(default_factory=dict)  # last step of paused and ended trials
     steps: list[tuple[Event | Extension, list[Action]]] = field(default_factory=list)
     done: bool = False
 
@@ -297,7 +299,7 @@ class _Player:
             self.send(self.report(trial, self.running[trial]))
 
     def step_paused(self, trial: int) -> None:
-        """A paused trial fails, is canceled, or reports once more before its workers leave."""
+        """Let a paused trial fail, be canceled, or report once more before its workers leave."""
         if self.rng.random() < 0.3:
             self.exit(trial, self.rng.choice(("errored", "canceled", "invalid_hp")))
         else:
@@ -308,7 +310,7 @@ class _Player:
         return min(step + max(1, round(self.rng.random() ** 3 * self.length)), self.length)
 
     def report(self, trial: int, step: float) -> Reported:
-        """A report of one metric, and of two and a constraint, which follow from it."""
+        """Return a report of one metric, or of two and a constraint derived from it."""
         value = self.value()
         if value is None or not math.isfinite(value):
             several: Measured = (value, 0.5, 0.5)
@@ -319,11 +321,11 @@ class _Player:
         return Reported(trial=trial, step=step, value=value, metrics=several if self.subject.objectives else ())
 
     def value(self) -> float | None:
-        odd = self.rng.random()
-        if odd < 0.15:
+        chance = self.rng.random()
+        if chance < 0.15:
             is_search = isinstance(self.subject, Search)
             return self.rng.choice([math.nan, math.inf, -math.inf, None]) if is_search else math.inf
-        return round(self.rng.random(), 1 if odd < 0.5 else 6)  # one decimal: many ties
+        return round(self.rng.random(), 1 if chance < 0.5 else 6)  # one decimal gives many ties
 
     def exit(self, trial: int, reason: Reason) -> None:
         self.reached[trial] = self.running.pop(trial, self.reached.get(trial, 0))

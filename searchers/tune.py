@@ -1,4 +1,4 @@
-"""A search for anybody's `ray.tune.Tuner`, with any trainable: a searcher and a scheduler that decide as one.
+"""A search for any `ray.tune.Tuner` and trainable: a searcher and a scheduler that share one search.
 
     searcher = Searcher(ASHA(max_trials=50, max_length=81, num_rungs=4, divisor=3), sampler="tpe", seed=0)
     tuner = tune.Tuner(
@@ -10,8 +10,8 @@
     )
 
 Tune asks the `Searcher` for configurations and the `Scheduler` about each result. Both pass everything to the
-searcher's `TuneTrials`. The scheduler has no state, for Tune does not save a scheduler's. Tune saves the searcher's
-with its own, and pickles both together, as given, when the `Tuner` is made: `Tuner.restore` has the same pair.
+searcher's `TuneTrials`. The scheduler has no state of its own, because Tune does not save it. Tune saves the searcher's
+state with its own. It pickles both objects together when the `Tuner` is created, so `Tuner.restore` has the same pair.
 
 This is Tune's API for searchers and schedulers; it has no internals of Tune.
 """
@@ -40,10 +40,8 @@ from searchers.space import Space
 from searchers.space import parse as parse_space
 from searchers.tune_trials import TuneTrials
 
-_UNLIMITED = 1_000_000_000
-"""At least; Tune replaces `num_samples=-1` by a number like this."""
-_OBJECT = "__ref_ph"
-"""Tune replaces objects in a `param_space` by pairs of this and a number."""
+_UNLIMITED = 1_000_000_000  # Tune replaces `num_samples=-1` with at least this number
+_OBJECT = "__ref_ph"  # Tune replaces objects in a `param_space` with pairs of this and a number
 _DECISIONS: dict[Decision, str] = {
     "continue": TrialScheduler.CONTINUE,
     "pause": TrialScheduler.PAUSE,
@@ -52,27 +50,27 @@ _DECISIONS: dict[Decision, str] = {
 
 
 class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped here
-    """Tune's `search_alg`: gives a search method's trials their hyperparameters. It needs a `Scheduler`.
+    """Tune's `search_alg`, which suggests hyperparameters for the trials of a search method. It needs a `Scheduler`.
 
-    The method has the number of trials, so `tune.TuneConfig` needs `num_samples=-1`.
+    The method determines the number of trials, so `tune.TuneConfig` needs `num_samples=-1`.
 
     Args:
-        method: A new one: `Single`, `RandomSearch`, `Grid`, `ASHA`, `PromotionASHA`, `AdaptiveASHA`, or your own.
-        space: What to search: domains of `ray.tune`, distributions of Optuna, domains as in an experiment file, or a
-            `Space`. By default, the domains in the `param_space` of the `Tuner`. `Grid` tries the points of its grid.
-        sampler: Draws the hyperparameters: "random", "tpe", "gp", "cmaes" or the name of a class in `optuna.samplers`;
+        method: A new `Single`, `RandomSearch`, `Grid`, `ASHA`, `PromotionASHA`, `AdaptiveASHA`, or your own method.
+        space: Domains of `ray.tune`, Optuna distributions, domains as in an experiment file, or a `Space`. The default
+            is the domains in the `param_space` of the `Tuner`. `Grid` tries the points of the space's grid.
+        sampler: "random", "multi_fidelity", "tpe", "gp", "nsga2", "cmaes" or the name of a class in `optuna.samplers`;
             or a sampler; or a class or function that is called with `(space, seed=..., rungs=...)` and returns one.
         points: Hyperparameters of the first trials, such as known good ones.
-        metric, mode: The metric of the results to compare trials by, and "min" or "max", unless `tune.TuneConfig` has
-            them. NaN is the worst value.
-        objectives: Several metrics to optimise and constraints, in place of `metric` and `mode`; `ASHA` and the others
-            that compare trials then need `pareto=True`.
-        seed: The same seed gives the same hyperparameters, except where a sampler learns from results that differ.
-        time_attr: The entry of the results that counts a trial's length, in the unit of the method's `max_length`. A
+        metric, mode: The entry of the results by which trials are compared, and "min" or "max", unless
+            `tune.TuneConfig` has them. NaN is the worst value.
+        objectives: Objectives and constraints, instead of `metric` and `mode`; methods that compare trials, such as
+            `ASHA`, then need `pareto=True`.
+        seed: The same seed gives the same hyperparameters, unless a sampler learns from results that differ.
+        time_attr: The entry of the results that measures a trial's length, in the unit of the method's `max_length`. A
             trial ends with its first result at `max_length` or later.
 
     Raises:
-        FieldError: An argument is invalid. What depends on the `Tuner` is checked by `Tuner.fit()`.
+        FieldError: An argument is invalid. Arguments that depend on the `Tuner` are checked by `Tuner.fit()`.
     """
 
     CKPT_FILE_TMPL = "searcher-state-{}.json"
@@ -101,10 +99,10 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
         if not isinstance(method, Method):
             raise FieldError([("method", f"must be a search method, such as searchers.ASHA(...), got {method!r:.80}")])
         if getattr(method, "pareto", objectives is not None) != (objectives is not None):
-            what = (
-                "needs pareto=True to rank trials by objectives" if objectives else "has pareto=True, but no objectives"
-            )
-            raise FieldError([("method", f"{type(method).__name__} {what}")])
+            problem = "has pareto=True, but no objectives"
+            if objectives:
+                problem = "needs pareto=True to rank trials by objectives"
+            raise FieldError([("method", f"{type(method).__name__} {problem}")])
         self._objectives = objectives
         self._method, self._sampler, self._points, self._seed = method, sampler, points, seed
         self._time_attr = time_attr
@@ -118,54 +116,54 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
 
     @property
     def search(self) -> Search | None:
-        """The search, with a view of each trial in `search.trials`; None before Tune has asked for the first one."""
+        """The search, with a view of each trial in `search.trials`; None before Tune has requested the first trial."""
         return None if self._trials is None else self._trials.search
 
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
-        """Called by Tune: take the metric of `tune.TuneConfig`, and the space of the `Tuner` if there is no other."""
+        """Take the metric of `tune.TuneConfig` and, without a space of our own, that of the `Tuner`. Called by Tune."""
         self._compare_by(metric, mode)
         if self._space is not None:
-            return False  # Tune raises an error if there are domains in `config` too
+            return False  # Tune then raises an error if `config` also has domains
         domains = from_ray_tune(_domains(config))
         self._space = parse_space(domains)
         self._records.append({"event": "space", "hyperparameters": domains})
         return True
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
-        """Called by Tune for `max_concurrent_trials`, which it would itself count with the paused trials."""
+        """Set the limit on concurrent trials. Called by Tune, which would itself count paused trials too."""
         self._max_concurrent = max_concurrent
         return True
 
     def suggest(self, trial_id: str) -> dict[str, object] | str | None:
-        """Called by Tune: the next trial's hyperparameters; None if there is none now, `FINISHED` after the last.
+        """Return the next trial's hyperparameters; None if there is none now, `FINISHED` at the end. Called by Tune.
 
         Raises:
-            FieldError: What the searcher and Tune were given does not go together, or the sampler found no point.
+            FieldError: The arguments of the searcher and of Tune are incompatible, or the sampler found no point.
         """
         trials = self._started()
         hparams = trials.suggest(trial_id)
         return str(self.FINISHED) if trials.search.done else hparams
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Called by Tune, but not with all results: the scheduler gets those."""
+        """No-op: Tune does not call it for all results; the scheduler gets every result."""
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Called by Tune: the trial ended by itself, by an error or, without a result, while it was not running."""
+        """End a trial that completed, failed or, without a result, was ended while not running. Called by Tune."""
         if self._trials is not None:
             self._trials.end(
                 trial_id, result or {}, "errored" if error else "canceled" if result is None else "completed"
             )
 
     def save(self, checkpoint_path: str) -> None:
-        """Called by Tune: write the search's journal, with Tune's ids of its trials, as lines of JSON."""
+        """Write the search's journal, with Tune's ids of its trials, as lines of JSON. Called by Tune."""
         lines = [json.dumps(record, allow_nan=False, separators=(",", ":")) for record in self._records]
         Path(checkpoint_path).write_text("".join(f"{line}\n" for line in lines))
 
     def restore(self, checkpoint_path: str) -> None:
-        """Called by `Tuner.restore`: continue the search that was saved.
+        """Continue the saved search. Called by `Tuner.restore`.
 
         Raises:
-            JournalError: It is another search, or the file is damaged.
+            JournalError: The file belongs to another search, or is damaged.
         """
         self._records = Journal.read(checkpoint_path)
         for record in self._records:
@@ -175,28 +173,28 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
 
     def _compare_by(self, metric: str | None, mode: str | None) -> None:
         if self._trials is not None:
-            what = "the searcher has run already; make a new one, or continue with Tuner.restore()"
-            raise FieldError([("tune.TuneConfig.search_alg", what)])
-        for name, mine, given in (("metric", self._metric, metric), ("mode", self._mode, mode)):
-            if given and mine and given != mine:
-                what = f"is {given!r}, but the searcher has {mine!r}; name one of them"
-                raise FieldError([(f"tune.TuneConfig.{name}", what)])
+            message = "the searcher has already run; create a new one, or continue with Tuner.restore()"
+            raise FieldError([("tune.TuneConfig.search_alg", message)])
+        for name, own, tunes in (("metric", self._metric, metric), ("mode", self._mode, mode)):
+            if tunes and own and tunes != own:
+                message = f"is {tunes!r}, but the searcher has {own!r}; set it in one place only"
+                raise FieldError([(f"tune.TuneConfig.{name}", message)])
         self._metric, self._mode = metric or self._metric, mode or self._mode
 
     def _started(self) -> TuneTrials:
         if self._trials is None:
             faults = [
-                (f"tune.TuneConfig.{name}", "must be given, there or to the searcher")
-                for name, given in (("metric", self._metric), ("mode", self._mode))
-                if not given
+                (f"tune.TuneConfig.{name}", "must be set, here or in the searcher")
+                for name, value in (("metric", self._metric), ("mode", self._mode))
+                if not value
             ]
             if self._num_samples is None:
                 faults.append(("tune.TuneConfig.scheduler", "must be a searchers.tune.Scheduler of this searcher"))
             elif self._num_samples < _UNLIMITED:
-                # Where it could not restore its state, Tune starts again, with one sample.
-                what = f"must be -1, for the search method has the number of trials; got {self._num_samples}"
-                restored = "if this is Tuner.restore(), Tune found no state to continue from, and its log says why"
-                faults.append(("tune.TuneConfig.num_samples", f"{what}; {restored}"))
+                # If Tune can't restore its state, it starts again with one sample.
+                message = f"must be -1, since the search method sets the number of trials; got {self._num_samples}"
+                restored = "if this is Tuner.restore(), Tune found no state to continue from; its log has the reason"
+                faults.append(("tune.TuneConfig.num_samples", f"{message}; {restored}"))
             if faults:
                 raise FieldError(faults)
             self._trials = self._replayed()
@@ -226,7 +224,7 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
         if isinstance(self._method, Grid):
             grid, points = GridSampler(space), self._method.max_trials
             if len(grid) != points:
-                raise FieldError([("Grid.points", f"must be {len(grid)}, as the space has them, got {points}")])
+                raise FieldError([("Grid.points", f"must be {len(grid)}, the size of the space's grid, got {points}")])
             if self._points or self._sampler != "random":
                 raise FieldError([("sampler", "Grid tries each point of the space once; leave out sampler and points")])
             return grid
@@ -240,12 +238,12 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
 
 
 class Scheduler(TrialScheduler):  # type: ignore[misc]
-    """Tune's `scheduler`: stops, pauses and resumes trials as the search of its searcher decides.
+    """Tune's `scheduler`, which stops, pauses and resumes trials as its searcher's search decides.
 
     A method that pauses trials, such as `PromotionASHA`, needs a trainable that saves checkpoints.
 
     Args:
-        searcher: The one in `tune.TuneConfig(search_alg=...)`.
+        searcher: The `search_alg` of the same `tune.TuneConfig`.
     """
 
     supports_buffered_results = False  # trials would train on while the search decides
@@ -270,48 +268,48 @@ class Scheduler(TrialScheduler):  # type: ignore[misc]
         return self._searcher._started()
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """Called by Tune for a new trial, one of before `Tuner.restore`, and one that starts again since it failed."""
+        """Register a trial. Called by Tune for new trials, after `Tuner.restore`, and when a failed trial restarts."""
         self._trials.add(trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Called by Tune for each result, except one that ends the trial by itself: CONTINUE, PAUSE or STOP."""
+        """Decide CONTINUE, PAUSE or STOP. Called by Tune for each result except one that completes the trial."""
         return _DECISIONS[self._trials.report(trial.trial_id, result)]
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """Called by Tune in each of its steps: a paused trial to resume. It starts new ones by itself."""
+        """Return a paused trial to resume. Called by Tune in each of its steps; Tune starts new trials by itself."""
         return self._trials.next_to_resume(tune_controller.stop_trial)
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """Called by Tune, as is the searcher's."""
+        """No-op: Tune also calls the searcher's."""
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        """Called by Tune for each failure; for the last one, the searcher's `on_trial_complete` is too."""
+        """No-op: for the last failure, Tune also calls the searcher's `on_trial_complete`."""
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        """Called by Tune, as is the searcher's `on_trial_complete`."""
+        """No-op: Tune also calls the searcher's `on_trial_complete`."""
 
     def debug_string(self) -> str:
-        """Called by Tune: a line for its status."""
+        """Return a line for Tune's status."""
         states = self._searcher.search.states if self._searcher.search is not None else {}
         shown = "".join(f", {count} {state}" for state, count in sorted(states.items()) if count)
         return f"Using {type(self._searcher._method).__name__} of searchers{shown}"
 
 
 def _domains(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The domains of a `param_space`, without its constants: those may be of any type, and stay with Tune.
+    """Return the domains of a `param_space`. Constants may be of any type, and stay with Tune.
 
     Raises:
-        SpaceError: A domain is in a list, or has objects.
+        SpaceError: A domain is in a list, or has objects as choices.
     """
     _, domains, grids = parse_spec_vars(dict(config))
     found: dict[str, Any] = {}
     for path, domain in (*domains, *grids):
         if not all(isinstance(name, str) for name in path):
-            what = "is in a list, and can't be searched there; use a mapping, with a name for each"
-            raise SpaceError([(".".join(map(str, ("hyperparameters", *path))), what)])
+            message = "is in a list, and can't be searched there; use a mapping, with a name for each"
+            raise SpaceError([(".".join(map(str, ("hyperparameters", *path))), message)])
         if _OBJECT in repr(getattr(domain, "categories", "")):
-            what = "has objects to choose from; give their names, and look them up in the trainable"
-            raise SpaceError([(".".join(("hyperparameters", *path)), what)])
+            message = "has objects as choices; use their names, and look them up in the trainable"
+            raise SpaceError([(".".join(("hyperparameters", *path)), message)])
         *outer, name = path
         inner = found
         for each in outer:

@@ -1,19 +1,19 @@
-"""The trials of a search that Ray Tune runs: which of Tune's is which of the search's, and what is to happen to each.
+"""The trials of a search that Ray Tune runs: the mapping between Tune's trials and the search's, and pending decisions.
 
-`tune` has the searcher and the scheduler, which Tune calls; both pass everything to one `TuneTrials`. It knows of Tune
-only what a trial looks like.
+The searcher and the scheduler in `tune`, which Tune calls, pass everything to one `TuneTrials`. It depends on Tune only
+through the protocol `TuneTrial`.
 
-    suggest() ────────▶ Started     its hyperparameters are drawn, for Tune needs them before it has resources
+    suggest() ────────▶ Started     the hyperparameters are drawn, since Tune needs them before it has resources
     report() ─────────▶ Reported    and Exited("completed") at the method's whole length
        the decision ◀── Stop, Pause, neither
     next_to_resume() ◀─ Resume      and Stop of a trial that did not just report
     end() ────────────▶ Exited("completed"), ("errored"), ("canceled")
 
-Its state follows from the search's journal and a record of each `suggest`. After `Tuner.restore`, the search is what it
-was when Tune saved last, and so are Tune's trials, or nearly: Tune copies its files to the storage one after another,
-and may die in between. So neither is believed blindly. A trial that only the search knows is suggested again, with its
-hyperparameters; one that only Tune knows is ended; the status of the others is set to what the search knows. What was
-reported after the last save is reported once more, which no method minds.
+The state follows from the search's journal and a record of each `suggest`. `Tuner.restore` restores the search and
+Tune's trials from Tune's last save, but the two may differ: Tune copies its files to the storage one after another, and
+may die in between. A trial that only the search knows is therefore suggested again, with its hyperparameters; one that
+only Tune knows is ended; the status of the others is set from the search. Results after the last save are reported
+again, which all methods tolerate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PENDING, PAUSED, TERMINATED, ERROR = "PENDING", "PAUSED", "TERMINATED", "ERROR"
 
 
 class TuneTrial(Protocol):
-    """What is used here of `ray.tune.experiment.Trial`."""
+    """The part of `ray.tune.experiment.Trial` that is used here."""
 
     @property
     def trial_id(self) -> str: ...
@@ -56,10 +56,10 @@ class TuneTrials:
     """The trials of a search that Tune runs.
 
     Args:
-        search: A new search, or a replayed one.
-        records: Its journal, to which it appends; its trials in Tune are recorded here too.
-        metric, time_attr: The entries of Tune's results that have a trial's value and its length.
-        max_concurrent: Most trials that Tune may have pending or running; None: as many as the method wants.
+        search: A new or a replayed search.
+        records: The journal to which the search appends; the ids of its trials in Tune are recorded here too.
+        metric, time_attr: The entries of Tune's results with a trial's value and its length.
+        max_concurrent: Maximum number of trials that Tune may have pending or running; None: no limit but the method's.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class TuneTrials:
         if not search.started:
             search.start()
         self._numbers = {str(each["id"]): int(str(each["trial"])) for each in records if each["event"] == "suggested"}
-        self._live: dict[int, TuneTrial] = {}  # by number, those that Tune has not ended
+        self._live: dict[int, TuneTrial] = {}  # trials that Tune has not ended, by number
         pending = [view for view in search.trials.values() if view.state == "PENDING"]
         self._creates = deque(view.id for view in pending if view.hparams is None)
-        self._resumes = [view.id for view in pending if view.hparams is not None]  # as soon as Tune has paused them
+        self._resumes = [view.id for view in pending if view.hparams is not None]  # to resume once Tune has paused them
         self._stops: list[int] = []
 
     def suggest(self, tune_id: str) -> dict[str, object] | None:
-        """The hyperparameters of the next trial, which is now Tune's trial with this id; None if there is none now.
+        """Assign the next trial to this id of Tune's, and return its hyperparameters; None if there is none now.
 
         Raises:
             SpaceError: The sampler found no point.
@@ -88,16 +88,16 @@ class TuneTrials:
             return None
         number = self._creates.popleft()
         self.search.on(Started(trial=number))
-        # After "started": if a copy of the records ends between the two, the trial is suggested again.
+        # This follows "started": if a copy of the records ends between the two, the trial is suggested again.
         self.records.append({"event": "suggested", "trial": number, "id": tune_id})
         self._numbers[tune_id] = number
         return self.search.params(number)
 
     def add(self, trial: TuneTrial) -> None:
-        """Tune has a new trial; or starts it again since it failed; or had it before `Tuner.restore`.
+        """Add a trial that is new to Tune, restarts after a failure, or comes back after `Tuner.restore`.
 
         Raises:
-            FieldError: The trial is not of this search.
+            FieldError: The trial does not belong to this search.
         """
         number = self._numbers.get(trial.trial_id)
         if number is None:
@@ -110,31 +110,31 @@ class TuneTrials:
             return
         self._live[number] = trial
         is_waiting = view.state == "PAUSED" or number in self._resumes
-        # Tune may have died while it paused the trial: without a checkpoint, it trains to its pause once more.
+        # Tune may have died while it paused the trial. Without a checkpoint, the trial trains to its pause again.
         if is_waiting and not is_again and not _has_ended(trial) and _has_checkpoint(trial):
             trial.set_status(PAUSED)
 
     def _add_unknown(self, trial: TuneTrial) -> None:
         if not self._is_restored:
-            what = f"trial {trial.trial_id} was not suggested by this scheduler's searcher; use that one, not wrapped"
-            raise FieldError([("tune.TuneConfig.search_alg", what)])
-        logger.warning("trial %s does not continue: to the search it has failed, or is not known", trial.trial_id)
+            message = f"trial {trial.trial_id} was not suggested by this scheduler's searcher; use it without a wrapper"
+            raise FieldError([("tune.TuneConfig.search_alg", message)])
+        logger.warning("trial %s does not continue: it has failed in the search, or is not known there", trial.trial_id)
         if not _has_ended(trial):
             trial.set_status(TERMINATED)
 
     def report(self, tune_id: str, result: Mapping[str, Any]) -> Decision:
-        """A live trial has reported.
+        """Decide on a live trial's result.
 
         Raises:
-            FieldError: The result has the metric, but not the length.
+            FieldError: The result has the metric, but lacks the length or another metric.
         """
         number = self._numbers[tune_id]
         step, rungs = self._step(number, result), self.search.method.rungs
-        is_whole = step is not None and rungs and step >= rungs[-1]
-        return self._take(number, result, step, "completed" if is_whole else None).decision
+        is_complete = step is not None and rungs and step >= rungs[-1]
+        return self._take(number, result, step, "completed" if is_complete else None).decision
 
     def end(self, tune_id: str, result: Mapping[str, Any], reason: Reason) -> None:
-        """A trial has ended: with this result, its last one again, or none (an empty one)."""
+        """End a trial with this result, which may be new, its last one, or empty."""
         number = self._numbers.get(tune_id)
         if number is None or self._live.pop(number, None) is None:
             return
@@ -143,10 +143,10 @@ class TuneTrials:
         self._take(number, result, step if is_new else None, reason)
 
     def next_to_resume(self, stop: Callable[[TuneTrial], None]) -> TuneTrial | None:
-        """A paused trial that is to continue, and to the search now does.
+        """Return a paused trial to resume, after starting it again in the search; None if there is none.
 
         Args:
-            stop: Called before that with each waiting trial that is to end.
+            stop: Called first with each waiting trial that is to end.
 
         Raises:
             ValueError: The trial has no checkpoint.
@@ -154,7 +154,7 @@ class TuneTrials:
         self._find_lost()
         for number in list(self._stops):
             trial = self._live.get(number)
-            # A running one ends with its next result, or waits as soon as Tune has paused it.
+            # A running trial ends with its next result, or once Tune has paused it.
             if trial is None or trial.status in (PENDING, PAUSED):
                 self._stops.remove(number)
                 if trial is not None:
@@ -164,7 +164,7 @@ class TuneTrials:
             if trial.status == PAUSED and not self._is_full():
                 if not _has_checkpoint(trial):
                     raise ValueError(
-                        f"trial {trial.trial_id} was paused and is to be resumed, but it has saved no checkpoint: save "
+                        f"trial {trial.trial_id} was paused and is to be resumed, but has saved no checkpoint: save "
                         "one with each result (tune.report(metrics, checkpoint=...), or save_checkpoint() of a class), "
                         "or use a method that does not pause trials, such as ASHA"
                     )
@@ -177,14 +177,14 @@ class TuneTrials:
         self.search.on(Started(trial=number))
 
     def _find_lost(self) -> None:
-        """End trials that Tune has ended without a word; suggest those again that it did not bring back."""
+        """End trials that Tune has ended without notice; suggest those again that Tune did not restore."""
         for trial in list(self._live.values()):
-            if trial.status == ERROR:  # it could not be reset
+            if trial.status == ERROR:  # its actor could not be reset
                 self.end(trial.trial_id, trial.last_result, "errored")
             elif trial.status == TERMINATED and trial.last_result.get("done"):  # Tune saved that, but not our decision
                 self.report(trial.trial_id, trial.last_result)
                 self.end(trial.trial_id, trial.last_result, "completed")
-            elif trial.status == TERMINATED:  # `Tuner.restore` was to leave it out
+            elif trial.status == TERMINATED:  # `Tuner.restore` was told to skip it
                 self.end(trial.trial_id, trial.last_result, "canceled")
         if self._is_restored:
             self._is_restored = False
@@ -199,8 +199,8 @@ class TuneTrials:
         return sum(trial.status != PAUSED for trial in self._live.values()) >= self._max_concurrent
 
     def _take(self, number: int, result: Mapping[str, Any], step: float | None, outcome: Reason | None) -> Answer:
-        """Pass a result to the search, and queue what it decides on other trials."""
-        if number in self._resumes:  # it runs already, as when it failed while Tune paused it
+        """Pass a result to the search, and queue its decisions on other trials."""
+        if number in self._resumes:  # it already runs, e.g. after a failure while Tune paused it
             self._start_again(number)
         objectives = self.search.objectives
         answer = decide(
@@ -215,7 +215,7 @@ class TuneTrials:
             ),
         )
         self._creates.extend(answer.creates)
-        for resumed in answer.resumes:  # one that was lost is suggested again
+        for resumed in answer.resumes:  # lost trials are suggested again
             (self._resumes if resumed in self._live else self._creates).append(resumed)
         for stopped in answer.stops:
             for queue in (self._creates, self._resumes):
@@ -225,18 +225,17 @@ class TuneTrials:
         return answer
 
     def _step(self, number: int, result: Mapping[str, Any]) -> float | None:
-        """The length at which this result has the metric; None if it has not."""
-        if self._metric not in result:  # Tune has raised an error, unless it was told not to
+        """Return the length at which this result has the metric; None if the metric is missing."""
+        if self._metric not in result:  # by default Tune raises an error first
             return None
         if self._time_attr not in result:
-            what = f"is not in a result of trial {number}, which has {', '.join(sorted(result))}"
-            raise FieldError([("time_attr", f"{self._time_attr!r} {what}; report it with the metric, or name another")])
-        missing = (
-            [name for name in self.search.objectives.names if name not in result] if self.search.objectives else []
-        )
-        if missing:
-            what = f"{', '.join(missing)} missing in a result of trial {number}, which has {', '.join(sorted(result))}"
-            raise FieldError([("objectives", f"{what}; report all of them together")])
+            message = f"is not in a result of trial {number}, which has {', '.join(sorted(result))}"
+            hint = "report it with the metric, or name another"
+            raise FieldError([("time_attr", f"{self._time_attr!r} {message}; {hint}")])
+        names = self.search.objectives.names if self.search.objectives else ()
+        if missing := [name for name in names if name not in result]:
+            message = f"a result of trial {number} lacks {', '.join(missing)}; it has {', '.join(sorted(result))}"
+            raise FieldError([("objectives", f"{message}; report all of them together")])
         step: float = result[self._time_attr]
         return step
 

@@ -1,8 +1,7 @@
-"""Points of a space as rows of numbers from 0 to 1, for models that measure distances between points.
+"""Encoding of a space's points as rows of numbers from 0 to 1, for models that measure distances between points.
 
-A number has one column: its place in its range, in the logarithm where the space is logarithmic. A category has one
-column for each value, 1 for that of the point. A conditional hyperparameter that a point lacks stands in the middle of
-its columns. Constants have no column.
+A number has one column, its position in its range (on a log scale where the domain is logarithmic). A categorical is
+one-hot encoded. The columns of a conditional hyperparameter that a point lacks are 0.5. Constants have no column.
 """
 
 from __future__ import annotations
@@ -25,15 +24,13 @@ _MIDDLE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Axis:
-    """One hyperparameter."""
-
     domain: Categorical | Int | Double | Log
     columns: slice
-    parent: int | None  # the column of the category that it belongs to; None if it always exists
+    parent: int | None  # the column of the category that it belongs to; None if unconditional
 
 
 class UnitCube:
-    """The rows of a space's points."""
+    """The encoding of one space, in rows of `width` columns."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -46,10 +43,10 @@ class UnitCube:
             self._axes[each.name] = _Axis(domain=each.domain, columns=columns, parent=column)
             self.width += count
         counts = [axis.columns.stop - axis.columns.start for axis in self._axes.values()]
-        self.axes = np.repeat(np.arange(len(counts), dtype=np.intp), counts)  # the hyperparameter of each column
+        self.axes = np.repeat(np.arange(len(counts), dtype=np.intp), counts)  # hyperparameter by column, shape (width,)
 
     def row(self, point: Mapping[str, object]) -> Array:
-        """A point's row, of shape (width,)."""
+        """Encode a point as a row of shape (width,)."""
         row = np.full(self.width, _MIDDLE)
         for name, value in flattened(self.space.root, point):
             axis = self._axes[name]
@@ -61,7 +58,8 @@ class UnitCube:
         return row
 
     def point(self, row: Array) -> dict[str, object]:
-        """The point closest to a row: numbers are rounded to their domains, of a category the largest column counts."""
+        """Decode a row to the closest point: numbers are rounded to their domains, and the largest column determines
+        the category."""
 
         def value_of(name: str, domain: Categorical | Int | Double | Log) -> float:
             columns = self._axes[name].columns
@@ -74,7 +72,7 @@ class UnitCube:
         return found
 
     def random(self, rng: np.random.Generator, count: int) -> Array:
-        """Rows of independent uniform points, of shape (count, width). The space's constraint is not asked."""
+        """Draw independent uniform points as rows of shape (count, width), ignoring the space's constraint."""
         rows = rng.random((count, self.width))
         for axis in self._axes.values():
             if isinstance(axis.domain, Categorical):
@@ -82,24 +80,28 @@ class UnitCube:
         return self._without_absent(rows)
 
     def near(self, rng: np.random.Generator, rows: Array, scale: float) -> Array:
-        """Rows around these, one for each: numbers move by a normal step of this scale, reflected at the ends, half of
-        them on average stay as they are; a category is drawn anew with a probability of `scale`."""
+        """Draw one neighbour of each row.
+
+        Each number changes with probability 1/2, by a normal step of standard deviation `scale`, reflected at the ends;
+        each category is redrawn with probability `scale`.
+        """
         fresh = self.random(rng, len(rows))
         moved = np.where(rng.random(rows.shape) < 0.5, rows + rng.normal(0, scale, rows.shape), rows)
         moved = 1 - np.abs(1 - np.abs(moved) % 2)
         for axis in self._axes.values():
             if isinstance(axis.domain, Categorical):
-                anew = rng.random((len(rows), 1)) < scale
-                moved[:, axis.columns] = np.where(anew, fresh[:, axis.columns], rows[:, axis.columns])
+                redrawn = rng.random((len(rows), 1)) < scale
+                moved[:, axis.columns] = np.where(redrawn, fresh[:, axis.columns], rows[:, axis.columns])
         for axis in self._axes.values():
             if axis.parent is not None and not isinstance(axis.domain, Categorical):
-                # It exists now, but did not in the row that it comes from.
-                came = (moved[:, axis.parent] > rows[:, axis.parent])[:, None]
-                moved[:, axis.columns] = np.where(came, rng.random((len(rows), 1)), moved[:, axis.columns])
+                # The hyperparameter exists now, but not in the original row.
+                is_new = (moved[:, axis.parent] > rows[:, axis.parent])[:, None]
+                moved[:, axis.columns] = np.where(is_new, rng.random((len(rows), 1)), moved[:, axis.columns])
         return self._without_absent(moved)
 
     def _without_absent(self, rows: Array) -> Array:
-        """The rows with the columns of hyperparameters that they lack in the middle. Parents come before children."""
+        """Set the columns of absent hyperparameters to 0.5."""
+        # Parents come before children.
         for axis in self._axes.values():
             if axis.parent is not None:
                 rows[rows[:, axis.parent] != 1, axis.columns] = _MIDDLE
@@ -107,7 +109,7 @@ class UnitCube:
 
 
 def _scale(domain: Int | Double | Log) -> tuple[float, float, bool]:
-    """The ends of a number's range, and whether it is logarithmic. Integers have half a step more at either end."""
+    """Return the ends of a number's range, half a step wider for discrete domains, and whether it is logarithmic."""
     match domain:
         case Int(minval=low, maxval=high, step=step, log=log):
             return low - step / 2, high + step / 2, log

@@ -1,4 +1,4 @@
-"""What a search knows of each trial, and how events and actions change it."""
+"""A search's views of its trials, and their changes by events and actions."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ END_STATES: dict[str, State] = {
     "invalid_hp": "INVALID_HP",
     "canceled": "CANCELED",
 }
-"""The state of a trial that has ended for this reason."""
+"""The state of an ended trial, by reason."""
 NEVER_BEST: tuple[State, ...] = ("ERRORED", "INVALID_HP")  # states of trials that are never a search's best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialView:
-    """What the search knows of a trial. Its values are as measured.
+    """A search's view of a trial, with values as measured.
 
-    It is PENDING until it gets its workers, for the first time or after a `Resume`; PAUSED by the method; PRUNED,
+    A trial is PENDING until it gets workers, for the first time or after a `Resume`; PAUSED by the method; PRUNED,
     COMPLETED, ... when it has ended. If the search is extended, a completed trial may be resumed. With several metrics,
-    the report with the least violation, and among equals with the best first objective, stands for the trial: `losses`
-    are its, and `best` is its first objective, if it keeps the constraints.
+    a trial is represented by its report with the smallest violation and, among equals, the best first objective.
 
     >>> TrialView(id=0).after(Exited(trial=0, reason="diverged")).state
     'PRUNED'
@@ -42,13 +41,13 @@ class TrialView:
 
     id: int
     state: State = "PENDING"
-    hparams: Mapping[str, object] | None = None  # as drawn when it first started
-    best: float | None = None  # finite
+    hparams: Mapping[str, object] | None = None  # None before the trial first started
+    best: float | None = None  # best finite value; with several metrics, the representative report's if feasible
     best_step: float | None = None
-    losses: Losses | None = None
+    losses: Losses | None = None  # those of the representative report
     last: float | None = None  # may be NaN
-    last_step: float | None = None  # the greatest reported
-    stop_requested: bool = False  # and not resumed since; it may not have stopped yet
+    last_step: float | None = None  # the largest reported step
+    stop_requested: bool = False  # the trial may still be running; reset by a `Resume`
 
     @property
     def ended(self) -> bool:
@@ -62,10 +61,10 @@ class TrialView:
         smaller_is_better: bool = True,
         objectives: Objectives | None = None,
     ) -> TrialView:
-        """The trial after this event."""
+        """Return the view after this event (with values as measured); `hparams` are those of the first `Started`."""
         match event:
             case Started():
-                # A paused trial can start if its restart crossed the pause; to the method it stays paused.
+                # A paused trial can start if its restart coincided with the pause; for the method it remains paused.
                 state: State = "PAUSED" if self.state == "PAUSED" else "RUNNING"
                 return replace(self, state=state, hparams=hparams if self.hparams is None else self.hparams)
             case Reported(step=step, value=value):
@@ -88,7 +87,7 @@ class TrialView:
                 assert_never(event)
 
     def under(self, action: Stop | Pause | Resume) -> TrialView:
-        """The trial after this decision of the method."""
+        """Return the view after this action of the method."""
         match action:
             case Stop():
                 return replace(self, stop_requested=True)
@@ -101,7 +100,7 @@ class TrialView:
 
 
 class TrainedShares(Mapping[int, float]):
-    """How much of its length each trial has trained, from 0 to 1; computed when it is asked for.
+    """The share of `length` that each trial has trained, from 0 to 1, computed on access; 0 for an unknown length of 0.
 
     >>> TrainedShares({7: TrialView(id=7, last_step=2)}, 8)[7]
     0.25
@@ -121,9 +120,9 @@ class TrainedShares(Mapping[int, float]):
 
 
 class Point(Mapping[str, object]):
-    """Hyperparameters, read-only, in half the memory of a dict: equal names are stored once for all trials.
+    """Read-only hyperparameters in half the memory of a dict, since `Points` stores equal names once for all trials.
 
-    `Points` makes them. Nested hyperparameters are plain dicts.
+    Nested hyperparameters are plain dicts.
     """
 
     __slots__ = ("_places", "_values")
@@ -145,12 +144,12 @@ class Point(Mapping[str, object]):
 
 
 def as_dict(hparams: Mapping[str, object]) -> dict[str, object]:
-    """The same as a new dict; of a `Point` five times as fast as by `dict`."""
+    """Copy the hyperparameters to a dict; for a `Point` this is five times as fast as `dict`."""
     return dict(zip(hparams._places, hparams._values, strict=True)) if isinstance(hparams, Point) else dict(hparams)
 
 
 class Points:
-    """Makes the points of one search, which share their names, their strings, and what is constant in the space.
+    """Factory of the points of one search, which share their names, strings and constants.
 
     >>> from searchers import parse_space
     >>> points = Points(parse_space({"lr": {"type": "double", "minval": 0, "maxval": 1}, "sizes": [8, 4]}))
@@ -165,7 +164,7 @@ class Points:
         self._places: dict[tuple[str, ...], dict[str, int]] = {}
 
     def __call__(self, hparams: Mapping[str, object]) -> Point:
-        """A point with these hyperparameters, which the caller no longer changes."""
+        """Create a point. The caller must not change `hparams` afterwards."""
         names = tuple(hparams)
         places = self._places.get(names)
         if places is None:
@@ -175,7 +174,7 @@ class Points:
     def _shared(self, name: str, value: object) -> object:
         if type(value) is str:
             return sys.intern(value)
-        # By its text: True is no 1.
+        # The key is the repr, since True == 1.
         return self._constants.setdefault((name, repr(value)), value) if name in self._constant else value
 
 

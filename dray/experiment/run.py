@@ -299,7 +299,7 @@ class Run:
         journal = self._records.journal
         stamped = [{**each.record, "time": time.time()} for each in records]
         if any(each.wait for each in records):
-            with journal.together():
+            with journal.batch():
                 for record in stamped:
                     journal.append(record)
         else:

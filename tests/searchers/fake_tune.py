@@ -1,4 +1,4 @@
-"""Ray Tune without Ray: calls a searcher and a scheduler as `ray.tune.execution.TuneController` does, step by step."""
+"""A fake of Ray Tune that calls a searcher and a scheduler like `ray.tune.execution.TuneController`, step by step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 @dataclass(eq=False)
 class FakeTrial:
-    """A trial of Tune's; it saves a checkpoint when it is paused, and with every second result."""
+    """A Tune trial, which saves a checkpoint when it is paused, and with every second result."""
 
     trial_id: str
     config: dict[str, Any]
@@ -50,7 +50,7 @@ class FakeTrial:
     saved: int | None = None
     last_result: dict[str, Any] = field(default_factory=dict)
     is_saving: bool = False  # before it is paused
-    ran: int = 0  # results that it has returned
+    ran: int = 0  # results returned so far
 
     @property
     def checkpoint(self) -> int | None:
@@ -68,12 +68,12 @@ class FakeTune:
     """One run of a `Tuner`.
 
     Args:
-        workers: Trials that run at a time.
+        workers: Number of concurrent trials.
         value: The metric of a trial with this configuration at this step.
-        length: A trial ends by itself after so many steps.
-        seed: Which trial returns its result next, and which fails, is random.
+        length: Number of steps after which a trial ends by itself.
+        seed: Seed for the order of results and for failures.
         failures: The probability of a failure instead of a result; a quarter of them end the trial.
-        restored: The searcher's state and the trials, as the run before saved them.
+        restored: The searcher's state and the trials, as saved by the previous run.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class FakeTune:
         self._ids = (f"{seed}-{number}" for number in range(10**9))
         self._is_finished = False
         self.trials: list[FakeTrial] = []
-        # As `tune.run` does before it makes a controller; after `Tuner.restore` with another number.
+        # `tune.run` does this before it creates a controller; after `Tuner.restore` with another number.
         scheduler.set_search_properties(METRIC, MODE, num_samples=2**63 - 1 if restored is None else 1)
         if restored is None:
             return
@@ -107,7 +107,7 @@ class FakeTune:
             self._add(trial)
 
     def run(self) -> Iterator[None]:
-        """Yields after each step, until all trials have ended."""
+        """Run until all trials have ended, yielding after each step."""
         for _ in range(20_000):
             if self._is_finished and all(trial.has_ended for trial in self.trials):
                 return
@@ -116,7 +116,7 @@ class FakeTune:
         raise AssertionError("the search does not end")
 
     def snapshot(self) -> list[FakeTrial]:
-        """The trials as Tune would save them now."""
+        """Return the trials as Tune would save them now."""
         return copy.deepcopy(self.trials)
 
     def step(self) -> None:
@@ -174,7 +174,7 @@ class FakeTune:
             self.scheduler.on_trial_add(self, trial)
 
     def _report(self, trial: FakeTrial) -> None:
-        if trial.step == self._length:  # it returns, and Tune repeats its last result
+        if trial.step == self._length:  # the function returns, and Tune repeats its last result
             self.stop_trial(trial)
             return
         trial.step += 1
@@ -195,7 +195,7 @@ class FakeTune:
 
 
 def value(config: Mapping[str, Any], step: float) -> float:
-    """Falls with the steps, to different depths; NaN for some."""
+    """Return a value that decreases with the steps, to different limits; NaN for some trials."""
     quality = abs(math.log10(config["lr"]) + 2.5) + 0.1 * config["layers"]
     return math.nan if quality > 1.6 else quality + 1 / step
 
@@ -210,14 +210,14 @@ def pair(method: Method, space: Any = SPEC, **arguments: Any) -> tuple[Searcher,
 
 
 def begun(method: Method, space: Any = SPEC, **arguments: Any) -> tuple[Searcher, Scheduler]:
-    """A pair that Tune has given what `tune.TuneConfig` has."""
+    """Return a pair that has received the settings of `tune.TuneConfig`."""
     searcher, scheduler = pair(method, space, **arguments)
     assert scheduler.set_search_properties("loss", "min", num_samples=2**63 - 1)
     return searcher, scheduler
 
 
 def suggested(searcher: Searcher, scheduler: Scheduler, number: int) -> list[FakeTrial]:
-    """This many trials, running."""
+    """Start this many trials."""
     trials = []
     for each in range(number):
         config = searcher.suggest(f"t{each}")
@@ -234,7 +234,7 @@ def report(scheduler: Scheduler, trial: FakeTrial, step: int, loss: float | None
 
 
 def journal(searcher: Searcher, tmp_path: Path) -> list[Record]:
-    """The searcher's state, as saved, without what is only Tune's."""
+    """Return the searcher's saved state without Tune's own records."""
     searcher.save(str(tmp_path / "state"))
     return [each for each in Journal.read(tmp_path / "state") if each["event"] not in ("space", "suggested")]
 

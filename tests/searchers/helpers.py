@@ -1,4 +1,4 @@
-"""What several of these tests need: events in a word, a scripted method, and whole states to compare."""
+"""Helpers of these tests: short names for events, a scripted method, and comparable states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
 
 
 def new_search(method: Any, space: Space = LINE, log: Any = None, **fields: Any) -> Search:
-    """With seed 7, and smaller values better, unless the fields say otherwise; `log` is a function or a list."""
+    """Create a search, by default with seed 7 and smaller values better; `log` is a function or a list."""
     write = log if callable(log) else (lambda record: None) if log is None else log.append
     return Search(method, space, **{"seed": 7, "smaller_is_better": True, "log": write, **fields})
 
@@ -33,17 +33,17 @@ def creates(*trials: int) -> list[Action]:
 
 
 def to_run(actions: list[Action]) -> list[int]:
-    """The trials that are created or resumed."""
+    """Return the trials that are created or resumed."""
     return [action.trial for action in actions if isinstance(action, Create | Resume)]
 
 
 def ranked(method: Any) -> list[list[tuple[int, float]]]:
-    """(trial, value) by rung."""
+    """Return (trial, value) pairs by rung."""
     return [sorted(values.items()) for values in method.ranked]
 
 
 class Scripted:
-    """A method that answers what it was given for an event, and nothing to any other."""
+    """A method with given actions for given events, and no actions for others."""
 
     rungs: tuple[float, ...] = (1, 4)
 

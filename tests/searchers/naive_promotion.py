@@ -1,4 +1,4 @@
-"""Promotion as its rules say it: no heaps, no counters, everything sorted and counted anew at every event."""
+"""A literal implementation of promotion: no heaps, no counters; everything is sorted and counted at every event."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NaivePromotion:
     """The same decisions as `PromotionASHA`, without extensions of the length.
 
     Args:
-        rungs: Their lengths.
+        rungs: Lengths of the rungs.
         max_trials, divisor, max_concurrent_trials: As in `PromotionASHA`.
     """
 
@@ -45,11 +45,11 @@ class NaivePromotion:
         return invalid <= self.max_invalid and len(self.trials) - invalid < self.max_trials
 
     def in_state(self, state: str, rung: int | None = None) -> list[int]:
-        """Trials in this state whose next rung is `rung`."""
+        """Return the trials in this state whose next rung is `rung`."""
         return [i for i, t in enumerate(self.trials) if t.state == state and rung in (None, t.next)]
 
     def promotable(self, rung: int) -> int | None:
-        """The best paused trial of the rung, if it is among the best there."""
+        """Return the best paused trial of the rung, if it is among the best there."""
         ranked = sorted((t.values[rung], i) for i, t in enumerate(self.trials) if rung in t.values)
         k = max(math.floor(len(ranked) / self.divisor), int(rung in self.closed and bool(ranked)))
         paused = self.in_state("paused", rung + 1)
@@ -81,7 +81,7 @@ class NaivePromotion:
         return actions
 
     def close(self) -> list[Action]:
-        """Once no trial is created: close each rung that none can reach, up to one that still promotes."""
+        """Once no more trials are created, close each rung that none can reach, up to one that still promotes."""
         actions: list[Action] = []
         for rung in range(len(self.rungs) - 1) if not self.may_create() else ():
             if self.in_state("running", rung):

@@ -1,4 +1,4 @@
-"""Adaptive ASHA: trials of two brackets, numbered together; creations, decisions and the end."""
+"""Adaptive ASHA with two brackets: joint numbering, creations, decisions and the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.searchers.helpers import leave, report
 
 
 def two_brackets(max_trials: int = 12) -> AdaptiveASHA:
-    """Rungs 4, 16 and 16; weights 4/2 and 1, so two thirds of the trials and one third."""
+    """Rungs are 4, 16 and 16; the weights 4/2 and 1 give two thirds and one third of the trials."""
     return AdaptiveASHA(max_trials=max_trials, max_length=16, bracket_rungs=[2, 1], max_concurrent_trials=4)
 
 
@@ -89,7 +89,7 @@ def test_promotion_uses_the_trial_numbers_of_the_search() -> None:
     assert report(method, 3, 8, 0.4) == [Pause(trial=3), Resume(trial=0)]
 
 
-# -------------------------------------------------------------------------------------------- where Determined was weak
+# ------------------------------------------------------------------------------------------ differences from Determined
 
 
 def test_brackets_are_sorted_by_rungs() -> None:
@@ -108,7 +108,7 @@ def test_brackets_have_exactly_max_trials_together(max_trials: int, rungs: list[
     assert min(trials) >= min(1, max_trials // len(rungs)), "one each, as far as they go"
 
 
-# -------------------------------------------------------------------------------------------------------- extension
+# ------------------------------------------------------------------------------------------------------------ extension
 
 
 def test_more_trials_are_shared_by_the_same_weights() -> None:
@@ -128,7 +128,7 @@ def test_a_longer_search_is_longer_in_every_bracket() -> None:
     for trial in range(3):
         report(method, trial, 16, trial)
         leave(method, trial, "stopped" if trial == 1 else "completed")
-    # Bracket 0 had trial 0 at the top (1 was stopped at 4), bracket 1 had trial 2.
+    # In bracket 0 trial 0 reached the top (1 was stopped at 4), in bracket 1 trial 2 did.
     assert method.extend(max_length=64) == [Resume(trial=0), Resume(trial=2)]
     assert [bracket.rungs for bracket in method.brackets] == [(4, 16, 64), (16, 64)]
     assert leave(method, 0) == []
@@ -147,7 +147,7 @@ def test_invalid_trials_are_counted_over_all_brackets_and_an_extension_allows_mo
     assert method.progress({}) < 1
 
 
-# ---------------------------------------------------------------------------------------------------- configuration
+# -------------------------------------------------------------------------------------------------------- configuration
 
 
 def test_all_invalid_fields_are_named_at_once() -> None:

@@ -1,4 +1,4 @@
-"""What a search answers to results, as the driver carries it out."""
+"""The answers of a search to results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.searchers.helpers import Scripted, new_search
 
 
 class Scene:
-    """A search, and its answers to the results of its trials."""
+    """A search and its answers to its trials' results."""
 
     def __init__(self, method: Any, *, started: int) -> None:
         self.records: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""ASHA's decisions in closed form: rungs 1, 4, 16, divisor 4; and where Determined's were weak."""
+"""ASHA's decisions in closed form (rungs 1, 4, 16, divisor 4), and the differences from Determined's."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def asha(max_trials: int = 64, max_concurrent_trials: int = 4) -> ASHA:
     return method
 
 
-# ------------------------------------------------------------------------------------------------------------ traces
+# --------------------------------------------------------------------------------------------------------------- traces
 
 
 def test_first_rung_in_closed_form() -> None:
-    """n = 1..8 at rung 1: the best one goes on while n < 8, the best two at n = 8."""
+    """For n = 1..8 at rung 1, the best one continues while n < 8, the best two at n = 8."""
     method = asha(max_concurrent_trials=8)
     answers = [report(method, t, 1, v) for t, v in enumerate([0.5, 0.6, 0.4, 0.45, 0.41, 0.3, 0.39, 0.35])]
     assert answers == [
@@ -58,7 +58,7 @@ def test_late_report_counts_in_every_rung_it_crossed() -> None:
     method = asha()
     assert report(method, 0, 5, 0.5) == []
     assert ranked(method) == [[(0, 0.5)], [(0, 0.5)], []]
-    # Worse in the first rung: stopped there, and not ranked in the second.
+    # The trial is worse at the first rung, so it is stopped there and not ranked at the second.
     assert report(method, 1, 5, 0.7) == [Stop(trial=1), Create(trial=4)]
     assert ranked(method) == [[(0, 0.5), (1, 0.7)], [(0, 0.5)], []]
 
@@ -127,7 +127,7 @@ def test_reason_of_done(reasons: list[Reason], outcome: str) -> None:
     assert last == [Done(reason=outcome)]  # type: ignore[arg-type]
 
 
-# -------------------------------------------------------------------------------------------- where Determined was weak
+# ------------------------------------------------------------------------------------------ differences from Determined
 
 
 def test_trial_that_ends_by_itself_is_followed_by_a_new_one() -> None:
@@ -150,7 +150,7 @@ def test_nan_is_the_worst_even_as_the_first_value(bad: float | None) -> None:
     assert [value for _, value in ranked(method)[0]] == [math.inf, 0.9, math.inf, 0.8, 0.85]
 
 
-# ---------------------------------------------------------------------------------------------------- configuration
+# -------------------------------------------------------------------------------------------------------- configuration
 
 
 def test_one_report_is_ranked_at_all_equal_rungs() -> None:
@@ -178,7 +178,7 @@ def test_divisor_must_be_a_number_above_1(divisor: object) -> None:
         ASHA(max_trials=1, max_length=1, num_rungs=1, divisor=divisor)  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------------ progress, extension
+# -------------------------------------------------------------------------------------------------- progress, extension
 
 
 def test_progress_is_the_share_of_trials_past_the_first_rung() -> None:
@@ -207,7 +207,7 @@ def test_progress_at_the_end_is_the_share_of_trials_that_have_ended() -> None:
 
 
 def done(values: list[float]) -> ASHA:
-    """A search whose trials report these at 16 at once, those that are not stopped complete, and that is done."""
+    """Finish a search whose trials all report these values at 16; trials that are not stopped complete."""
     method = asha(max_trials=len(values), max_concurrent_trials=len(values))
     for trial, value in enumerate(values):
         stopped = report(method, trial, 16, value) != []
@@ -235,7 +235,7 @@ def test_more_trials_of_a_running_search_wait_for_a_slot() -> None:
 
 
 def test_a_longer_search_resumes_the_best_quarter_at_the_top_rung() -> None:
-    method = done([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])  # each better than those before: all come to the top
+    method = done([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])  # each is better than those before, so all reach the top
     assert method.extend(max_length=64) == [Resume(trial=7), Resume(trial=6)]
     assert method.rungs == (1, 4, 16, 64)
     assert report(method, 7, 64, 0.1) == report(method, 6, 64, 0.2) == []

@@ -1,4 +1,4 @@
-"""Every method keeps the contract that `searchers.testing` checks, and the checks catch methods that don't."""
+"""Every method obeys the contract in `searchers.testing`, and its checks catch methods that don't."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.searchers.helpers import new_search, report, state, to_run
 
 
 def methods(kind: Callable[..., Method], **cases: tuple[Any, ...]) -> dict[str, tuple[Make, int]]:
-    """By name: a method, and the most trials that it may create: 4 replacements a trial, and at least 16."""
+    """Return methods by name, each with its maximum number of creations: 4 replacements per trial, and at least 16."""
     found: dict[str, tuple[Make, int]] = {}
     for name, (trials, fields) in cases.items():
         budget = {} if kind is Single else {"points": trials} if kind is Grid else {"max_trials": trials}
@@ -99,7 +99,7 @@ def test_method_keeps_the_contract_on_many_histories(name: str, seed: int) -> No
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_replayed_method_holds_the_same_state(name: str) -> None:
-    """The contract compares what methods do; these two are also the same inside."""
+    """The contract compares actions; the states of these two methods are also equal."""
     make, _ = METHODS[name]
     log: list[Record] = []
     objectives = OBJECTIVES if "several_objectives" in name else None
@@ -110,14 +110,14 @@ def test_a_replayed_method_holds_the_same_state(name: str) -> None:
 
 
 def ranked(method: Method) -> list[dict[int, float]]:
-    """The values of every rung of every bracket, by trial."""
+    """Return the values of every rung of every bracket, by trial."""
     brackets = method.brackets if isinstance(method, AdaptiveASHA) else (method,)
     return [dict(values) for bracket in brackets for values in cast("ASHA", bracket).ranked]
 
 
 @pytest.mark.parametrize("name", HALVING)
 def test_no_trial_is_ranked_twice_in_a_rung(name: str) -> None:
-    """A value that was filed stays, until its trial turns out to be invalid; so no second one takes its place."""
+    """A value stays at its rung until its trial turns out to be invalid; no second value replaces it."""
     make, _ = METHODS[name]
     for seed in range(3):
         history, method, count = play(make(), seed), make(), 0
@@ -137,7 +137,7 @@ def test_no_trial_is_ranked_twice_in_a_rung(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in HALVING if "without" not in name])
 def test_no_trial_passes_a_rung_with_a_value_that_is_not_finite(name: str) -> None:
-    """All values are infinite: a trial reports once, at the rung it came to, and is stopped."""
+    """All values are infinite, so a trial reports once, at its first rung, and is stopped."""
     make, _ = METHODS[name]
     method = make()
     shortest = method.rungs[0]
@@ -146,7 +146,7 @@ def test_no_trial_passes_a_rung_with_a_value_that_is_not_finite(name: str) -> No
         trial = pending.pop()
         reported = report(method, trial, method.rungs[-1] - 1, math.inf)
         if shortest < method.rungs[-1] and Stop(trial=trial) not in reported:
-            # A bracket whose only rung is the top one, which a trial reaches at its end.
+            # In a bracket with only the top rung, a trial reaches it at its end.
             assert isinstance(method, AdaptiveASHA)
             assert reported == []
         answer = method.on(Exited(trial=trial, reason="stopped" if reported else "completed"))
@@ -156,7 +156,7 @@ def test_no_trial_passes_a_rung_with_a_value_that_is_not_finite(name: str) -> No
 
 
 class Shared(ASHA):
-    """Keeps a part of its state in the class, where a replay does not restore it."""
+    """A method with state in the class, which a replay does not restore."""
 
     events = 0
 
@@ -167,7 +167,7 @@ class Shared(ASHA):
 
 
 class Counting(ASHA):
-    """Ignores every seventh event if it is a report, and late ones count."""
+    """A method that ignores every seventh event if it is a report, and counts late ones."""
 
     events = 0
 
@@ -177,7 +177,7 @@ class Counting(ASHA):
 
 
 class Eager(ASHA):
-    """Stops a trial twice, and a successor comes each time."""
+    """A method that stops a trial twice, creating a successor each time."""
 
     def on(self, event: Event) -> list[Action]:
         actions = super().on(event)
@@ -187,7 +187,7 @@ class Eager(ASHA):
 
 
 class Shrinking(ASHA):
-    """Says that less is done when a trial ends."""
+    """A method whose progress decreases when a trial ends."""
 
     ended = 0
 
@@ -201,7 +201,7 @@ class Shrinking(ASHA):
 
 
 class Impatient(PromotionASHA):
-    """Resumes a trial that was not paused."""
+    """A method that resumes a trial that was not paused."""
 
     def on(self, event: Event) -> list[Action]:
         actions = super().on(event)
@@ -209,7 +209,7 @@ class Impatient(PromotionASHA):
 
 
 class Deaf(ASHA):
-    """Takes an extension and goes on as before."""
+    """A method that accepts an extension and ignores it."""
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         super().extend(max_trials=max_trials, max_length=max_length)
@@ -225,7 +225,7 @@ class Deaf(ASHA):
         (Shrinking, 60, "progress fell, or left 0..1: from "),
         (Impatient, 60, "names a trial that is not paused"),
         (Deaf, 60, "no trial is pending or running"),
-        (ASHA, 11, "51 trials were created, but at most 11 may be"),
+        (ASHA, 11, "51 trials were created, but at most 11 are allowed"),
     ],
 )
 def test_contract_catches_a_broken_method(broken: type[ASHA], most: int, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Spaces from Optuna's distributions and from ray.tune's domains: the same values, with the same ends."""
+"""Spaces from Optuna's distributions and ray.tune's domains have the same values and bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRAWS = 2000
 
 
 def drawn(spec: Mapping[str, object]) -> list[object]:
-    space, rng = parse_space(json.loads(json.dumps(spec))), Random(0)  # it is what a configuration can hold
+    space, rng = parse_space(json.loads(json.dumps(spec))), Random(0)  # a configuration can contain the result
     return [space.sample(rng)["x"] for _ in range(DRAWS)]
 
 
@@ -73,7 +73,7 @@ def test_optuna(distribution: object, spec: object) -> None:
         ({"deep": {"er": tune.randint(0, 2)}}, {"deep": {"er": {"type": "int", "minval": 0, "maxval": 1}}}),
         ([1, 2], [1, 2]),
     ],
-    # No `ids=str`: a domain shows its address, and each of pytest's processes has its own.
+    # No `ids=str`, since a domain's repr has its address, which differs between pytest's processes.
 )
 def test_ray_tune(domain: object, spec: object) -> None:
     converted = from_ray_tune({"x": domain})

@@ -1,15 +1,15 @@
-"""Numbers that were derived by hand from the formulas; each case's derivation stands beside it.
+"""Numbers derived by hand from the formulas; the derivation is next to each case.
 
 Rungs and brackets with L = max_length, N = max_trials, d = divisor, R = rungs, m = max_concurrent_trials:
 
     length of rung r      max(floor(L / d ** (R - 1 - r)), 1)
     rungs of a bracket    min(max_rungs, floor(log L / log d) + 1, floor(log N / log d) + 1)
     brackets              aggressive: R; standard: R down to floor((R - 1) / 2) + 1; conservative: R down to 1
-    trials of a bracket   floor(N * weight / sum of weights), 1 at least, the rest to the first; for b rungs the weight
+    trials of a bracket   floor(N * weight / sum of weights), at least 1, the rest to the first; for b rungs the weight
                           is d ** (b - 1) / b
     places of a bracket   m > 0: max(m, brackets) evenly, the first ones get the rest; m = 0: max(trials of the last
                           bracket, floor(d))
-    preview               of n trials at a rung max(floor(n / d), 1) go on
+    preview               of n trials at a rung max(floor(n / d), 1) continue
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from searchers.adaptive_asha import Mode, bracket_rungs_of, bracket_slots, brack
 from searchers.rung import longer_rungs, rungs_that_fit
 from searchers.samplers import GridSampler
 
-# ------------------------------------------------------------------------------------------------------------- rungs
+# ---------------------------------------------------------------------------------------------------------------- rungs
 
 LENGTHS = [
     # L, R, d, lengths                                    derivation, from the top
@@ -86,7 +86,7 @@ def test_rungs_of_a_longer_search(rungs: tuple[int, ...], length: int, divisor: 
     assert longer_rungs(rungs, max_length=length, divisor=divisor) == longer
 
 
-# ---------------------------------------------------------------------------------------------------------- brackets
+# ------------------------------------------------------------------------------------------------------------- brackets
 
 MODES: list[tuple[Mode, int, list[int]]] = [
     # mode, R, brackets      floor((R - 1) / 2) + 1
@@ -117,7 +117,7 @@ TRIALS = [
     (27, [2, 1], 1.5, [12, 15]),  # 0.75, 1 of 1.75: 11.57, 15.43 -> 11 + 15, 1 to the first
     (7, [1], 4, [7]),  # one bracket
     (1, [4], 4, [1]),  # one trial
-    (2, [3, 2, 1], 4, [1, 1, 0]),  # 1 each is 3 for 2 trials: the last gives its one up
+    (2, [3, 2, 1], 4, [1, 1, 0]),  # 1 each is 3 for 2 trials, so the last bracket gives up its trial
     (4, [3, 2, 1], 4, [2, 1, 1]),  # 16/3, 2, 1 of 8.33: 2.56, 0.96, 0.48 -> 2 + 1 + 1
     (5, [4, 3, 2], 4, [3, 1, 1]),  # 3.43, 1.14, 0.43 -> 3 + 1 + 1
 ]
@@ -203,7 +203,7 @@ def test_first_trials(max_trials: int, rungs: int, divisor: float, m: int, first
         assert len(method.start()) == first
 
 
-# -------------------------------------------------------------------------------------------------------------- grid
+# ----------------------------------------------------------------------------------------------------------------- grid
 
 
 def test_grid_is_the_product_and_trials_take_it_from_the_end() -> None:
@@ -218,7 +218,7 @@ def test_grid_is_the_product_and_trials_take_it_from_the_end() -> None:
     assert [(point["a"], point["b"]) for point in drawn] == points[::-1]
 
 
-# ----------------------------------------------------------------------------------------------------------- preview
+# -------------------------------------------------------------------------------------------------------------- preview
 
 PREVIEWS = [
     # method, [[(length, trials, trials that go no further)]], total length

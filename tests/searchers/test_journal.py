@@ -1,4 +1,4 @@
-"""The journal: whole lines or none, one writer, and what a SIGKILL leaves behind."""
+"""The journal: complete lines, a single writer, and recovery from SIGKILL."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_threads_do_not_mix_their_lines(tmp_path: Path) -> None:
     assert all([r["n"] for r in read if r["who"] == who] == list(range(25)) for who in range(4))
 
 
-# ------------------------------------------------------------------------------------------------------------- locks
+# ---------------------------------------------------------------------------------------------------------------- locks
 
 
 def test_second_writer_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_together_writes_once_at_its_end_and_other_threads_write_at_once(
     synced: list[int] = []
     with Journal(path) as journal:
         monkeypatch.setattr("os.fsync", synced.append)
-        with journal.together():
+        with journal.batch():
             journal.append({"n": 0})
             assert Journal.read(path) == []
             other = threading.Thread(target=journal.append, args=({"n": 1},))
@@ -237,13 +237,13 @@ def test_together_writes_once_at_its_end_and_other_threads_write_at_once(
 
 
 def test_writer_returns_the_process_and_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("searchers.journal._LOCK_PATIENCE_S", 10.0)
+    monkeypatch.setattr("searchers.journal._LOCK_TIMEOUT_S", 10.0)
     path = tmp_path / "j"
     assert Journal.writer(path) is None, "there is none yet"
     with Journal(path):
         assert Journal.writer(path) == os.getpid()
     assert Journal.writer(path) is None
-    # An asker holds the lock for a moment, here for longer than any does: whoever opens the journal waits it out.
+    # `writer` holds the lock for a moment, here for longer than usual; opening the journal waits for it.
     asker = os.open(tmp_path / "j.lock", os.O_RDONLY)
     fcntl.flock(asker, fcntl.LOCK_SH)
     threading.Timer(0.05, os.close, [asker]).start()

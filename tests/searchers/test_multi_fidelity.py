@@ -1,4 +1,4 @@
-"""The sampler that learns from all rungs: what it proposes, from what, and that a replay gives the same."""
+"""The multi-fidelity sampler: its proposals, its data, and equal proposals after a replay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tell(
 
 
 def knowing(curve: Callable[[float, int], float], *, reach: Callable[[int], int], trials: int) -> MultiFidelitySampler:
-    """After so many random trials, of which each reached the first `reach(trial)` rungs."""
+    """Create a sampler after random trials, each of which reached the first `reach(trial)` rungs."""
     sampler = MultiFidelitySampler(LINE, seed=7, rungs=RUNGS)
     for trial in range(trials):
         x = Random(trial).random()
@@ -37,7 +37,7 @@ def knowing(curve: Callable[[float, int], float], *, reach: Callable[[int], int]
 
 
 def proposed(sampler: MultiFidelitySampler, first: int = 101) -> list[float]:
-    """What four trials get that are asked for one by one, of those that are not random."""
+    """Return the hyperparameters of the next four trials that are not random."""
     return [float(sampler.ask(first + more)["x"]) for more in (0, 2, 6, 8)]  # type: ignore[arg-type]
 
 
@@ -56,7 +56,7 @@ def test_results_of_the_first_rung_are_enough() -> None:
 
 
 def test_where_the_first_rung_misleads_the_end_is_believed() -> None:
-    """At step 1 the best are at .9, at the end at .2, as with learning rates; 12 of 40 trials got there."""
+    """At step 1 the optimum is at .9, at the end at .2, as with learning rates; 12 of 40 trials reached the end."""
     sampler = knowing(
         lambda x, step: (x - (0.9 if step == 1 else 0.2)) ** 2,
         reach=lambda trial: 3 if trial % 10 < 3 else 1,
@@ -75,7 +75,7 @@ def test_without_rungs_the_last_value_of_a_completed_trial_counts() -> None:
 
 @pytest.mark.parametrize("reason", ["errored", "diverged", "invalid_hp"])
 def test_where_trials_fail_none_is_proposed(reason: str) -> None:
-    """The values fall towards 1, but above .7 every trial fails before its first report."""
+    """Values decrease towards x = 1, but above .7 every trial fails before its first report."""
     sampler = MultiFidelitySampler(LINE, seed=7, rungs=RUNGS)
     for trial in range(30):
         x = Random(trial).random()
@@ -109,7 +109,7 @@ def test_a_space_of_constants_has_one_point() -> None:
         sampler.tell(Reported(trial=trial, step=1, value=0.5), {"batch": 64})
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_the_number_of_kept_results_is_bounded() -> None:
     rng, sizes = Random(0), []
     sampler = MultiFidelitySampler(LINE, seed=7, rungs=RUNGS)
     for trial in range(3000):

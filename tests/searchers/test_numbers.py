@@ -1,4 +1,4 @@
-"""Nothing is accepted that can't be replayed, and what is refused changes nothing: every field of every event."""
+"""Every field of every event: values that can't be replayed are rejected, without a change of state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPACE = parse_space(
 
 
 class Given:
-    """A sampler that returns what it was made with."""
+    """A sampler that always returns the same value."""
 
     def __init__(self, point: object) -> None:
         self.point = point
@@ -64,7 +64,7 @@ def new(lines: list[str], sampler: Given | None = None, **fields: Any) -> Search
 
 
 def running() -> tuple[Search, list[str]]:
-    """Trial 0 runs; and the journal's lines, which must be strict JSON."""
+    """Return a search with trial 0 running, and the journal's lines, which must be strict JSON."""
     search, lines = started()
     search.on(Started(trial=0))
     return search, lines
@@ -116,8 +116,8 @@ def test_a_metric_may_be_true_but_not_a_step(true: Any) -> None:
         (Reported(trial=0, step=1, value=cast("Any", "0.5")), r"is '0.5' \(str\), but must be a number"),
         (Reported(trial=0, step=1, value=cast("Any", torch.zeros(2))), r"\(Tensor\), but must be a number"),
         (Reported(trial=0, step=cast("Any", None), value=1), "step of trial 0 is None"),
-        (Reported(trial=cast("Any", 0.0), step=1, value=1), "an integer from 0, got 0.0"),
-        (Started(trial=cast("Any", None)), "an integer from 0, got None"),
+        (Reported(trial=cast("Any", 0.0), step=1, value=1), "an integer >= 0, got 0.0"),
+        (Started(trial=cast("Any", None)), "an integer >= 0, got None"),
         (Exited(trial=0, reason=cast("Any", ["completed"])), "must be one of completed, stopped"),
     ],
     ids=lambda value: str(value)[:60],
@@ -184,7 +184,7 @@ def test_a_seed_may_be_a_numpy_or_torch_integer() -> None:
     assert state(replayed(lines)) == state(search)
 
 
-# -------------------------------------------------------------------------------------------------- hyperparameters
+# ------------------------------------------------------------------------------------------------------ hyperparameters
 
 NUMPY_POINT = {
     "x": np.float32(0.5),
@@ -216,8 +216,8 @@ def test_points_may_have_numpy_types() -> None:
         ({"x": True}, "hyperparameters.x: must be a number"),
         ({"y": 1}, "hyperparameters.y: is not a hyperparameter of the space"),
         ({"sizes": {8, 16}}, "hyperparameters: a hyperparameter is {8, 16}"),
-        ({"sizes": {"$float": "inf"}}, "needs a string other than '\\$float' as its name"),
-        ({"sizes": {8: 16}}, "needs a string other than .* as its name, got 8"),
+        ({"sizes": {"$float": "inf"}}, "name must be a string other than '\\$float'"),
+        ({"sizes": {8: 16}}, "name must be a string other than .*, got 8"),
         ({"layers": 10**400}, "larger than any float"),
     ],
 )

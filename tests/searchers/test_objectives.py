@@ -1,4 +1,4 @@
-"""Directions, limits and NaN become losses, and a report of several metrics goes through the journal."""
+"""Directions, limits and NaN become losses, and the journal preserves reports of several metrics."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_objectives_are_minimised_and_limits_are_relative(metrics: Any, measured
     assert Objectives(metrics).normalised(measured) == losses
 
 
-def test_violation_counts_what_is_exceeded_only() -> None:
+def test_violation_counts_only_exceeded_limits() -> None:
     assert [Losses((1.0,), excesses).violation for excesses in ((0.5, -3.0, 0.25), (-0.5, 0.0), ())] == [0.75, 0, 0]
 
 
@@ -69,7 +69,7 @@ def test_one_metric_that_is_not_finite_leaves_no_losses(bad: float | None) -> No
         assert OBJECTIVES.normalised(measured) is None
 
 
-def test_measured_keeps_the_order_and_marks_what_is_missing() -> None:
+def test_measured_keeps_the_order_and_marks_missing_metrics() -> None:
     assert OBJECTIVES.measured({"ms": 3, "accuracy": 0.5, "recall": "high"}) == (0.5, None, 3.0, None)
 
 

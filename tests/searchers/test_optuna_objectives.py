@@ -1,4 +1,4 @@
-"""Optuna's samplers with several objectives and constraints: what they see, what they learn, and replays."""
+"""Optuna's samplers with several objectives and constraints: their data, their proposals, and replays."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_best_trials_that_are_kept_are_the_first_front() -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), [("tpe", {}), ("nsga2", {"population_size": 10})])
-def test_sampler_learns_where_the_front_is_and_what_is_allowed(name: str, options: dict[str, object]) -> None:
-    """Both objectives are best at x = 0, and y trades them; y above 0.5 is not allowed."""
+def test_sampler_learns_the_front_and_the_constraint(name: str, options: dict[str, object]) -> None:
+    """Both objectives are best at x = 0; y trades one for the other, and must be at most 0.5."""
     sampler, rng = new_sampler(name, **options), Random(3)
     for trial in range(80):
         point = sampler.ask(trial)

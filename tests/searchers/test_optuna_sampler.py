@@ -1,4 +1,4 @@
-"""Optuna's samplers: what they see, what they propose, that a replay gives the same, and invalid options."""
+"""Optuna's samplers: their data, their proposals, replays, and invalid options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
 
 
 class Listening(BaseSampler):
-    """An Optuna sampler that keeps what it was shown, and draws 0.5 or the first choice."""
+    """An Optuna sampler that records the trials shown to it, and draws 0.5 or the first choice."""
 
     shown: list[list[FrozenTrial]]
 
@@ -55,7 +55,7 @@ class Listening(BaseSampler):
 
 @pytest.fixture
 def listening(monkeypatch: pytest.MonkeyPatch) -> OptunaSampler:
-    """A sampler over [0, 1] that shows what Optuna sees, at TPE's bounds."""
+    """A sampler over [0, 1] that exposes Optuna's view of the trials, with TPE's bounds."""
     monkeypatch.setattr(optuna.samplers, "Listening", Listening, raising=False)
     monkeypatch.setattr(optuna.samplers, "__all__", [*optuna.samplers.__all__, "Listening"])
     monkeypatch.setattr("searchers.optuna_sampler._WITHOUT_NOTES", {"Listening"})
@@ -74,14 +74,14 @@ def tell(
 
 
 def seen(sampler: OptunaSampler) -> dict[int, tuple[str, float, float | None]]:
-    """By trial: state, x and value, as Optuna sees them."""
+    """Return the state, x and value of each trial, as Optuna sees them."""
     sampler.ask(10**6)
     *others, asked = Listening.shown[-1]
     assert asked.number == 10**6
     return {trial.number: (trial.state.name, trial.params["x"], trial.value) for trial in others}
 
 
-# ---------------------------------------------------------------------------------------------------- what it sees
+# ------------------------------------------------------------------------------------------------------------- its data
 
 
 def test_only_trials_above_the_floor_are_compared_by_their_last_value(listening: OptunaSampler) -> None:
@@ -107,7 +107,7 @@ def test_the_floor_is_a_rung_a_fifth_of_the_length_or_above(listening: OptunaSam
 
 
 def test_the_floor_rises_after_an_extension_once_enough_trials_reached_it(listening: OptunaSampler) -> None:
-    """16 -> 64: from rung 4 to rung 16, with the tenth trial that comes there."""
+    """After 16 -> 64, comparisons move from rung 4 to rung 16 with the tenth trial that reaches it."""
 
     def compared() -> list[int]:
         return [trial for trial, (state, _, _) in sorted(seen(listening).items()) if state == "COMPLETE"]
@@ -193,11 +193,11 @@ def test_without_rungs_completed_trials_are_compared(monkeypatch: pytest.MonkeyP
     assert seen(sampler) == {0: ("COMPLETE", 0.5, 1.0), 1: ("RUNNING", 0.6, None)}
 
 
-# --------------------------------------------------------------------------------------------------- what it proposes
+# -------------------------------------------------------------------------------------------------------- its proposals
 
 
 def run(sampler: OptunaSampler, trials: int) -> list[float]:
-    """Complete so many trials of x with the value (x - 0.3) ** 2, and return their x."""
+    """Complete `trials` trials of x with the value (x - 0.3) ** 2, and return their x."""
     drawn = []
     for trial in range(trials):
         hparams = sampler.ask(trial)
@@ -236,7 +236,7 @@ def test_trials_asked_at_the_same_time_differ() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("reason", ["errored", "diverged", "invalid_hp"])
 def test_failed_points_are_not_proposed_again(reason: str) -> None:
-    """Of four values one fails; after the first failure it never comes again."""
+    """One of four values fails, and is never proposed again."""
     space = parse_space({"x": {"type": "categorical", "vals": [0, 1, 2, 3]}})
     sampler = OptunaSampler(space, seed=2, rungs=RUNGS, options={"n_startup_trials": 1})
     drawn = []
@@ -250,7 +250,7 @@ def test_failed_points_are_not_proposed_again(reason: str) -> None:
     assert drawn.count(2) <= 1
 
 
-# ------------------------------------------------------------------------------------------------------ distributions
+# -------------------------------------------------------------------------------------------------------- distributions
 
 
 def test_spaces_become_flat_distributions() -> None:
@@ -275,7 +275,7 @@ def test_conditional_parameters_are_shown_only_in_their_branch() -> None:
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------- errors
+# --------------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_invalid_fields(name: str, options: dict[str, object], path: str, says: 
 
 
 def test_a_sampler_whose_package_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cmaes", None)  # as Python does for what cannot be imported
+    monkeypatch.setitem(sys.modules, "cmaes", None)  # Python does this for modules that cannot be imported
     with pytest.raises(
         FieldError, match=r"searcher.sampler.name: 'cmaes' needs a package that is not installed: .*cmaes"
     ):

@@ -1,4 +1,4 @@
-"""Fronts, crowding distances and the order of trials, against definitions computed the slow way."""
+"""Fronts, crowding distances and the order of trials, compared with their definitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from searchers.rung import ParetoRung
 
 
 def slow_fronts(points: dict[int, tuple[float, ...]]) -> list[set[int]]:
-    """By the definition: peel off what nothing that is left dominates."""
+    """Compute fronts by definition: repeatedly remove the points that no remaining point dominates."""
     left, fronts = dict(points), []
     while left:
         front = {t for t, p in left.items() if not any(dominates(q, p) for q in left.values())}
@@ -24,7 +24,7 @@ def slow_fronts(points: dict[int, tuple[float, ...]]) -> list[set[int]]:
 
 
 def slow_order(losses: dict[int, Losses | None]) -> list[int]:
-    """The documented order, sorted at once."""
+    """Return the documented order, computed by sorting."""
     kept = {trial: its.values for trial, its in losses.items() if its is not None and its.violation == 0}
     order: list[int] = []
     for front in slow_fronts(kept):
@@ -45,7 +45,7 @@ def random_losses(rng: Random, objectives: int) -> Losses | None:
 
 @pytest.mark.parametrize("objectives", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_order_is_the_documented_one_whatever_was_added_and_removed(objectives: int, seed: int) -> None:
+def test_order_is_the_documented_one_after_additions_and_removals(objectives: int, seed: int) -> None:
     rng = Random(f"{objectives}:{seed}")
     order, there = ParetoOrder(), dict[int, Losses | None]()
     for trial in rng.sample(range(60), 60):
@@ -118,11 +118,11 @@ def test_rung_continues_the_best_by_the_order_at_that_moment(divisor: float) -> 
 
 
 def test_rung_without_a_trial_among_the_best() -> None:
-    rung = ParetoRung(length=1, divisor=3, least=0)
+    rung = ParetoRung(length=1, divisor=3, min_best=0)
     assert [rung.rank(trial, Losses((trial, trial))) for trial in range(3)] == [False, False, False]
     assert rung.best() == [0]
     rung.withdraw(0)
     assert rung.best() == []
     assert dict(rung.values) == {1: Losses((1, 1)), 2: Losses((2, 2))}
-    rung.set_least(1)
+    rung.set_min_best(1)
     assert rung.best() == [1]

@@ -1,4 +1,4 @@
-"""A preview says what a search does when its values come at random; here it is held against searches that run."""
+"""Previews, which assume values in random order, compared with searches that run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from searchers.simulate import Curve, simulate
 
 
 def trained(method: Method, worse: int) -> tuple[int, float]:
-    """Trials and total length of a search with one worker; trial n's value is n, or -n."""
+    """Return the trials and total length of a search with one worker, where trial n's value is n, or -n."""
     found = simulate(method, 1, lambda hparams: Curve(lambda step: worse * cast("int", hparams["trial"])))
     return found.trials, found.trained
 
 
 @pytest.mark.parametrize("worse", [1, -1])
 @pytest.mark.parametrize(("trials", "length", "rungs", "divisor"), [(64, 16, 3, 4), (27, 9, 3, 3)])
-def test_promotion_trains_what_its_preview_says(
-    trials: int, length: int, rungs: int, divisor: float, worse: int
-) -> None:
-    """Exactly, where the numbers are powers of the divisor and the best trials come first; no less in any order."""
+def test_promotion_trains_as_previewed(trials: int, length: int, rungs: int, divisor: float, worse: int) -> None:
+    """Exact for powers of the divisor with the best trials first; a lower bound in any order."""
     method = PromotionASHA(
         max_trials=trials, max_length=length, num_rungs=rungs, divisor=divisor, max_concurrent_trials=1
     )
@@ -34,13 +32,13 @@ def test_promotion_trains_what_its_preview_says(
     assert total == expected.total if worse == 1 else total >= (expected.total or 0)
 
 
-def test_stopping_trains_what_its_preview_says_when_the_best_trials_come_first() -> None:
-    """But for a trial that is among the best while they are few, none goes on: the least that there can be."""
+def test_stopping_trains_as_previewed_when_the_best_trials_come_first() -> None:
+    """Only a trial that is among the best while they are few continues, which is the minimum."""
     method = ASHA(max_trials=64, max_length=16, num_rungs=3, max_concurrent_trials=1)
     expected = preview(method)
     created, total = trained(method, 1)
     assert created == expected.trials
-    # Only trial 0 goes on: 63 trials of length 1, and one of 16. The preview's are 48, 12 and 4.
+    # Only trial 0 continues: 63 trials have length 1, and one has 16. The preview has 48, 12 and 4.
     assert total == 63 + 16 <= (expected.total or 0) == 48 + 48 + 64
 
 

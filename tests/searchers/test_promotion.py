@@ -1,4 +1,4 @@
-"""Promotion in closed form (rungs 1, 4, 16, divisor 4), against the paper and against a naive reference."""
+"""Promotion in closed form (rungs 1, 4, 16, divisor 4), compared with the paper and a naive implementation."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def asha(max_trials: int = 64, max_concurrent_trials: int = 1, divisor: float = 
 
 
 def first_rung(method: PromotionASHA, values: list[float]) -> list[list[Action]]:
-    """Trials 0, 1, ... report these at rung 1, one after another."""
+    """Let trials 0, 1, ... report these values at rung 1, one after another."""
     return [report(method, trial, 1, value) for trial, value in enumerate(values)]
 
 
-# ------------------------------------------------------------------------------------------------------------ traces
+# --------------------------------------------------------------------------------------------------------------- traces
 
 
 def test_trials_pause_until_one_is_among_the_best_quarter() -> None:
-    """floor(n / 4) is 0 for n < 4: the fourth value makes the best one go on."""
+    """floor(n / 4) is 0 for n < 4, so the best trial continues with the fourth value."""
     assert first_rung(asha(), [0.5, 0.3, 0.4, 0.6]) == [
         [Pause(trial=0), Create(trial=1)],
         [Pause(trial=1), Create(trial=2)],
@@ -64,7 +64,7 @@ def test_a_report_that_crossed_two_rungs_is_ranked_at_the_second_on_promotion() 
 
 
 def test_a_trial_that_ran_past_its_pause_is_not_trained_twice() -> None:
-    """It reached 4 before the pause at 1 took effect: that report counts when it is promoted."""
+    """The trial reached 4 before its pause at 1 took effect; that report counts when it is promoted."""
     method = asha()
     report(method, 0, 1, 0.2)
     assert report(method, 0, 4, 0.1) == [] == report(method, 0, 4, 0.1)
@@ -76,7 +76,7 @@ def test_a_trial_that_ran_past_its_pause_is_not_trained_twice() -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_decides_as_the_naive_reference(seed: int) -> None:
-    """Whole random histories: late reports, failures, invalid trials, pauses that are overtaken, and how it ends."""
+    """Random histories with late reports, failures, invalid trials, overtaken pauses, and different ends."""
     rng = Random(seed)
     fields = {
         "max_trials": rng.choice([1, 2, 5, 12, 30]),
@@ -95,7 +95,7 @@ def test_decides_as_the_naive_reference(seed: int) -> None:
 
 
 def test_an_event_costs_a_bounded_number_of_heap_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And each of them a logarithm of the number of trials."""
+    """Each of them takes logarithmic time in the number of trials."""
     operations = 0
 
     def count(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,14 +114,14 @@ def test_an_event_costs_a_bounded_number_of_heap_operations(monkeypatch: pytest.
     assert operations <= 6 * found.events
 
 
-# ---------------------------------------------------------------------------------------------------- how it ends
+# -------------------------------------------------------------------------------------------------------------- the end
 
 
 def test_paused_trials_that_cannot_be_promoted_are_stopped_and_the_search_ends() -> None:
     method = asha(max_trials=4)
     answers = first_rung(method, [0.5, 0.3, 0.4, 0.6])
     assert answers[3] == [Resume(trial=1), Stop(trial=0), Stop(trial=2), Stop(trial=3)]
-    # Rung 4 has one value and can get no other: its best one goes on, though floor(1 / 4) = 0.
+    # Rung 4 has one value and can get no other, so its best trial continues although floor(1 / 4) = 0.
     assert report(method, 1, 4, 0.2) == []
     assert report(method, 1, 16, 0.1) == []
     assert leave(method, 0, "stopped") == leave(method, 2, "stopped") == leave(method, 3, "stopped") == []
@@ -134,11 +134,11 @@ def test_a_search_of_fewer_trials_than_the_divisor_trains_one_to_the_end() -> No
     assert report(method, 1, 4, 0.3) == report(method, 1, 16, 0.3) == []
 
 
-# -------------------------------------------------------------------------------------------------------- extension
+# ------------------------------------------------------------------------------------------------------------ extension
 
 
 def finished(max_trials: int = 4) -> PromotionASHA:
-    """Rungs 1, 4, 16; values are the trials' numbers; the search is done."""
+    """Return a finished search with rungs 1, 4, 16, whose values are the trials' numbers."""
     method = PromotionASHA(max_trials=max_trials, max_length=16, num_rungs=3, max_concurrent_trials=1)
     simulate(method, 1, lambda hparams: Curve(lambda step: cast("int", hparams["trial"])))
     assert method.progress({}) == 1
@@ -146,7 +146,7 @@ def finished(max_trials: int = 4) -> PromotionASHA:
 
 
 def test_more_trials_can_promote_a_trial_stopped_at_a_closed_rung() -> None:
-    """Of four trials the best went on. Of eight two do: trial 1, the second best, is taken up from its checkpoint."""
+    """The best of four trials continued. With eight, two do: trial 1, the second best, resumes from its checkpoint."""
     method = finished(4)
     assert method.extend(max_trials=8) == [Create(trial=4)]
     assert [report(method, trial, 1, trial) for trial in (4, 5, 6)] == [

@@ -1,4 +1,4 @@
-"""`searchers` is pure: it imports neither torch nor ray nor optuna nor dray nor numpy, and in little time."""
+"""`searchers` is pure: it imports neither torch, ray, optuna, dray nor numpy, and is imported quickly."""
 
 from __future__ import annotations
 

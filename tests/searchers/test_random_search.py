@@ -1,4 +1,4 @@
-"""Random search, grids, and the special case of one trial, in closed form."""
+"""Random search, grids, and single trials, in closed form."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_an_impossible_extension_is_refused(method: Any, wanted: dict[str, int],
     assert state(method) == before
 
 
-# ------------------------------------------------------------------------------------------------------------- grid
+# ----------------------------------------------------------------------------------------------------------------- grid
 
 
 def test_an_empty_grid_is_done_at_once() -> None:

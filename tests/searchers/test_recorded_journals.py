@@ -1,4 +1,4 @@
-"""Journals written by released versions replay: their records, and the decisions in them, are those of today.
+"""Journals written by released versions can be replayed to the same records and decisions.
 
 `journals/*.jsonl` were written by dray 0.1.0, from random histories with failures, late reports, values that are not
 finite, and two extensions. They are never rewritten.

@@ -1,4 +1,4 @@
-"""A rung decides as Determined's sorted list does, in O(log n)."""
+"""A rung decides like Determined's sorted list, in O(log n)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from searchers.rung import Rung
 
 
 class SortedListOracle:
-    """Determined's rule, word for word: insert before equals, go on iff index < max(floor(n / divisor), 1)."""
+    """Determined's rule: insert before equal values, continue iff index < max(floor(n / divisor), 1)."""
 
     def __init__(self, divisor: float) -> None:
         self.divisor = Fraction(str(divisor))
@@ -61,11 +61,13 @@ def test_fractional_divisor_is_the_decimal_number_that_was_written() -> None:
 @given(
     steps=st.lists(st.tuples(VALUES, st.booleans(), st.integers(0, 100)), max_size=40),
     divisor=DIVISORS,
-    least=st.sampled_from([0, 1]),
+    min_best=st.sampled_from([0, 1]),
 )
-def test_the_best_are_those_of_a_sorted_list(steps: list[tuple[float, bool, int]], divisor: float, least: int) -> None:
-    rung = Rung(length=1, divisor=divisor, least=1 - least)
-    rung.set_least(least)
+def test_the_best_are_those_of_a_sorted_list(
+    steps: list[tuple[float, bool, int]], divisor: float, min_best: int
+) -> None:
+    rung = Rung(length=1, divisor=divisor, min_best=1 - min_best)
+    rung.set_min_best(min_best)
     there: dict[int, float] = {}
     for step, (value, withdraws, which) in enumerate(steps):
         if withdraws and there:
@@ -76,7 +78,7 @@ def test_the_best_are_those_of_a_sorted_list(steps: list[tuple[float, bool, int]
             trial = (step * 37) % 61  # not in the order of their numbers
             rung.rank(trial, value)
             there[trial] = value
-        k = max(math.floor(len(there) / Fraction(str(divisor))), least)
+        k = max(math.floor(len(there) / Fraction(str(divisor))), min_best)
         best = sorted(there, key=lambda trial: (there[trial], trial))[:k]
         assert rung.best() == [trial for trial in best if there[trial] < math.inf]
         assert rung.values == there

@@ -1,4 +1,4 @@
-"""The process over hyperparameters and rungs: its posterior, its gradient, and what it learns of rungs."""
+"""The process over hyperparameters and rungs: its posterior, its gradient, and its fitted correlations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def drawn(seed: int, n: int, num_rungs: int) -> Results:
 
 
 def test_the_posterior_is_that_of_the_documented_covariance() -> None:
-    """Recomputed pair by pair from the formulas at the top of the module."""
+    """Recompute the posterior pair by pair from the formulas at the top of the module."""
     parameters, results = Parameters(AXES, 3), drawn(0, 12, 3)
     theta = parameters.mean + np.random.default_rng(1).normal(0, 0.3, len(parameters.mean))
     lengths, distances = np.exp(theta[0:3]), np.exp(theta[3:5])
@@ -48,8 +48,8 @@ def test_the_posterior_is_that_of_the_documented_covariance() -> None:
     assert np.allclose(deviation**2, variance)
 
 
-def test_what_is_expected_of_a_live_trial_changes_deviations_only() -> None:
-    """As if f were observed there without noise: the deviation at a third point by the formula for two normal ones."""
+def test_the_expectation_for_a_live_trial_changes_only_deviations() -> None:
+    """Equivalent to observing f there without noise; the deviation at a third point is that of a bivariate normal."""
     parameters, results = Parameters(AXES, 3), drawn(0, 12, 3)
     rows = np.random.default_rng(2).random((2, len(AXES)))
     without = RungProcess(parameters, parameters.mean, results, np.empty((0, len(AXES))))
@@ -76,7 +76,7 @@ def test_the_gradient_is_that_of_the_density(num_rungs: int) -> None:
 
 @pytest.mark.parametrize(("tells", "low", "high"), [(1.0, 0.75, 1.0), (0.0, 0.0, 0.45)])
 def test_how_well_a_rung_ranks_is_learned(tells: float, low: float, high: float) -> None:
-    """60 trials at rung 0, of which every third goes on; there they do as before, or like any other."""
+    """60 trials at rung 0, of which every third continues; the next rung ranks them equally, or at random."""
     rng = np.random.default_rng(0)
     rows = rng.random((60, len(AXES)))
 

@@ -1,4 +1,4 @@
-"""What holds for every sampler that learns."""
+"""Properties of every sampler that learns."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_constraint_holds_for_every_proposal_or_an_error_says_that_it_can_no
     ("name", "several"), [*((name, False) for name in OPTIONS), ("tpe", True), ("nsga2", True), ("QMCSampler", True)]
 )
 def test_a_replayed_search_gets_the_same_proposals(name: str, several: bool) -> None:
-    """Cut in the middle, with failures, values that are not finite, late reports and extensions."""
+    """Histories are cut in the middle, and have failures, non-finite values, late reports and extensions."""
     objectives = OBJECTIVES if several else None
 
     def search(records: list[Record], log: list[Record]) -> Search:

@@ -1,4 +1,4 @@
-"""Samplers: what they learn, the order of grids, known points first."""
+"""Samplers: their events, the order of grids, and known first points."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ POINT: dict[str, object] = {
 
 
 class Recording:
-    """Returns the number of events it has received, and records all calls."""
+    """A sampler that returns the number of events so far, and records all calls."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []
@@ -72,7 +72,7 @@ def search_with(sampler: Sampler, log: list[Record], *, smaller_is_better: bool 
     return new_search(method, LAYERS, log, smaller_is_better=smaller_is_better, sampler=sampler)
 
 
-# ------------------------------------------------------------------------------------------------- asking and telling
+# --------------------------------------------------------------------------------------------------- asking and telling
 
 
 def test_ask_is_called_once_at_a_trials_first_start_and_tell_after_each_event() -> None:
@@ -83,7 +83,7 @@ def test_ask_is_called_once_at_a_trials_first_start_and_tell_after_each_event() 
     events: list[Event] = [
         Started(trial=1),
         Reported(trial=1, step=1, value=0.5),
-        Started(trial=1),  # it was restarted
+        Started(trial=1),  # the trial was restarted
         Started(trial=0),
         Exited(trial=1, reason="errored"),
     ]
@@ -132,7 +132,7 @@ def test_params_of_a_pending_trial_are_not_fixed() -> None:
     assert search.trials[1].hparams == {"layers": 1}
 
 
-# ---------------------------------------------------------------------------------------------------------- random
+# --------------------------------------------------------------------------------------------------------------- random
 
 
 def test_random_draws_depend_on_the_trial_number() -> None:
@@ -142,7 +142,7 @@ def test_random_draws_depend_on_the_trial_number() -> None:
     assert [sampler.ask(3), sampler.ask(5)] == later[::-1] == [SPACE.sample(Random(f"7:{trial}")) for trial in (3, 5)]
 
 
-# ------------------------------------------------------------------------------------------------------------ grid
+# ----------------------------------------------------------------------------------------------------------------- grid
 
 
 def test_changing_a_returned_grid_point_changes_nothing() -> None:
@@ -152,11 +152,11 @@ def test_changing_a_returned_grid_point_changes_nothing() -> None:
 
 
 def test_asking_beyond_the_grid_raises() -> None:
-    with pytest.raises(SpaceError, match="the grid has only 1 points, so there is none for trial 1, numbered from 0"):
+    with pytest.raises(SpaceError, match="the grid has only 1 points, and none for trial 1, counted from 0"):
         GridSampler(parse_space({"a": 1})).ask(1)
 
 
-# ---------------------------------------------------------------------------------------------------- first points
+# --------------------------------------------------------------------------------------------------------- first points
 
 
 def test_known_points_come_first_then_the_samplers() -> None:
@@ -246,7 +246,7 @@ def test_a_point_that_violates_the_constraint_is_refused() -> None:
         FirstPoints(space, [{"x": 3}], RandomSampler(space, seed=0))
 
 
-# ---------------------------------------------------------------------------------------------- journals of others
+# ------------------------------------------------------------------------------------------- journals of other searches
 
 
 def journal_of(space: dict[str, object], **fields: Any) -> list[Record]:

@@ -1,4 +1,4 @@
-"""A search: normalised values, counted draws, a view of each trial, and a log that restores it all."""
+"""A search: normalised values, reproducible draws, a view of each trial, and a log that restores its state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def new(log: list[Record] | None = None, *, method: Any = None, **fields: Any) -
 
 
 def begun(log: list[Record] | None = None, *, smaller_is_better: bool = True) -> Search:
-    """Trials 0 and 1 are running."""
+    """Return a search with trials 0 and 1 running."""
     search = new(log, smaller_is_better=smaller_is_better)
     search.start()
     search.on(Started(trial=0))
@@ -58,7 +58,7 @@ def replayed(records: list[Record], log: list[Record] | None = None, *, method: 
     return new(log, method=method).replay(json.loads(json.dumps(records, allow_nan=False)))
 
 
-# ---------------------------------------------------------------------------------------------------------- the log
+# -------------------------------------------------------------------------------------------------------------- the log
 
 
 def test_one_record_per_event_with_its_actions() -> None:
@@ -90,7 +90,7 @@ def test_the_event_is_logged_before_its_actions_are_returned() -> None:
         search.start()
 
 
-# -------------------------------------------------------------------------------------------------------- the edge
+# ------------------------------------------------------------------------------------------------------------- the edge
 
 
 @pytest.mark.parametrize("smaller_is_better", [True, False])
@@ -111,7 +111,7 @@ def test_values_that_are_not_finite_are_the_worst_in_either_direction(
     assert report(search, 1, 1, 1e300) == []
 
 
-# ------------------------------------------------------------------------------------------------------------- draws
+# ---------------------------------------------------------------------------------------------------------------- draws
 
 
 def test_parameters_depend_on_the_seed_and_the_trial_number() -> None:
@@ -137,7 +137,7 @@ def test_trial_seeds_are_31_bits_and_differ() -> None:
     assert seeds[:3] == [new().seed_of(trial) for trial in range(3)]
 
 
-# ------------------------------------------------------------------------------------------------------------- views
+# ---------------------------------------------------------------------------------------------------------------- views
 
 
 def test_the_view_of_a_trial_through_its_life() -> None:
@@ -188,13 +188,19 @@ def test_a_method_can_pause_and_resume() -> None:
     search.on(Started(trial=1))
     states = []
     started = Started(trial=0)
-    for event in (started, pause, started, resume, started):  # it stays paused if its restart crossed the pause
+    for event in (
+        started,
+        pause,
+        started,
+        resume,
+        started,
+    ):  # the trial stays paused if its restart coincided with the pause
         search.on(event)
         states.append(search.trials[0].state)
     assert states == ["RUNNING", "PAUSED", "PAUSED", "PENDING", "RUNNING"]
 
 
-# ------------------------------------------------------------------------------------------- late and illegal events
+# ---------------------------------------------------------------------------------------------- late and illegal events
 
 
 def test_events_after_a_trials_end_are_ignored_and_not_logged() -> None:
@@ -235,7 +241,7 @@ def test_illegal_events_raise_and_change_nothing(event: Event, says: str) -> Non
     assert (state(search.method), dict(search.trials), len(log)) == before
 
 
-# ------------------------------------------------------------------------------------------------------------ replay
+# --------------------------------------------------------------------------------------------------------------- replay
 
 
 def test_live_trials_and_pending_stops_survive_a_crash() -> None:
@@ -313,11 +319,11 @@ def test_a_journal_with_an_event_after_a_trials_end_is_refused() -> None:
         replayed([*log, log[-1]])
 
 
-# ------------------------------------------------------------------------------------------- extensions and progress
+# ---------------------------------------------------------------------------------------------- extensions and progress
 
 
 def ended_search(log: list[Record]) -> Search:
-    """Two trials of length 4, both completed."""
+    """Return a search with two completed trials of length 4."""
     search = new(log, method=RandomSearch(max_trials=2, max_length=4))
     search.start()
     for trial in (0, 1):
@@ -383,7 +389,7 @@ def test_progress_is_the_share_that_was_trained() -> None:
     shares = [search.progress()]
     for trial in (0, 1):
         search.on(Started(trial=trial))
-        for step in (1, 3, 2):  # it was restarted from an earlier step
+        for step in (1, 3, 2):  # the trial was restarted from an earlier step
             report(search, trial, step, 0.5)
             shares.append(search.progress())
         search.on(Exited(trial=trial, reason="completed"))

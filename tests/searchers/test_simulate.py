@@ -1,4 +1,4 @@
-"""The simulator's clock in closed form; and that it drives methods as a driver does."""
+"""The simulator's clock in closed form, and its agreement with a real driver."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_nothing_happens_after_until() -> None:
 
 
 def paused_and_resumed() -> Scripted:
-    """One worker: trial 0 is paused at its first rung, trial 1 runs through, trial 0 goes on."""
+    """With one worker, trial 0 is paused at its first rung, trial 1 runs to its end, and trial 0 continues."""
     return Scripted(
         2,
         {
@@ -142,8 +142,8 @@ def test_pause_frees_the_worker_and_nothing_is_trained_twice() -> None:
     assert (simulation.trained, simulation.busy) == (8, 33)
 
 
-def test_a_trial_paused_between_reports_keeps_what_it_trained() -> None:
-    """Two workers: trial 1's report at 2 pauses trial 0, then at 2 of its 4; resumed at 8 it needs 2 more."""
+def test_a_trial_paused_between_reports_keeps_its_training() -> None:
+    """With two workers, trial 1's report at time 2 pauses trial 0 at 2 of its 4; resumed at 8, it needs 2 more."""
     method = Scripted(
         2,
         {
@@ -196,8 +196,10 @@ def test_failures_lose_only_training_since_the_last_report() -> None:
             by_trial[event.trial].append(event.step)
     assert all(steps == list(reports) for steps in by_trial.values())
     failed = sum(isinstance(event, Started) for _, event, _ in seen) - 20
-    assert simulation.trained == pytest.approx(simulation.busy)  # a unit of time for one of length, restarts are free
-    assert 20 * 100 < simulation.trained < 20 * 100 + failed  # less than a unit is lost by each
+    assert simulation.trained == pytest.approx(
+        simulation.busy
+    )  # a unit of length takes a unit of time, restarts are free
+    assert 20 * 100 < simulation.trained < 20 * 100 + failed  # each loses less than a unit
     assert failed == pytest.approx(0.2 * simulation.busy, abs=5 * math.sqrt(0.2 * simulation.busy))  # Poisson
 
 
@@ -217,7 +219,7 @@ def test_noise_is_normal_and_depends_only_on_the_trial() -> None:
 
 def test_jitter_spreads_times_around_the_costs() -> None:
     simulation = simulate(RandomSearch(max_trials=2000, max_length=10), 100, constant, jitter=0.1)
-    # Log-normal: the mean is exp(sigma^2 / 2) for a stretch, and for the worker's speed.
+    # Both the time between reports and a worker's speed are log-normal, with mean exp(sigma^2 / 2).
     assert simulation.busy / 20_000 == pytest.approx(math.exp(0.01), abs=5 * 0.1 / math.sqrt(100))
     assert simulation.trained == pytest.approx(20_000)
 
@@ -232,7 +234,7 @@ def test_the_seed_determines_the_simulation() -> None:
     assert course(1) != course(2)
 
 
-# -------------------------------------------------------------------------------------------------- what a trial can do
+# --------------------------------------------------------------------------------------------------------------- trials
 
 
 def test_invalid_hyperparameters_end_the_trial_before_it_starts_to_train() -> None:
@@ -264,7 +266,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 
 def first_rung(method: Method, trial: int) -> float:
-    """Where the trial is looked at first: a bracket may leave out the lower rungs of the search."""
+    """Return the trial's first rung; a bracket may lack the lower rungs of the search."""
     if isinstance(method, AdaptiveASHA):
         return method.brackets[method.bracket_of(trial)].rungs[0]
     return method.rungs[0]
@@ -272,7 +274,7 @@ def first_rung(method: Method, trial: int) -> float:
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("single", "random", "grid")])
 def test_no_trial_is_trained_past_the_rung_where_it_diverged(name: str) -> None:
-    """Half of the configurations diverge, to NaN, an infinity or None, at a length of their own."""
+    """Half of the configurations diverge, to NaN, an infinity or None, at different lengths."""
 
     def trial(hparams: Mapping[str, Any]) -> Curve:
         x: float = hparams["x"]
@@ -309,12 +311,12 @@ def test_a_search_gets_the_events_of_a_real_driver() -> None:
         assert view.last == view.hparams["x"] / view.last_step  # type: ignore[operator]
 
 
-def test_an_extended_search_trains_only_what_is_new() -> None:
+def test_an_extended_search_trains_only_the_extension() -> None:
     search = new_search(RandomSearch(max_trials=4, max_length=10, max_concurrent_trials=2))
     assert simulate(search, 2, constant, start_cost=1).time == 22
     search.extend(max_trials=5, max_length=16)
     simulation, seen = watched(search, 2, constant, start_cost=1, resume_cost=2)
-    # Four go on from 10 to 16, in two rounds; the new one trains from the beginning.
+    # Four continue from 10 to 16, in two rounds; the new one trains from the beginning.
     assert (simulation.time, simulation.trained) == (2 * (2 + 6) + (1 + 16), 4 * 6 + 16)
     assert [event.step for _, event, _ in seen if isinstance(event, Reported)] == [16] * 5
     assert simulation.done == "completed"
@@ -323,7 +325,7 @@ def test_an_extended_search_trains_only_what_is_new() -> None:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("seed", range(2))
 def test_every_method_ends_despite_failures_and_driver_deaths(name: str, seed: int) -> None:
-    """Failures, invalid points, NaN, few workers, and three deaths of the driver, each followed by a replay."""
+    """Simulate failures, invalid points, NaN, few workers, and three deaths of the driver with replays."""
 
     def trial(hparams: Mapping[str, Any]) -> Curve | None:
         x: float = hparams["x"]
@@ -368,7 +370,7 @@ def test_every_method_ends_despite_failures_and_driver_deaths(name: str, seed: i
     assert search.progress() == 1.0
 
 
-# --------------------------------------------------------------------------------------------------------- what is seen
+# ------------------------------------------------------------------------------------------------------------ observers
 
 
 def test_all_faults_of_the_arguments_are_named() -> None:

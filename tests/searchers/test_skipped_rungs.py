@@ -1,4 +1,4 @@
-"""Rungs that say little of the next are found, and let more trials continue; those that say much stay as strict."""
+"""Rungs with a low correlation are detected, and let more trials continue; the others stay strict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from searchers.simulate import Curve, simulate
 
 
 def chosen_pairs(rho: float, *, trials: int, divisor: int, seed: int) -> tuple[list[float], list[tuple[float, float]]]:
-    """Values of trials at a rung, and at both rungs of the best 1/divisor, normal with this correlation."""
+    """Return values at a rung, and value pairs at both rungs for the best 1/divisor, normal with this correlation."""
     rng = Random(seed)
     values = [rng.gauss(0, 1) for _ in range(trials)]
     best = sorted(values)[: trials // divisor]
@@ -65,7 +65,7 @@ def test_one_report_at_both_rungs_says_nothing() -> None:
     assert rung.compared == 0
 
 
-def test_what_a_rung_keeps_for_it_is_bounded() -> None:
+def test_the_number_of_pairs_at_a_rung_is_bounded() -> None:
     rung, plain = Rung(length=1, divisor=2), Rung(length=1, divisor=2)
     for trial in range(5000):
         plain.rank(trial, trial * 0.618 % 1)
@@ -76,7 +76,7 @@ def test_what_a_rung_keeps_for_it_is_bounded() -> None:
 
 
 def useless_first_rung(seed: int) -> Callable[..., Curve]:
-    """At 1 step the loss is noise; from then on it is the trial's own, which never changes."""
+    """At step 1 the loss is noise; from then on it is a constant of the trial."""
 
     def trial(hparams: object) -> Curve:
         number = hparams["trial"]  # type: ignore[index]

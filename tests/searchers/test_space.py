@@ -1,4 +1,4 @@
-"""Spaces in Determined's YAML: what is drawn, that it is always the same, and what is refused."""
+"""Spaces in Determined's YAML: draws, their reproducibility, and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def faults(spec: object) -> dict[str, str]:
     return dict(caught.value.faults)
 
 
-# ---------------------------------------------------------------------------------------------------------- sampling
+# ------------------------------------------------------------------------------------------------------------- sampling
 
 
 def test_keys_are_sorted_at_every_level() -> None:
@@ -75,7 +75,7 @@ def test_samples_share_nothing() -> None:
 
 
 def test_golden_samples_stay_as_they_are() -> None:
-    """Experiments are repeated with later versions; should this fail, their seeds mean other trials."""
+    """Experiments are repeated with later versions; if this test fails, seeds give other trials than before."""
     assert parse_space(SPEC).sample(Random("7:0")) == GOLDEN
 
 
@@ -95,7 +95,7 @@ def test_whole_floats_are_accepted_as_integers() -> None:
     assert type(parse_space({"n": {"type": "int", "minval": 1.0, "maxval": 2.0}}).sample(Random(0))["n"]) is int
 
 
-# ------------------------------------------------------------------------------------------------------------ errors
+# --------------------------------------------------------------------------------------------------------------- errors
 
 
 def test_all_faults_are_named_at_once_by_path() -> None:
@@ -172,7 +172,7 @@ GOLDEN: dict[str, object] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------------- grids
+# ---------------------------------------------------------------------------------------------------------------- grids
 
 
 def axis(spec: object) -> list[object]:
@@ -189,9 +189,9 @@ def axis(spec: object) -> list[object]:
         ({"type": "int", "minval": 0, "maxval": 3, "count": 3}, [0, 2, 3]),  # 1.5 is rounded away from zero
         ({"type": "int", "minval": -3, "maxval": 0, "count": 3}, [-3, -2, 0]),  # and so is -1.5
         ({"type": "int", "minval": 0, "maxval": 10, "count": 4}, [0, 3, 7, 10]),  # 3.33, 6.67
-        ({"type": "int", "minval": 1, "maxval": 4, "count": 1}, [3]),  # the middle, 2.5
+        ({"type": "int", "minval": 1, "maxval": 4, "count": 1}, [3]),  # the midpoint, 2.5
         ({"type": "int", "minval": -4, "maxval": -1, "count": 1}, [-3]),
-        ({"type": "int", "minval": 1, "maxval": 3, "count": 9}, [1, 2, 3]),  # no more than there are
+        ({"type": "int", "minval": 1, "maxval": 3, "count": 9}, [1, 2, 3]),  # no more than exist
         ({"type": "int", "minval": 0, "maxval": 9, "step": 3}, [0, 3, 6, 9]),
         ({"type": "int", "minval": 0, "maxval": 9, "step": 3, "count": 2}, [0, 9]),
         ({"type": "double", "minval": 0, "maxval": 1, "count": 5}, [0.0, 0.25, 0.5, 0.75, 1.0]),
@@ -250,7 +250,7 @@ def test_a_constraint_removes_grid_points() -> None:
     assert space.grid() == [{"a": 0, "b": 1}, {"a": 0, "b": 2}, {"a": 1, "b": 2}]
 
 
-# -------------------------------------------------------------------------------------- steps, logarithms of integers
+# ---------------------------------------------------------------------------------------- steps, logarithms of integers
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_log_integers_are_uniform_in_their_logarithm() -> None:
     assert 20 <= sorted(drawn)[2000] <= 25  # type: ignore[type-var, operator]
 
 
-# -------------------------------------------------------------------------------------------- conditions, constraints
+# ---------------------------------------------------------------------------------------------- conditions, constraints
 
 CONDITIONAL: dict[str, object] = {
     "optimizer": {

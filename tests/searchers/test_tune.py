@@ -1,4 +1,4 @@
-"""Searches as Ray Tune's searcher and scheduler decide as they do without Tune."""
+"""Searches through Ray Tune's searcher and scheduler decide as without Tune."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_trial_ends_at_its_whole_length_even_if_its_results_skip_it() -> None:
 
 
 def test_the_last_result_of_a_trial_that_ends_by_itself_counts(tmp_path: Path) -> None:
-    """Tune does not ask the scheduler about it."""
+    """Tune does not pass this result to the scheduler."""
     searcher, scheduler = begun(METHODS["random"]())
     one, other = suggested(searcher, scheduler, 2)
     report(scheduler, one, 1, 0.5)
@@ -61,7 +61,7 @@ def test_the_last_result_of_a_trial_that_ends_by_itself_counts(tmp_path: Path) -
 
 
 def test_a_trial_that_could_not_be_reset_has_failed() -> None:
-    """Tune (2.60) tells nobody; the search would wait for it forever."""
+    """Tune (2.60) does not report this; otherwise the search would wait for the trial forever."""
     searcher, scheduler = begun(Single())
     [trial] = suggested(searcher, scheduler, 1)
     trial.status = "ERROR"
@@ -74,7 +74,7 @@ def test_a_trial_that_fails_while_it_is_paused_may_be_resumed_meanwhile() -> Non
     searcher, scheduler = begun(method)
     one, other = suggested(searcher, scheduler, 2)
     assert report(scheduler, one, 2, 0.5) == "PAUSE"
-    scheduler.on_trial_error(None, one)  # max_failures: Tune starts it again, from an earlier checkpoint
+    scheduler.on_trial_error(None, one)  # with max_failures Tune restarts the trial from an earlier checkpoint
     one.status, one.saved = "PENDING", 1
     scheduler.on_trial_add(None, one)
     assert one.status == "PENDING"
@@ -87,7 +87,7 @@ def test_a_trial_that_fails_while_it_is_paused_may_be_resumed_meanwhile() -> Non
 
 
 def test_a_trial_that_is_stopped_before_it_starts_or_resumes_does_neither() -> None:
-    """No method of dray's does that."""
+    """None of dray's methods does this."""
     answers: dict[Event, list[Action]] = {
         Reported(trial=0, step=1, value=1.0): [Pause(trial=0)],
         Reported(trial=1, step=1, value=1.0): [Resume(trial=0)],
@@ -105,7 +105,7 @@ def test_a_trial_that_is_stopped_before_it_starts_or_resumes_does_neither() -> N
 
 
 def test_paused_trials_do_not_count_for_the_limit_of_concurrent_ones() -> None:
-    """Tune's own `ConcurrencyLimiter` would count them, and wait forever."""
+    """Tune's own `ConcurrencyLimiter` would count paused trials, and wait forever."""
     searcher, scheduler = pair(METHODS["promotion"]())
     limited = ConcurrencyLimiter(searcher, max_concurrent=2)
     scheduler.set_search_properties("loss", "min", num_samples=2**63 - 1)
@@ -121,7 +121,7 @@ def test_paused_trials_do_not_count_for_the_limit_of_concurrent_ones() -> None:
     config = limited.suggest("t3")
     assert isinstance(config, dict)
     scheduler.on_trial_add(None, fourth := FakeTrial(trial_id="t3", config=config, status="RUNNING"))
-    # Of three at the rung, the best one is to be resumed, as soon as there is room again.
+    # The best of three trials at the rung resumes once a slot is free.
     trials[0].saved = 1
     assert [report(scheduler, trial, 1, 2.0) for trial in (trials[1], fourth)] == ["PAUSE", "PAUSE"]
     controller = SimpleNamespace(stop_trial=None)

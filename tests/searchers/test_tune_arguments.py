@@ -1,4 +1,4 @@
-"""What a searcher and a scheduler of Ray Tune can be given, and what they say if it is wrong."""
+"""Arguments of the searcher and scheduler for Ray Tune, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -81,16 +81,16 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pair(Single(), metric="loss", mode="min")[0].suggest("t0"),
         r"TuneConfig\.scheduler: must be a searchers\.tune\.Scheduler",
     ),
-    "no metric": (lambda: ask(pair(Single()), metric=None), r"TuneConfig\.metric: must be given"),
+    "no metric": (lambda: ask(pair(Single()), metric=None), r"TuneConfig\.metric: must be set"),
     "two metrics": (
         lambda: ask(pair(Single(), metric="acc", mode="min")),
-        r"TuneConfig\.metric: is 'loss', but the searcher has 'acc'; name one of them",
+        r"TuneConfig\.metric: is 'loss', but the searcher has 'acc'; set it in one place",
     ),
     "a number of samples": (lambda: ask(pair(Single()), num_samples=10), r"num_samples: must be -1, .* got 10; .*"),
     "a sampler that does not exist": (lambda: ask(pair(Single(), sampler="tpo")), r"searcher\.sampler\.name: .*tpo"),
     "a grid of another size": (
         lambda: ask(pair(Grid(points=3), {"a": tune.choice([1, 2])})),
-        r"Grid\.points: must be 2, as the space has them, got 3",
+        r"Grid\.points: must be 2, the size of the space's grid, got 3",
     ),
     "a grid with a sampler": (
         lambda: ask(pair(Grid(points=2), {"a": tune.choice([1, 2])}, sampler="tpe")),
@@ -104,11 +104,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pair(Single(), {"x": tune.randn(0, 1)}),
         r"hyperparameters\.x: .* has no bounds",
     ),
-    "objects to choose from": (
+    "objects as choices": (
         lambda: pair(Single(), None)[0].set_search_properties(
             "loss", "min", inject_placeholders({"a": {"b": tune.choice([Mine, None])}}, create_resolvers_map())
         ),
-        r"hyperparameters\.a\.b: has objects to choose from; give their names",
+        r"hyperparameters\.a\.b: has objects as choices; use their names",
     ),
     "a domain in a list": (
         lambda: pair(Single(), None)[0].set_search_properties("loss", "min", {"a": [1, tune.uniform(0, 1)]}),
@@ -123,7 +123,7 @@ def ask(both: tuple[Searcher, Scheduler], metric: str | None = "loss", num_sampl
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_one_error_that_says_what_to_do(name: str) -> None:
+def test_invalid_arguments_raise_one_error_with_a_remedy(name: str) -> None:
     make, says = WRONG[name]
     with pytest.raises(FieldError, match=says):
         make()
@@ -134,7 +134,7 @@ def test_a_result_without_its_length_is_an_error() -> None:
     [trial] = suggested(searcher, scheduler, 1)
     with pytest.raises(FieldError, match=r"time_attr: 'epoch' is not in a result of trial 0, which has loss, training"):
         report(scheduler, trial, 1)
-    trial.last_result = {"seconds": 7}  # without the metric; Tune was told not to mind
+    trial.last_result = {"seconds": 7}  # without the metric; Tune's check for it is disabled
     assert scheduler.on_trial_result(None, trial, dict(trial.last_result)) == "CONTINUE"
 
 
@@ -147,7 +147,7 @@ def test_a_scheduler_works_with_its_own_searcher_only() -> None:
 def test_a_searcher_runs_once() -> None:
     searcher, scheduler = begun(METHODS["asha"]())
     searcher.suggest("t0")
-    with pytest.raises(FieldError, match=r"has run already; make a new one, or continue with Tuner\.restore"):
+    with pytest.raises(FieldError, match=r"has already run; create a new one, or continue with Tuner\.restore"):
         scheduler.set_search_properties("loss", "min", num_samples=-1)
 
 

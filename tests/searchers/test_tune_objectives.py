@@ -58,9 +58,7 @@ def test_tune_expects_the_first_objective() -> None:
 def test_result_without_one_of_them_is_an_error() -> None:
     searcher, scheduler = new_searcher()
     [trial] = suggested(searcher, scheduler, 1)
-    with pytest.raises(
-        FieldError, match="objectives: speed, mb missing in a result of trial 0, which has loss, training"
-    ):
+    with pytest.raises(FieldError, match="objectives: a result of trial 0 lacks speed, mb; it has loss, training"):
         scheduler.on_trial_result(None, trial, {"training_iteration": 1, "loss": 0.5})
 
 

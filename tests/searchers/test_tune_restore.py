@@ -39,7 +39,7 @@ from tests.searchers.helpers import new_search
 )
 @pytest.mark.parametrize("name", METHODS)
 def test_after_a_kill_no_trial_is_lost_or_run_twice(name: str, seeds: range, tmp_path: Path) -> None:
-    """Tune's files may be of different moments: each is a little older or newer than the other."""
+    """Tune's files may have been saved at slightly different times."""
     for seed in seeds:
         rng, make, state = Random(seed), METHODS[name], tmp_path / "state"
         given = cloudpickle.dumps(pair(make(), seed=seed))  # as in tuner.pkl
@@ -68,7 +68,7 @@ def test_after_a_kill_no_trial_is_lost_or_run_twice(name: str, seeds: range, tmp
 
 
 def last_saved(tune: FakeTune, state: Path, *, steps: int) -> list[tuple[bytes, list[FakeTrial]]]:
-    """Run for some steps; what Tune would have saved of its searcher and its trials after each of the last four."""
+    """Run some steps; return the searcher's and trials' saved states after each of the last four."""
     saved: list[tuple[bytes, list[FakeTrial]]] = []
     for step, _ in enumerate(tune.run(), start=1):
         if step > steps - 4:
@@ -82,7 +82,7 @@ def last_saved(tune: FakeTune, state: Path, *, steps: int) -> list[tuple[bytes, 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_restored_search_decides_as_one_that_was_not_killed(name: str, sampler: str, tmp_path: Path) -> None:
-    """With one worker, so that results come in one order; what was reported after the last save comes again."""
+    """With one worker the order of results is fixed; results after the last save are repeated."""
     given = cloudpickle.dumps(pair(METHODS[name](), sampler=sampler))
     settings: dict[str, Any] = {"workers": 1, "value": value, "length": LENGTH}
     undisturbed = FakeTune(*pickle.loads(given), **settings)
@@ -98,7 +98,7 @@ def test_a_restored_search_decides_as_one_that_was_not_killed(name: str, sampler
 
 
 def restored(searcher: Searcher, make: Method, tmp_path: Path, trials: list[FakeTrial]) -> tuple[Searcher, Scheduler]:
-    """A new pair with the state of this one, to which Tune has added these trials."""
+    """Return a new pair with the state of this one, to which Tune has added these trials."""
     searcher.save(str(tmp_path / "state"))
     again = pair(make)
     tune = FakeTune(*again, workers=1, value=value, restored=(tmp_path / "state", trials))
@@ -116,7 +116,7 @@ def test_a_trial_that_the_search_has_paused_is_paused_in_tune(tmp_path: Path) ->
 
 
 def test_a_trial_that_has_ended_for_the_search_does_not_run_again(tmp_path: Path) -> None:
-    """As where Tune died between the search's decision and its own, or was told to resume failed trials."""
+    """This occurs if Tune died between the search's decision and its own, or was told to resume failed trials."""
     searcher, scheduler = begun(METHODS["asha"]())
     stopped, failed, unknown = *suggested(searcher, scheduler, 2), FakeTrial(trial_id="of another", config={})
     assert report(scheduler, stopped, 1, math.nan) == "STOP"
@@ -169,7 +169,7 @@ def test_a_state_that_ends_in_the_middle_of_a_line_is_an_earlier_state(tmp_path:
 
 
 def test_the_space_of_the_tuner_is_restored_without_it(tmp_path: Path) -> None:
-    """`Tuner.restore` takes no space, or only the same."""
+    """`Tuner.restore` accepts no space, or only the same one."""
     searcher, _ = begun(METHODS["asha"](), None)
     assert searcher.set_search_properties("loss", "min", {"lr": tune.uniform(0, 1), "data": object()})
     config = searcher.suggest("t0")

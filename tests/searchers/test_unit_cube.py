@@ -1,4 +1,4 @@
-"""Points as rows of numbers: there and back, drawn and moved."""
+"""Points as rows of numbers: encoding, decoding, draws and neighbours."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_row_has_a_column_for_each_number_and_each_category() -> None:
         "dropout": 0.5,
         "optimizer": {"name": "sgd", "momentum": 0.9},
     }
-    # act, depth, dropout, lr, optimizer, momentum, variant, width: sorted, a category's own after it
+    # act, depth, dropout, lr, optimizer, momentum, variant, width: sorted; a category's own follow it
     row = CUBE.row(point)
     assert row[:3].tolist() == [0, 1, 0]
     assert row[4:].round(6).tolist() == [round(11 / 12, 6), 0.5, 1, 0, 1, 0.5, 0.5, 0.0625]
@@ -78,7 +78,7 @@ def test_near_rows_are_near_and_in_the_space() -> None:
     assert near.min() >= 0
     assert near.max() <= 1
     assert all(SPACE.faults(CUBE.point(row)) == [] for row in near)
-    moved = np.abs(near - rows)[:, [3, 4, 5, 11]]  # the numbers that always exist
+    moved = np.abs(near - rows)[:, [3, 4, 5, 11]]  # the unconditional numbers
     assert moved.max() < 0.1
     assert 0.4 < (moved > 0).mean() < 0.6
     assert 0 < (near[:, 6] != rows[:, 6]).mean() < 0.03, "half of the 2 % that are drawn anew are another optimizer"

@@ -1,10 +1,10 @@
-"""Replays a seed, or runs a range of them.
+"""Replay a seed, or run a range of seeds.
 
     python -m tests.simulation SEED [--no-faults] [--whole]
     python -m tests.simulation FIRST END [--processes 2]
 
-A seed that fails is shrunk first. A range prints a line for each seed that fails, and at the end what has happened;
-ranges can run one after another, and their numbers be added.
+A failing seed is shrunk first. A range prints a line for each failing seed, and at the end the number of each event;
+ranges can be run one after another, and their numbers added.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ PART = 100
 
 
 def replay(seed: int, *, faults: bool, whole: bool) -> None:
-    """Print everything that happens."""
+    """Print every event."""
     schedule = schedule_of(seed, faults=faults)
     if failure_of(schedule) and not whole:
         schedule = shrunk(schedule)
     print(*schedule.lines(), sep="\n")
     lines: list[str] = []
     try:
-        Simulation(schedule, lines).run()  # here a debugger can be put on it
+        Simulation(schedule, lines).run()  # a place for a debugger's breakpoint
     finally:
         print(*lines, sep="\n")
 
 
 def simulate(seeds: range) -> Counter[str]:
-    """Run these seeds; returns what has happened, and how often."""
+    """Run these seeds, and return the number of each event."""
     counts, began = Counter[str](), time.process_time()
-    gc.disable()  # what a simulation leaves is collected once, afterwards
+    gc.disable()  # garbage is collected once, after each simulation
     for seed in seeds:
         schedule = schedule_of(seed)
         why, steps = outcome_of(schedule)
@@ -57,7 +57,7 @@ def simulate(seeds: range) -> Counter[str]:
 
 
 def simulate_all(seeds: range, processes: int) -> None:
-    """Run these seeds in several processes, and print what has happened."""
+    """Run these seeds in several processes, and print the number of each event."""
     parts = [range(first, min(first + PART, seeds.stop)) for first in range(seeds.start, seeds.stop, PART)]
     began = time.monotonic()
     with multiprocessing.get_context("fork").Pool(processes) as pool:
@@ -66,8 +66,8 @@ def simulate_all(seeds: range, processes: int) -> None:
     print(f"\nSeeds {seeds.start} to {seeds.stop - 1}, {processes} processes\n\n| | |\n|---|---:|")
     print(f"| schedules a minute | {60 * counts['schedules'] / max(counts['seconds'], 1):,.0f} |")
     print(f"| CPU time of one, ms | {counts['CPU ms'] / counts['schedules']:.1f} |")
-    for what, times in sorted(counts.items(), key=lambda each: (each[0].startswith("fault"), each[0])):
-        print(f"| {what} | {times:,} |")
+    for name, times in sorted(counts.items(), key=lambda each: (each[0].startswith("fault"), each[0])):
+        print(f"| {name} | {times:,} |")
 
 
 def main() -> None:

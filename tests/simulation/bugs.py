@@ -1,6 +1,6 @@
-"""Bugs that are put back, one at a time, to show that the simulation finds them.
+"""Bugs that are reintroduced, one at a time, to show that the simulation finds them.
 
-python -m tests.simulation.bugs: which seed finds each.
+`python -m tests.simulation.bugs` prints the seed that finds each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST = 1_000
 
 
 class Bug(NamedTuple):
-    """A fault in the code of a method or a function: `wrong` in place of `right`. The seed finds it."""
+    """A fault in the code of a method or function: `wrong` replaces `right`. The seed finds it."""
 
     owner: Any
     name: str
@@ -33,30 +33,32 @@ class Bug(NamedTuple):
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
-        """Within the block, the code has it."""
+        """Put the bug into the code within the block."""
         right = getattr(self.owner, self.name)
         function = right.fget if isinstance(right, property) else right
         source = textwrap.dedent(inspect.getsource(function))
         assert source.count(self.right) == 1, f"{self.name} has changed: adapt this bug"
-        made: dict[str, Any] = {}
-        exec(source.replace(self.right, self.wrong), function.__globals__, made)
-        setattr(self.owner, self.name, made[self.name])
+        namespace: dict[str, Any] = {}
+        exec(source.replace(self.right, self.wrong), function.__globals__, namespace)
+        setattr(self.owner, self.name, namespace[self.name])
         try:
             yield
         finally:
             setattr(self.owner, self.name, right)
 
     def find(self) -> tuple[int, str] | None:
-        """The first seed that finds it, and what fails: its own comes first, and ceases to find it if the code, or the
-        simulator, takes another way."""
+        """Return the first seed that finds the bug, and the failure.
+
+        The bug's own seed is tried first, but may no longer find it after changes to the code or the simulator.
+        """
         with self.present():
             tried = ((seed, failure_of(schedule_of(seed))) for seed in itertools.chain([self.seed], range(MOST)))
             return next((found for found in tried if found[1]), None)
 
 
 BUGS = {
-    # Issue 39 names these. The first three were orders of messages between threads, of which there is one now: each is
-    # the same mistake in what decides today.
+    # Issue 39 names these. The first three were orders of messages between threads. Now there is only one thread, and
+    # each is the same mistake in the code that decides today.
     "a trial queued outside the lock": Bug(
         ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", 2_388
     ),
@@ -84,7 +86,7 @@ BUGS = {
         '2 if trial.state == "RUNNING" else 0',
         76,
     ),
-    # Others, most of which the simulation itself has found.
+    # Most of these were found by the simulation.
     "a drained trial lost that has saved": Bug(
         Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted":', "if False:", 14
     ),

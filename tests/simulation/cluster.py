@@ -1,4 +1,4 @@
-"""Simulated nodes, and worker groups on them, as `dray.groups.lending` and `dray.groups.group` have them on Ray."""
+"""Simulated nodes and worker groups, corresponding to `dray.groups.lending` and `dray.groups.group` on Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Node:
 
 
 class Cluster:
-    """Nodes, each with so many slots, and who has them."""
+    """Nodes, their slots, and the owners of the slots."""
 
     def __init__(self, world: World, slots: tuple[int, ...]) -> None:
         self.world = world
@@ -32,7 +32,7 @@ class Cluster:
         self.waiting: list[Group] = []
 
     def view(self) -> ClusterView:
-        """What Ray says."""
+        """Return the resources that Ray reports."""
         return ClusterView(
             nodes=tuple(RayNode(each.name, each.name, True, {"CPU": float(each.slots)}, {}) for each in self.nodes),
             draining=frozenset(each.name for each in self.nodes if each.is_draining),
@@ -40,7 +40,7 @@ class Cluster:
         )
 
     def free(self, nodes: list[Node]) -> None:
-        """These slots are free again."""
+        """Free these slots."""
         for node in nodes:
             node.free += 1
             if node.free > node.slots:
@@ -48,7 +48,7 @@ class Cluster:
         self.world.at(self.world.delay(), self.place)
 
     def place(self) -> None:
-        """Give groups that wait their slots."""
+        """Assign slots to waiting groups."""
         for group in list(self.waiting):
             nodes = [node for node in self.nodes if not node.is_draining for _ in range(node.free)][: group.size]
             if len(nodes) == group.size:
@@ -58,7 +58,7 @@ class Cluster:
                 group.placed(nodes)
 
     def kill(self, node: Node) -> None:
-        """A machine loses power; another one takes its place some time later."""
+        """Let a machine lose power; another one replaces it some time later."""
         node.is_alive = False
         self.nodes.remove(node)
         for process in list(self.world.processes):
@@ -73,11 +73,11 @@ class Cluster:
 
 
 class Lending:
-    """Starts and ends the groups that a `Lender` decides on: as `dray.groups.lending.Lending`.
+    """Starts and ends the groups that a `Lender` decides on, like `dray.groups.lending.Lending`.
 
     Args:
-        process: the driver's, or the server's: a `Loop`.
-        end_s: how long groups may take to end by themselves.
+        process: the driver's or the server's `Loop`.
+        end_s: maximum time for groups to end by themselves.
     """
 
     def __init__(self, process: Any, cluster: Cluster, lender: Lender, *, end_s: float) -> None:
@@ -106,13 +106,13 @@ class Lending:
                     group.end()
             case OnPool(owner, LookAtCluster()):
                 later(self.world.delay(), lambda: lender.on(owner, ClusterSeen(view())))
-            case PoolClosed(owner):  # its groups have time to end by themselves
+            case PoolClosed(owner):  # leaves its groups time to end by themselves
                 later(self._end_s, self._end_all, owner)
             case LookAtCluster():
                 later(self.world.delay(), lambda: lender.look(view()))
 
     def report(self, owner: str, event: GroupPlaced | ProcessesEnded) -> None:
-        """A group has reported this."""
+        """Handle a report of a group."""
         self.process.post(self._lender.on, owner, event)
 
     def end(self) -> None:
@@ -122,7 +122,7 @@ class Lending:
             self.ended.resolve()
 
     def end_at_once(self) -> None:
-        """End all groups, as nothing is carried out any more."""
+        """End all groups, since no more effects are carried out."""
         for owner in list(self._groups):
             self._end_all(owner)
         self.ended.resolve()
@@ -134,7 +134,7 @@ class Lending:
             self.ended.resolve()
 
     def lost(self) -> None:
-        """The process that owns the groups is gone: they end some time later."""
+        """End the groups some time after the death of the process that owns them."""
         for groups in self._groups.values():
             for group in groups.values():
                 self.world.at(self.world.random.choice((0.0, 0.1, 10.0)), group.end)
@@ -155,7 +155,7 @@ class Group:
         self.world.at(self.world.delay(), lending.cluster.place)
 
     def placed(self, nodes: list[Node]) -> None:
-        """It has its slots."""
+        """Start the group, which has its slots."""
         self._nodes = nodes
         self.lending.report(self.owner, GroupPlaced(group=self.name, start=self.start))
         self.world.at(self.world.random.uniform(0.5, 3.0), self._start)
@@ -175,11 +175,11 @@ class Group:
                 process.end()
 
     def signal(self, lease: int, rank: int) -> Future:
-        """What a rank learns of this lease from the other ranks: None if one has failed."""
+        """Return the other ranks' data of this lease; None if one has failed."""
         return self._signals.setdefault((lease, rank), Future())
 
     def rank_ended(self, rank: int, how: str) -> None:
-        """A rank's process has returned, with its error; or it has died: "!" and the cause."""
+        """Handle the end of a rank's process, with its error, or "!" and the cause of its death."""
         self._ends[rank] = how
         for signal in list(self._signals.values()):
             self.world.at(self.world.delay(), signal.resolve, None)
@@ -208,7 +208,7 @@ class Group:
 
 
 class Rank(Process):
-    """A process of a worker group: serves one lease after another, as `dray.worker.serve`."""
+    """A process of a worker group, which serves one lease after another, like `dray.worker.serve`."""
 
     def __init__(self, group: Group, rank: int, node: Node) -> None:
         super().__init__(group.world, f"{group.name}.{group.start}/{rank}")
@@ -253,7 +253,7 @@ class Rank(Process):
         group.rank_ended(self.rank, error)
 
     def _connect(self, endpoint: Any) -> Connection:
-        """The connection to the lease's driver; None: it is the desk's process."""
+        """Return the connection to the lease's driver; None if that is the desk's process."""
         if endpoint is None:
             return self.desk
         if self._driver is None or endpoint != self._endpoint:

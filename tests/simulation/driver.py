@@ -35,10 +35,10 @@ NOBODY: Any = SimpleNamespace(happened=lambda record, trials: None)
 
 
 class Loop(Process):
-    """A process with an event loop: as `dray.desk.loop.EventLoop`, and what it calls.
+    """A process with an event loop, like `dray.desk.loop.EventLoop`, and its callbacks.
 
     Attributes:
-        fuse: the process is killed before it carries out the effect after so many; -1: it is not.
+        fuse: number of effects after which the process is killed; -1: never.
     """
 
     settle: Callable[[], None]
@@ -48,7 +48,7 @@ class Loop(Process):
     _posted_at = 0.0
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
-        """Call this in the loop, after what was posted before."""
+        """Call this in the loop, after earlier calls."""
         world = self.world
         self._posted_at = max(self._posted_at, world.now + world.delay())
         world.when(self._posted_at, self.call, call, *args)
@@ -62,7 +62,7 @@ class Loop(Process):
             self._try(call, *args)
             if not self._is_due:
                 self._is_due = True
-                self.world.at(0.01 * self.world.random.random(), self._settle)  # others may call before
+                self.world.at(0.01 * self.world.random.random(), self._settle)  # other calls may come first
 
     def _settle(self) -> None:
         self._is_due = False
@@ -78,7 +78,7 @@ class Loop(Process):
             self.end()
 
     def burn(self, effect: Any) -> None:
-        """An effect is about to be carried out."""
+        """Count an effect that is about to be carried out."""
         if self.fuse >= 0:
             self.fuse -= 1
             if self.fuse < 0:
@@ -91,7 +91,7 @@ class Loop(Process):
 
 
 class Core(RunCore):
-    """One that may be killed between any two effects."""
+    """A process that may be killed between any two effects."""
 
     process: DriverProcess
 
@@ -106,8 +106,8 @@ class DriverProcess(Loop):
     """One run of an experiment.
 
     Args:
-        own_cluster: the cluster is the experiment's own.
-        ended: called when the process has ended, with how: "killed", "full", "lost", or of its main thread.
+        own_cluster: whether the cluster belongs to the experiment.
+        ended: called at the end of the process with the kind: "killed", "full", "lost", or that of its main thread.
     """
 
     core: Core | None = None
@@ -151,7 +151,7 @@ class DriverProcess(Loop):
         return self.core
 
     def interrupt(self) -> None:
-        """The user sends a signal."""
+        """Send a signal from the user."""
         self._interrupted = True
         self.over.resolve()
 
@@ -169,7 +169,7 @@ class DriverProcess(Loop):
         experiment.process = self
         self._journal = DiskJournal(experiment.disk, facts.written)
         records: list[dict[str, Any]] = Journal.parse(experiment.disk.data, where=experiment.name)
-        for record in records[facts.count :]:  # a killed process has written them, and did not know it
+        for record in records[facts.count :]:  # a killed process wrote them without noticing
             facts.written(record)
         if len(records) != facts.count:
             raise Failed(f"{self.name}: the journal has lost records")
@@ -211,11 +211,11 @@ class DriverProcess(Loop):
         proceed(self, self._main(core))
 
     def _lend(self, core: Core, kind: GroupKind) -> None:
-        most, own = self.experiment.setup.max_slots, self._own_cluster
+        max_slots, own = self.experiment.setup.max_slots, self._own_cluster
         core.lender = lender = Lender(
             self.cluster.view(),
             lambda: self.world.now,
-            plan=lambda owner, kind: GroupsPlan(owner=owner, slots=kind.slots, max_slots=most, own_cluster=own),
+            plan=lambda owner, kind: GroupsPlan(owner=owner, slots=kind.slots, max_slots=max_slots, own_cluster=own),
             emit=core.effects.append,
             counts=core.driver.counts,
         )
@@ -236,7 +236,7 @@ class DriverProcess(Loop):
         self.later(CLOSE_S, self._cleaner.ended.resolve)
         yield self._cleaner.ended
         self.post(self.lending.end)
-        if self._has_failed:  # nothing is carried out any more
+        if self._has_failed:  # no more effects are carried out
             yield 5.0
             self.lending.end_at_once()
         yield self.lending.ended
@@ -319,23 +319,23 @@ class DriverProcess(Loop):
         self.lender.send("bind", self.name, bind.lease, lease)
 
     def _check_replay(self) -> None:
-        """The search that the journal's file gives is the driver's. (If that was killed, the next one replays it.)"""
+        """Check that the journal's file restores the driver's search. (If that was killed, the next one replays it.)"""
         search = self.driver.search
         records = Journal.parse(self.experiment.disk.data, where=self.name)
         replayed = build_search(self.experiment.config, lambda record: None, records=records)
-        if repr(replayed.trials) != repr(search.trials) or replayed.done != search.done:  # a NaN is not itself
+        if repr(replayed.trials) != repr(search.trials) or replayed.done != search.done:  # NaN is not equal to itself
             raise Failed(f"{self.name}: by its journal its trials are {replayed.trials}, in place of {search.trials}")
 
 
 def check_leases(client: Client) -> None:
-    """A trial has at most one lease that is not over, but those that have failed."""
+    """Check that a trial has at most one open lease, not counting failed ones."""
     trials = Counter(lease.trial for lease in client.leases.values() if lease.state != "failed")
     if more := [trial for trial, leases in trials.items() if leases > 1]:
         raise Failed(f"{client.name}: trials {more} have several leases")
 
 
 class Cleaner:
-    """As `dray.experiment.cleaner.Cleaner`: a thread that deletes checkpoints."""
+    """A thread that deletes checkpoints, like `dray.experiment.cleaner.Cleaner`."""
 
     def __init__(self, process: DriverProcess) -> None:
         self._process, self._retention = process, process.driver.retention
@@ -397,7 +397,7 @@ class Cleaner:
 
 
 class Tune:
-    """Tune, in a thread of the driver's process, and its handle, a process of its own."""
+    """Tune, in a thread of the driver's process, and its handle, a separate process."""
 
     def __init__(self, driver: DriverProcess) -> None:
         self._process, self._world = driver, driver.world
@@ -407,7 +407,7 @@ class Tune:
         self._started = 0
 
     def start(self) -> None:
-        """Start the handle, or another one in place of one that has died."""
+        """Start the handle, or replace one that has died."""
         if not self._process.alive:
             return
         if self.is_stopping or (not self._started and self._process.over.done):
@@ -424,7 +424,7 @@ class Tune:
                 yield self._world.delay() if self._world.random.random() < 0.95 else 5 * self._world.random.random()
                 if self.is_stopping:
                     break
-                self._process.post(self._decide, results)  # before it is asked for more
+                self._process.post(self._decide, results)  # before the next request
                 yield self._world.delay()
         except DeskUnreachable:
             pass
@@ -437,7 +437,7 @@ class Tune:
         self._process.driver.decide(results)
 
     def kill_handle(self) -> None:
-        """The handle's process dies."""
+        """Kill the handle's process."""
         if self._handle is not None and self._handle.alive:
             self._handle.end()
             self._world.at(self._world.random.uniform(0.5, 5.0), self.start)

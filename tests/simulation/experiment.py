@@ -1,5 +1,5 @@
-"""What outlives the processes of a simulated experiment: its config, its journal's disk, its checkpoints; and what is
-known to have happened to it, with which everything that happens later must agree."""
+"""The parts of a simulated experiment that outlive its processes: its config, its journal's disk, its checkpoints, and
+the known events, with which all later events must be consistent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.simulation.world import Disk, Failed, Process, World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialError:
-    """An exception that a trial's code raises after so many batches, on one rank; `times`: 1 if a restart cures it."""
+    """An exception that a trial's code raises after some batches, on one rank; `times` is 1 if a restart cures it."""
 
     trial: int
     batch: int
@@ -37,15 +37,15 @@ class TrialError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """An experiment as its user wants it.
+    """A user's experiment.
 
     Attributes:
         searcher: of the config; `points`: of a grid.
         ranks: of each trial.
         policy, report, validate, checkpoint: of the training loop's `Plan`.
         keeps: `save_experiment_best`, `save_trial_best`, `save_trial_latest`.
-        invalid, diverging: the shares of trials whose hyperparameters are invalid, and whose loss becomes NaN.
-        extensions: to extend it to, one after another, each when it is opened again.
+        invalid, diverging: shares of trials with invalid hyperparameters, and with a loss that becomes NaN.
+        extensions: extensions of the experiment, each applied when it is opened again.
         priority, weight, max_slots: its share of the slots.
     """
 
@@ -70,7 +70,7 @@ class Setup:
     batch_s: float
 
     def smaller(self) -> Iterator[Setup]:
-        """Those with one thing less."""
+        """Yield experiments that are simpler by one step."""
         searcher = dict(self.searcher)
         for number in range(len(self.errors)):
             yield replace(self, errors=self.errors[:number] + self.errors[number + 1 :])
@@ -84,7 +84,7 @@ class Setup:
                 yield replace(self, searcher=tuple({**searcher, "max_trials": trials}.items()))
 
     def config(self) -> ExperimentConfig:
-        """To check one costs as much as some trials, so equal ones are checked once."""
+        """Checking one takes as long as several trials, so equal ones are checked only once."""
         config, names = _config(self.searcher, self.points), ("experiment_best", "trial_best", "trial_latest")
         storage = {f"save_{name}": keep for name, keep in zip(names, self.keeps, strict=True)}
         return config.model_copy(
@@ -115,9 +115,9 @@ class Checkpoint:
     """A checkpoint of a trial.
 
     Attributes:
-        trained: batches, as the trial has counted them.
-        at, carried, decides, metric: the loop's progress, and what `dray.worker.host` writes beside it.
-        is_forced: it survives a power failure.
+        trained: batches counted by the trial.
+        at, carried, decides, metric: the loop's progress, and the fields that `dray.worker.host` adds.
+        is_forced: whether it survives a power failure.
     """
 
     trial: int
@@ -161,22 +161,22 @@ class Store:
         self._facts.deleted(trial, batches, self.trials[trial])
 
     def lose_power(self) -> None:
-        """What was committed lately, and not forced to the disk, may be damaged."""
-        for each in [each for mine in self.trials.values() for each in mine.values()]:
+        """Damage recent commits that were not forced to the disk."""
+        for each in [each for checkpoints in self.trials.values() for each in checkpoints.values()]:
             if not each.is_forced and self._world.random.random() < 0.3:
                 each.is_valid = False
                 self._facts.damaged.add(each.trial)
 
 
 class Facts:
-    """What is known to have happened to an experiment.
+    """The known events of an experiment.
 
     Attributes:
-        count: of the journal's records that are on the disk.
-        created: trials; `ended`: and why; `given_up`: after failures.
-        hparams: that trials started with.
-        reported: values that the search was told, by trial and step.
-        damaged: trials that may have lost checkpoints.
+        count: number of the journal's records that are on the disk.
+        created, ended, given_up: trials created, ended (with the reason), and given up after failures.
+        hparams: hyperparameters with which trials started.
+        reported: values reported to the search, by trial and step.
+        damaged: trials whose checkpoints may be lost.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -193,7 +193,7 @@ class Facts:
         self.opened()
 
     def opened(self) -> None:
-        """A new process drives it: it has granted no lease, and nobody has taken one up."""
+        """Reset the leases for a new driver."""
         self._granted: dict[int, int] = {}
         self._trial_of: dict[int, int] = {}
         self._newest: dict[int, int] = {}
@@ -202,7 +202,7 @@ class Facts:
         raise Failed(f"{self._experiment.name}: {what}")
 
     def trials(self, without: set[int]) -> str:
-        """Each trial's hyperparameters, reports and end, but for those; a NaN is equal to itself."""
+        """Return each other trial's hyperparameters, reports and end; NaN is equal to itself here."""
         return repr(
             {
                 trial: (self.hparams.get(trial), sorted(self.reported[trial].items()), self.ended.get(trial))
@@ -210,20 +210,20 @@ class Facts:
             }
         )
 
-    # ------------------------------------------------------------------ what the driver does
+    # ------------------------------------------------------------------ the driver
     def granted(self, trial: int, lease: int) -> None:
-        """The desk has granted a lease."""
+        """Record that the desk has granted a lease."""
         self._granted[trial], self._trial_of[lease] = lease, trial
         self._leases[trial] += 1
 
     def permits(self, lease: int) -> None:
-        """The driver lets a lease commit a checkpoint."""
+        """Record that the driver lets a lease commit a checkpoint."""
         if self._granted.get(trial := self._trial_of.get(lease, -1)) != lease:
             self._fail(f"lease {lease} of trial {trial} may commit, though lease {self._granted.get(trial)} is newer")
 
     # ------------------------------------------------------------------ records that are on the disk
     def written(self, record: Mapping[str, Any]) -> None:
-        """This record is on the disk: nothing can undo it."""
+        """Record that this record is on the disk, which nothing can undo."""
         self.count += 1
         trial, event = record.get("trial", -1), record.get("event")
         if event == "started":
@@ -239,7 +239,7 @@ class Facts:
             if trial in self.ended:
                 self._fail(f"trial {trial} ends twice: {self.ended[trial]}, {record['reason']}")
             self.ended[trial] = reason = record["reason"]
-            # A report before the failure may still have it stopped.
+            # A report before the failure may still stop the trial.
             if (reason == "errored") != (trial in self.given_up) and reason != "stopped":
                 self._fail(f"trial {trial} was {reason}, and {'' if trial in self.given_up else 'not '}given up")
         elif event in ("restarted", "gave_up"):
@@ -258,9 +258,9 @@ class Facts:
             elif action["action"] == "resume" and self.ended.pop(action["trial"], None) is not None:
                 self.given_up.discard(action["trial"])
 
-    # ------------------------------------------------------------------ what the ranks see and do
+    # ------------------------------------------------------------------ ranks
     def begins(self, run: int, lease: int, trial: int) -> None:
-        """A rank 0 has taken up a lease."""
+        """Check that a rank 0 may start this lease."""
         if run != self._experiment.runs:
             return  # its driver is gone
         if trial not in self.hparams:
@@ -270,7 +270,7 @@ class Facts:
         self._newest[trial] = lease
 
     def answered(self, trial: int, step: float, reply: str) -> None:
-        """A rank 0 knows what the search decided on its report."""
+        """Check the search's decision that a rank 0 receives for its report."""
         is_known = step in self.reported[trial] or trial in self.ended
         if reply in ("continue", "stop", "pause") and not is_known:
             self._fail(f"trial {trial} is to {reply} after {step} batches, but the journal does not have its report")
@@ -278,29 +278,29 @@ class Facts:
             self._fail(f"trial {trial} is to stop after {step} batches, but the journal does not have its end")
 
     def resumed(self, trial: int, batches: int) -> None:
-        """A trial continues after so many batches."""
+        """Check that a trial may continue after this many batches."""
         if batches < (last := max(self.reported[trial], default=0)) and trial not in self.damaged:
             self._fail(f"trial {trial} resumes after {batches} batches, but it has reported after {last}")
 
     def deleted(self, trial: int, batches: int, left: Mapping[int, Checkpoint]) -> None:
-        """A checkpoint was deleted; what is left of the trial's."""
+        """Check that this deletion left the trial a checkpoint to resume from."""
         if trial in self.ended:
-            self.damaged.add(trial)  # if an extension resumes it, it has what the policy keeps
+            self.damaged.add(trial)  # an extension resumes it from the checkpoints that the policy keeps
         elif not any(each.batches > batches and each.is_forced for each in left.values()):
             self._fail(f"checkpoint {batches} of trial {trial} was deleted, but the trial may resume from it")
 
     def check_end(self) -> None:
-        """Each trial has ended."""
+        """Check that each trial has ended."""
         if left := self.created - self.ended.keys():
             self._fail(f"trials {sorted(left)} have never ended")
 
 
 class Experiment:
-    """An experiment, whatever process drives it.
+    """An experiment, independent of the process that drives it.
 
     Attributes:
-        runs: how many processes have driven it; `process`: the last one.
-        extensions: that its user will still want; `extension`: with which it is opened next.
+        runs, process: number of processes that have driven it, and the last of them.
+        extensions, extension: the user's remaining extensions, and the one with which it is opened next.
     """
 
     def __init__(self, world: World, name: str, setup: Setup) -> None:
@@ -315,7 +315,7 @@ class Experiment:
         self._left = {each: each.times for each in setup.errors}
 
     def plan_to(self, length: int, rungs: tuple[float, ...]) -> None:
-        """Trials train to this length, and are compared at these."""
+        """Plan trials of this length, compared at these rungs."""
         setup = self.setup
         report, validate, checkpoint = (
             None if each is None else Schedule(period=each) for each in (setup.report, setup.validate, setup.checkpoint)
@@ -330,17 +330,17 @@ class Experiment:
         )
 
     def loss(self, hparams: Mapping[str, Any], batches: int) -> float:
-        """What a trial measures after so many batches."""
-        mine = hparams["lr"] * 1e6 % 1
-        if mine < self.setup.diverging and batches > 2:
+        """Return a trial's metric after this many batches."""
+        quality = hparams["lr"] * 1e6 % 1
+        if quality < self.setup.diverging and batches > 2:
             return math.nan
-        return (math.log10(hparams["lr"]) + 2.5) ** 2 + 3 * mine / (1 + batches)
+        return (math.log10(hparams["lr"]) + 2.5) ** 2 + 3 * quality / (1 + batches)
 
     def is_invalid(self, hparams: Mapping[str, Any]) -> bool:
         return hparams["lr"] * 1e7 % 1 < self.setup.invalid
 
     def next_error(self, trial: int, begin: int, until: int) -> TrialError | None:
-        """The first error on the way from `begin` to `until` batches."""
+        """Return the first error between `begin` and `until` batches."""
         due = (each for each, left in self._left.items() if left and each.trial == trial)
         return min((each for each in due if begin < each.batch <= until), key=lambda each: each.batch, default=None)
 

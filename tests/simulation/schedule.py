@@ -1,4 +1,4 @@
-"""What happens in one simulation, drawn from its seed: the cluster, the experiments, and the faults."""
+"""The schedule of a simulation, drawn from its seed: the cluster, the experiments, and the faults."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ METHODS = ("random", "grid", "asha", "asha", "adaptive_asha", "single")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong before this step of the simulation. `which`, from 0 to 1: of those that it may happen
-    to, or for how long."""
+    """A fault before this step of the simulation. `which`, from 0 to 1, selects one of the possible targets, or a
+    duration."""
 
     step: int
     kind: str
@@ -32,11 +32,11 @@ class Schedule:
     """A simulation.
 
     Attributes:
-        nodes: slots of each node.
-        own_cluster: the cluster is the experiment's own.
-        server: the experiments are submitted to a server.
-        slow_s: how long the slowest messages take.
-        wire: messages are encoded.
+        nodes: number of slots of each node.
+        own_cluster: whether the cluster belongs to the experiment.
+        server: whether the experiments are submitted to a server.
+        slow_s: latency of the slowest messages.
+        wire: whether messages are encoded.
     """
 
     seed: int
@@ -49,14 +49,14 @@ class Schedule:
     wire: bool
 
     def lines(self) -> list[str]:
-        """It in words."""
+        """Describe the schedule."""
         cluster = f"nodes {self.nodes}, own_cluster {self.own_cluster}, server {self.server}"
         text = [f"seed {self.seed}: {cluster}, slow_s {self.slow_s}"]
         text += [f"  experiment {number}: {setup}" for number, setup in enumerate(self.setups)]
         return [*text, *(f"  {fault}" for fault in self.faults)]
 
     def smaller(self) -> Iterator[Schedule]:
-        """Those with one thing less, the largest steps first."""
+        """Yield schedules that are simpler by one step, the largest steps first."""
         for number in range(len(self.faults)):
             yield replace(self, faults=self.faults[:number] + self.faults[number + 1 :])
         for number, setup in enumerate(self.setups):
@@ -67,7 +67,7 @@ class Schedule:
 
 
 def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
-    """The schedule of a seed."""
+    """Draw the schedule of a seed."""
     random = Random(f"schedule:{seed}")
     nodes = random.choice(((1,), (2,), (4,), (2, 2), (1, 1, 1), (4, 4), (3, 2)))
     server = random.random() < 0.2
@@ -106,8 +106,8 @@ def _setup(random: Random, *, max_ranks: int, most_trials: int, faults: bool) ->
         searcher["divisor"] = random.choice((2, 3, 4))
         searcher["variant"] = random.choice(("stopping", "promotion"))
     if name == "asha":
-        most = 1 + int(math.log(length, searcher["divisor"]) + 1e-9)
-        searcher["num_rungs"] = min(most, random.choice((2, 3)))
+        max_rungs = 1 + int(math.log(length, searcher["divisor"]) + 1e-9)
+        searcher["num_rungs"] = min(max_rungs, random.choice((2, 3)))
     if name == "adaptive_asha":
         searcher["mode"] = random.choice(("aggressive", "standard", "conservative"))
     errors = [

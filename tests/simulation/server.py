@@ -33,7 +33,7 @@ KINDS: dict[str, Any] = {"done": "COMPLETED", "stopped": "stopped"}
 
 
 class Lent(LentGroups):
-    """The real one, on a simulated connection."""
+    """The real desk, on a simulated connection."""
 
     def __init__(self, process: LentDriver, core: Core, kind: GroupKind, share: Mapping[str, Any]) -> None:
         self._client, self._leases = process.name, set()
@@ -51,14 +51,14 @@ class Lent(LentGroups):
         self.ended.resolve()
 
     def perform(self, effect: Any) -> None:
-        """There is nothing that it has decided; messages are not shown."""
+        """No-op: there are no decisions, and messages are not shown."""
 
     def lost(self) -> None:
-        """The server ends the groups."""
+        """No-op: the server ends the groups."""
 
 
 class LentDriver(DriverProcess):
-    """The process of an experiment of a server."""
+    """The process of a server's experiment."""
 
     server: ServerProcess
 
@@ -69,11 +69,11 @@ class LentDriver(DriverProcess):
 
 
 class Results:
-    """What outlives servers: the queue's journal, the experiments, and what their users know.
+    """The parts that outlive servers: the queue's journal, the experiments, and their users' knowledge.
 
     Attributes:
-        wanted: what may be wanted of each experiment that was accepted: its user's last wish that was acknowledged,
-            and later ones that may have come to the disk.
+        wanted: possible requests for each accepted experiment: its user's last acknowledged request,
+            and later ones that may have reached the disk.
     """
 
     def __init__(self, world: World, experiments: list[Experiment]) -> None:
@@ -84,7 +84,7 @@ class Results:
 
 
 class ServingCore(ServerCore):
-    """One that may be killed between any two effects."""
+    """A server process that may be killed between any two effects."""
 
     process: ServerProcess
 
@@ -97,7 +97,7 @@ class ServingCore(ServerCore):
 
 
 class ServerProcess(Loop):
-    """A server from its start to its end, after which `ended` is called."""
+    """A server from its start to its end; then `ended` is called."""
 
     def __init__(self, cluster: Cluster, results: Results, ended: Callable[[], None]) -> None:
         results.servers += 1
@@ -130,7 +130,7 @@ class ServerProcess(Loop):
         )
 
     def _check(self, queue: Queue) -> None:
-        """Nothing that was acknowledged is lost."""
+        """Check that no acknowledged request is lost."""
         items = {item.name: item for item in queue.items()}
         for name, wanted in self._results.wanted.items():
             if name not in items:
@@ -164,7 +164,7 @@ class ServerProcess(Loop):
         self.call(self._core.lost, session)
 
     def failed(self, error: Exception) -> None:
-        """It is tried again."""
+        """Try again."""
 
     def settle(self) -> None:
         self._core.settle()
@@ -200,7 +200,7 @@ class ServerProcess(Loop):
 
     # ------------------------------------------------------------------ its users
     def ask(self, verb: Callable[..., None], *args: Any) -> None:
-        """A user asks for something; if the answer is an error, that is that."""
+        """Send a user's request, ignoring errors."""
 
         def ask() -> None:
             with contextlib.suppress(OSError, NotSubmitted, WrongState):
@@ -233,8 +233,8 @@ class ServerProcess(Loop):
             extensions.pop(0)
 
     def look(self) -> bool:
-        """Users submit what they have not, have run again what they have stopped, or extend what has completed;
-        returns whether all is done."""
+        """Let users submit their remaining experiments, restart stopped ones, or extend completed ones;
+        returns whether all experiments are done."""
         scheduler, done = self.scheduler, True
         for name, experiment in self._results.experiments.items():
             if name not in self._results.wanted:

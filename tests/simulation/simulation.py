@@ -1,4 +1,4 @@
-"""Runs a schedule, lets its faults happen, and checks what must hold at the end."""
+"""Run a schedule with its faults, and check the invariants at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Simulation:
-    """A world in which a schedule happens. `lines` gets a line for each step."""
+    """A world that runs a schedule. `lines` gets a line for each step."""
 
     def __init__(self, schedule: Schedule, lines: list[str] | None = None) -> None:
         self.schedule = schedule
@@ -35,10 +35,10 @@ class Simulation:
         self.world.faults = [(fault.step, partial(self._happen, fault)) for fault in reversed(schedule.faults)]
 
     def run(self) -> None:
-        """Let everything happen.
+        """Run the schedule to its end.
 
         Raises:
-            Failed: an invariant does not hold.
+            Failed: an invariant is violated.
         """
         if self.schedule.server:
             self._serve()
@@ -57,13 +57,13 @@ class Simulation:
 
     @property
     def _drivers(self) -> list[DriverProcess]:
-        """The processes of experiments that run."""
+        """Return the running processes of experiments."""
         found = [self._run] if self._server is None else self._server.processes.values()
         return [each for each in found if each is not None and each.alive and each.core is not None]
 
-    # ------------------------------------------------------------------ users, and what restarts what has ended
+    # ------------------------------------------------------------------ users, and restarts
     def _start(self, experiment: Experiment) -> None:
-        """The user runs the only experiment, or resumes it."""
+        """Run or resume the only experiment, as its user."""
         own = self.schedule.own_cluster
         self._run = DriverProcess(experiment, self._cluster, self._ended, own_cluster=own)
         self._run.start()
@@ -100,7 +100,7 @@ class Simulation:
 
     # ------------------------------------------------------------------ faults
     def _happen(self, fault: Fault) -> None:
-        """Let a fault happen, if there is anything that it can happen to."""
+        """Inject a fault, if it has a target."""
         world, which, drivers = self.world, fault.which, self._drivers
         if world.lines is not None:
             world.note(f"-- {fault}")
@@ -111,7 +111,7 @@ class Simulation:
         match fault.kind:
             case "cut":
                 links = [each for each in world.links if each.is_open]
-                theirs = [each for each in links if each.client.process in drivers]  # to the server
+                theirs = [each for each in links if each.client.process in drivers]  # the server's connection
                 if link := _one(theirs if theirs and which < 0.5 else links, 2 * which % 1):
                     link.cut()
             case "rank":
@@ -157,17 +157,17 @@ class Simulation:
 
 
 def _one(several: list[T], which: float) -> T | Any:
-    """One of several; None if there is none."""
+    """Select one of several; None if there is none."""
     return several[int(which * len(several))] if several else None
 
 
 def failure_of(schedule: Schedule) -> str:
-    """Run a schedule; returns what fails, or ""."""
+    """Run a schedule, and return the failure, or ""."""
     return outcome_of(schedule)[0]
 
 
 def outcome_of(schedule: Schedule) -> tuple[str, int]:
-    """Run a schedule; returns what fails, or "", and after how many steps."""
+    """Run a schedule, and return the failure, or "", and the number of steps."""
     simulation = Simulation(schedule)
     try:
         simulation.run()
@@ -180,12 +180,12 @@ def outcome_of(schedule: Schedule) -> tuple[str, int]:
 
 
 def _is_determined(experiment: Experiment) -> bool:
-    """Whether its method does not compare trials: faults change nothing."""
+    """Whether the method does not compare trials, so that faults change no results."""
     return experiment.config.searcher.name in ("random", "grid", "single")
 
 
 def _check_same(simulation: Simulation) -> None:
-    """Without faults, each trial starts, reports and ends in the same way, unless it has failed too often."""
+    """Check that each trial starts, reports and ends as without faults, unless it has failed too often."""
     sound = Simulation(replace(simulation.schedule, faults=()))
     sound.run()
     for one, other in zip(simulation.experiments, sound.experiments, strict=True):
@@ -196,8 +196,8 @@ def _check_same(simulation: Simulation) -> None:
 
 
 def shrunk(schedule: Schedule, *, at_most: int = 300) -> Schedule:
-    """A smaller schedule that fails as well: fewer trials, and without the faults that don't matter. `at_most`: how
-    many schedules to try."""
+    """Return a smaller failing schedule, with fewer trials, and without irrelevant faults. `at_most` is the number of
+    schedules to try."""
     found = True
     while found and at_most > 0:
         found = False

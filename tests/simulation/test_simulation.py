@@ -1,4 +1,4 @@
-"""Simulated experiments: whatever fails, what must hold does. `python -m tests.simulation SEED` replays a seed."""
+"""Simulated experiments keep their invariants under all faults. `python -m tests.simulation SEED` replays a seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOUND = (22_640, 30_000, 30_272, 31_818, 58_795, 1_011_504, 2_014_389)
 
 
 def failures(seeds: Iterable[int], *, faults: bool = True) -> list[str]:
-    """What fails with these seeds."""
+    """Return the failures with these seeds."""
     found = ((seed, failure_of(schedule_of(seed, faults=faults))) for seed in seeds)
     return [f"python -m tests.simulation {seed}: {why}" for seed, why in found if why]
 

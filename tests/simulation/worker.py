@@ -1,8 +1,8 @@
 """The ranks of simulated worker groups.
 
-Rank 0 runs the real loop, `dray.training.loop.drive`, on a trial that counts its batches, and sends what
-`dray.worker.host`, `dray.worker.reports` and `dray.worker.link` send. The other ranks follow it, as ranks do that meet
-in collectives.
+Rank 0 runs the real loop, `dray.training.loop.drive`, on a trial that counts its batches, and sends
+the same messages as `dray.worker.host`, `dray.worker.reports` and `dray.worker.link`. The other ranks follow it, like
+ranks that meet in collectives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLLECTIVE = Departure(outcome="errored", error="a collective failed", failure=F
 
 
 class Lease(NamedTuple):
-    """As `dray.worker.lease.TrialLease`. `run`: of the experiment, that has granted it."""
+    """A lease, like `dray.worker.lease.TrialLease`. `run` is the experiment's run that granted it."""
 
     bind: Bind
     run: int
@@ -37,21 +37,21 @@ class Lease(NamedTuple):
 
 
 class LeaseLost(Exception):
-    """The trial runs elsewhere."""
+    """Raised when the trial runs elsewhere."""
 
 
 class TrialFailed(Exception):
-    """The trial's code has raised an exception. Its argument: how this rank leaves."""
+    """Raised for an exception in the trial's code. Its argument is this rank's exit."""
 
 
 class RankN(Rank):
-    """A rank that is not the chief."""
+    """A rank other than the chief."""
 
     def serve(self, lease: Lease, driver: Connection) -> Steps:
         departure = yield self.group.signal(lease.bind.lease, self.rank)
         if departure is None:
             if self.world.random.random() < 0.3:
-                yield Future()  # it waits for the others in a collective, until its process is ended
+                yield Future()  # waits for the others in a collective until its process is ended
             departure = COLLECTIVE
         return departure
 
@@ -180,7 +180,7 @@ class Rank0(Rank):
         return Outcome(is_best=is_best)
 
     def _publish(self, command: Publish) -> Steps:
-        """As `Executor.publish`, `RayHost.commit` and `Reports.from_fit`."""
+        """Publish a report, like `Executor.publish`, `RayHost.commit` and `Reports.from_fit`."""
         value, self._validation = self._validation, None
         if command.save:
             yield from self._commit(command, value)
@@ -204,7 +204,7 @@ class Rank0(Rank):
         return Outcome(stop=self._life.should_return or (not command.final and self._diverges(message.rows)))
 
     def _diverges(self, rows: Sequence[Row]) -> bool:
-        """Whether a loss is NaN, and the trial stops for that."""
+        """Whether a loss is NaN and the trial therefore stops."""
         if not self._experiment.setup.stops_on_nan or not any(math.isnan(row["value"]) for row in rows):
             return False
         self._life.on("diverge")

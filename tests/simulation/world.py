@@ -1,9 +1,9 @@
-"""The simulated world: one seed gives one order of events.
+"""The simulated world, in which a seed determines the order of events.
 
-A heap has what is still to happen, by virtual time. Processes are objects that are called by events and may be killed
-between any two; what they wait for is written as a generator that yields a `Future`, or seconds. They send each other
-messages over `Link`s, which may be cut: the real `dray.desk.stream.Stream` is at both ends. What a process wrote to a
-`Disk` outlives it.
+A heap contains future events by virtual time. Processes are objects that are called by events and may be killed
+between any two; code that waits is a generator that yields a `Future`, or seconds. Processes send each other
+messages over `Link`s, which may be cut, with the real `dray.desk.stream.Stream` at both ends. Data written to a
+`Disk` outlives the process.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ Steps = Generator["Future | float", Any, Any]
 
 
 class Failed(AssertionError):
-    """An invariant does not hold."""
+    """A violated invariant."""
 
 
 class Killed(BaseException):
-    """The running process was killed in the middle of what it does."""
+    """Raised in a running process that is killed."""
 
 
 class World:
-    """The clock, the heap, the random numbers, and the lines that say what happened.
+    """The clock, the heap, the random numbers, and the log.
 
     Args:
-        lines: gets a line for each step; None: nobody reads it.
-        wire: encode messages as on a real connection.
-        slow_s: how long the slowest messages take.
+        lines: gets a line for each step; None: no log.
+        wire: whether messages are encoded as on a real connection.
+        slow_s: latency of the slowest messages.
 
     Attributes:
-        waiting: the last rank that has asked for a decision.
-        progress_at: when a process last went on, or got a message.
-        faults: by the number of the step before which each happens, the last one first.
+        waiting: the last rank that requested a decision.
+        progress_at: time at which a process last ran or received a message.
+        faults: sorted by step, the last one first; each occurs before its step.
     """
 
     def __init__(self, seed: object, lines: list[str] | None, *, wire: bool, slow_s: float) -> None:
@@ -66,29 +66,29 @@ class World:
         self.faults: list[tuple[int, Callable[[], None]]] = []
 
     def note(self, line: str) -> None:
-        """Write down what happens; call it only if there are `lines`."""
+        """Log an event; call this only if there are `lines`."""
         assert self.lines is not None
         self.lines.append(f"{self.steps:6d} {self.now:10.3f}  {line}")
 
     def at(self, delay: float, call: Callable[..., object], *args: Any) -> None:
-        """Call this in so many seconds."""
+        """Call this after a delay in seconds."""
         self.when(self.now + delay, call, *args)
 
     def when(self, time: float, call: Callable[..., object], *args: Any) -> None:
-        """Call this at that time; of calls at one time, the first one first."""
+        """Call this at a given time; calls at equal times keep their order."""
         self._pushed += 1
         heapq.heappush(self._heap, (time, self._pushed, call, args))
 
     def delay(self) -> float:
-        """Of a message, or of a process that is about to run."""
+        """Draw the latency of a message, or of a process that is about to run."""
         chance = self.random.random()
         return 0.0005 + 0.004 * chance if chance < 0.97 else self._slow_s * self.random.random()
 
     def run(self, waits: Callable[[], str]) -> None:
-        """Let everything happen until it `is_over`, and then what is on its way.
+        """Run all events until `is_over`, and then those under way.
 
         Args:
-            waits: what is unfinished, for the error if nothing ever happens again.
+            waits: describes unfinished work, for the error if no event is left.
         """
         heap, faults, pop = self._heap, self.faults, heapq.heappop
         next_tick = 0.0
@@ -110,14 +110,14 @@ class World:
                 for process in self.processes:
                     process.tick()
 
-    # ------------------------------------------------------------------ what is sent
+    # ------------------------------------------------------------------ encoding
     def keep(self, value: Any) -> bytes:
-        """Bytes that stand for a value, as a pickle does."""
+        """Encode a value as bytes, like pickle."""
         self._kept.append(value)
         return len(self._kept).to_bytes(4, "big")
 
     def kept(self, data: bytes | memoryview) -> Any:
-        """The value that these bytes stand for."""
+        """Decode the value."""
         return self._kept[int.from_bytes(data, "big") - 1]
 
     def encoded(self, message: tuple[Any, ...]) -> bytes:
@@ -128,7 +128,7 @@ class World:
 
 
 class Future:
-    """A value that will be known, or an error. Only the first one counts."""
+    """A future value or error. Only the first one counts."""
 
     __slots__ = ("_waiting", "done", "error", "value")
 
@@ -139,14 +139,14 @@ class Future:
         self._waiting: list[Callable[[Future], None]] = []
 
     def resolve(self, value: Any = None, error: Exception | None = None) -> None:
-        """Now it is known: whoever waits goes on at once."""
+        """Set the value; waiting processes continue at once."""
         if not self.done:
             self.done, self.value, self.error = True, value, error
             for call in self._waiting:
                 call(self)
 
     def then(self, call: Callable[[Future], None]) -> None:
-        """Call this once it is known, at once if it is."""
+        """Call this once the value is known, possibly at once."""
         if self.done:
             call(self)
         else:
@@ -154,7 +154,7 @@ class Future:
 
 
 def proceed(process: Process, steps: Steps, known: Future | None = None) -> None:
-    """Let a process go on until it waits, or has ended."""
+    """Run a process until it waits or has ended."""
     process.world.progress_at = process.world.now
     while process.alive:
         try:
@@ -176,7 +176,7 @@ def proceed(process: Process, steps: Steps, known: Future | None = None) -> None
 
 
 class Process:
-    """Something that runs until it ends, or is killed."""
+    """An entity that runs until it ends or is killed."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name, self.alive = world, name, True
@@ -184,17 +184,17 @@ class Process:
         world.processes.append(self)
 
     def tick(self) -> None:
-        """Some time has passed."""
+        """No-op at the end of a delay."""
 
     def take(self, call: Call) -> None:
-        """Another process calls."""
+        """Handle a call of another process."""
         raise AssertionError(f"{self.name} does not listen")
 
     def lost(self, session: Any) -> None:
-        """Another process that has called is gone."""
+        """Handle the end of a process that has called; by default a no-op."""
 
     def end(self) -> None:
-        """It is gone, whatever it was about to do. The others notice some time later."""
+        """Kill the process at once. The others notice some time later."""
         if self.alive:
             self.alive = False
             for link in list(self.links):
@@ -203,7 +203,7 @@ class Process:
 
 # ---------------------------------------------------------------------------------------------------------- messages
 class Call:
-    """A call that a process has received: as `dray.desk.connection.Call`."""
+    """A call that a process has received, like `dray.desk.connection.Call`."""
 
     __slots__ = ("args", "method", "number", "session")
 
@@ -222,9 +222,9 @@ class Call:
 
 
 class Channel:
-    """One direction of a connection: frames arrive in order, or, once it is cut, not at all.
+    """One direction of a connection. Frames arrive in order or, once it is cut, not at all.
 
-    Those that are sent at the same moment usually arrive together.
+    Frames sent at the same time usually arrive together.
     """
 
     __slots__ = ("_arrives_at", "_latest", "_sent_at", "_to", "_world", "is_open")
@@ -273,7 +273,7 @@ class End:
 
 
 class Link:
-    """A session between two processes: its messages arrive once each, in order, however often it is cut."""
+    """A session between two processes. Each message arrives exactly once and in order, even if the link is cut."""
 
     def __init__(self, client: End, server: End) -> None:
         self.client, self.server, self._world = client, server, client.process.world
@@ -292,7 +292,7 @@ class Link:
         return self._up.is_open
 
     def cut(self) -> None:
-        """What is on its way is lost; some time later there is another connection."""
+        """Lose frames in transit; some time later there is another connection."""
         for channel, end in ((self._up, self.client), (self._down, self.server)):
             channel.is_open = False
             end.stream.channel = None
@@ -303,18 +303,18 @@ class Link:
             each.links.pop(self, None)
 
     def close(self, ended: Process) -> None:
-        """One of the processes has ended: what it has sent last may be lost."""
+        """Handle the end of one of the processes; its last messages may be lost."""
         self.forget()
         random = self._world.random
         is_client = ended is self.client.process
-        if random.random() < 0.5:  # else what is on its way arrives
+        if random.random() < 0.5:  # otherwise frames in transit arrive
             (self._up if is_client else self._down).is_open = False
         other = self.server if is_client else self.client
         self._world.at(5 * random.random() if random.random() < 0.3 else self._world.delay(), other.gone)
 
 
 class Connection:
-    """A client's end: as `dray.desk.connection.Connection`. `push`: called with each message without a call."""
+    """A client's end, like `dray.desk.connection.Connection`. `push` is called with each message without a call."""
 
     def __init__(self, process: Process, server: Process | None, push: Callable[[Any], None] | None = None) -> None:
         self._push = push
@@ -342,7 +342,7 @@ class Connection:
         return future
 
     def tell(self, method: str, *args: Any) -> None:
-        """Call a method that gives no answer."""
+        """Call a method without an answer."""
         if not self.is_lost:
             self._end.send((0, method, args))
 
@@ -363,7 +363,7 @@ class Connection:
                 future.resolve(error=DeskUnreachable(""))
 
     def close(self) -> None:
-        """Say goodbye: what was sent arrives."""
+        """Close the session; sent messages arrive."""
         if not self.is_lost and self._link.is_open:
             self._link.forget()
         self.is_lost = True
@@ -371,11 +371,11 @@ class Connection:
 
 # ---------------------------------------------------------------------------------------------------------- the disk
 class Disk:
-    """A file to which lines are appended. What was not forced to it is lost at a kill, or torn.
+    """A file to which lines are appended. Data that was not forced to disk is lost or torn when the process is killed.
 
     Attributes:
         full_until: writes fail until then.
-        kills_writer: the process that writes next is killed while it does.
+        kills_writer: whether the next process that writes is killed while writing.
     """
 
     def __init__(self, world: World) -> None:
@@ -395,12 +395,12 @@ class Disk:
             self.data += line[: self._world.random.randrange(len(line) + 1)]
             raise Killed
         if self.is_full:
-            raise OSError(28, "No space left on device")  # the journal removes what was written of the line
+            raise OSError(28, "No space left on device")  # the journal removes the partly written line
         self.data += line
 
 
 class DiskJournal(Journal):
-    """The real journal, on a simulated disk. `written`: called with each record that is on the disk now."""
+    """The real journal, on a simulated disk. `written` is called with each record once it is on the disk."""
 
     def __init__(self, disk: Disk, written: Callable[[Mapping[str, Any]], object]) -> None:
         self._disk, self._written = disk, written
@@ -413,7 +413,7 @@ class DiskJournal(Journal):
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write pending records."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             self._disk.write("".join(f"{encoded(record)}\n" for record in waiting).encode())
