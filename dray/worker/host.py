@@ -159,7 +159,7 @@ class RayHost:
         checkpoint = self._store.commit(staging, report.batches, known)
         self.reports.unsaved.saved = report.batches
         log.info("saved %s", checkpoint)
-        self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.began)
+        self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.staged_at)
         self._commits += 1
         return checkpoint
 
