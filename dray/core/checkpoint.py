@@ -84,7 +84,7 @@ class CheckpointContext:
             with all_or_none(peers, "writing a sharded checkpoint"):
                 yield joint.staging, self._host.checkpoint_id(steps)
             # A rank may have added metadata in the block.
-            parts = peers.allgather((dict(metadata or {}), _files(joint.staging) if joint.stages else []))
+            parts = peers.allgather((dict(metadata or {}), _files(joint.staging) if joint.owns_staging else []))
             merged = _merged([metadata for metadata, _ in parts])
             if duplicates := _repeated([names for _, names in parts]):
                 raise RuntimeError(

@@ -24,18 +24,17 @@ from dray.training.optimisation import bare
 from dray.training.parallel.device import CPU, is_for_cpus
 from dray.training.units import Batch
 
-#: The trial's class, as far as a type checker knows it.
 T = TypeVar("T", bound=PyTorchTrial, default=Any)
 
 log = logging.getLogger(__name__)
 
 
 class CheckpointLoadContext(PyTorchTrialContext):
-    """A context for making a trial outside training, such as to load a checkpoint into it.
+    """A context for making a trial outside training, for example to load a checkpoint into it.
 
     Args:
-        hparams: hyperparameters, for `get_hparam`.
-        exp_conf: an experiment config, for `get_experiment_config`.
+        hparams: the hyperparameters for `get_hparam`.
+        exp_conf: the experiment config for `get_experiment_config`.
     """
 
     def __init__(self, hparams: dict[str, Any] | None = None, exp_conf: dict[str, Any] | None = None) -> None:
@@ -43,7 +42,7 @@ class CheckpointLoadContext(PyTorchTrialContext):
             TrialRun(
                 host=LocalHost(trial_seed=0),
                 peers=DistributedContext(),
-                # The current GPU, which a rank that calls this has chosen.
+                # On a GPU the current device, which a rank of a trial has set.
                 device=CPU if is_for_cpus(exp_conf) or not torch.cuda.is_available() else torch.device("cuda"),
                 hparams=hparams,
                 config=exp_conf,
@@ -64,15 +63,16 @@ def load_trial_from_checkpoint_path(
     """Load the trial that wrote a checkpoint, with its weights.
 
     Args:
-        path: the checkpoint's directory, dray's or Determined's; or its URI, with credentials from the environment.
-        trial_class: the trial's class; by default imported from the checkpoint's code/.
-        trial_kwargs: arguments of its constructor besides `context`. If they include a `context`, that is used instead
-            of one with the checkpoint's hyperparameters.
-        torch_load_kwargs: passed to `torch.load`.
+        path: the directory of a checkpoint that dray or Determined wrote, or its URI, with credentials from the
+            environment.
+        trial_class: the trial's class. Default: imported from the checkpoint's code/.
+        trial_kwargs: arguments of the constructor besides `context`. A `context` among them replaces the default one,
+            which has the checkpoint's hyperparameters.
+        torch_load_kwargs: arguments of `torch.load`.
         kwargs: deprecated; use torch_load_kwargs.
 
     Returns:
-        The trial, with its models restored, in train mode as constructed.
+        The trial with its models restored, in train mode as constructed.
 
     Raises:
         ValueError: both torch_load_kwargs and kwargs are given; the trial's constructor does not take trial_kwargs; the

@@ -95,7 +95,7 @@ def test_metadata_that_a_callback_adds_is_part_of_the_checkpoint(fit: Fit, host:
     assert json.loads((verify(saved) / "metadata.json").read_text())["data"] == "2026-11"
     pytorch.load_trial_from_checkpoint_path(saved, trial_class=OneWeight)
     (saved / "notes.txt").write_text("else")
-    with pytest.raises(CheckpointError, match=r"notes\.txt is not what was written"):
+    with pytest.raises(CheckpointError, match=r"notes\.txt does not match its checksum"):
         verify(saved)
 
 

@@ -370,7 +370,7 @@ def test_a_damaged_shard_is_never_loaded(two: Found, directory: Path, tmp_path: 
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"sharded/rank_1.safetensors is not what was written"):
+    with pytest.raises(CheckpointError, match=r"sharded/rank_1.safetensors does not match its checksum"):
         pytorch.load_trial_from_checkpoint_path(checkpoint, trial_class=trial())
 
 

@@ -122,7 +122,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    monkeypatch.setattr(snapshot, "is_of_gpu", lambda storage: True)
+    monkeypatch.setattr(snapshot, "is_on_gpu", lambda storage: True)
     monkeypatch.setattr(snapshot, "recorded_event", lambda device: Event())
     monkeypatch.setattr(snapshot, "new_buffer", buffer)
     return sizes

@@ -1,4 +1,4 @@
-"""State that is plain data: it loads with `torch.load(weights_only=True)`, and so can't run code.
+"""Saving and loading state as plain data by `torch.load(weights_only=True)`, which can't run code.
 
 NumPy arrays and scalars are allowed by name. State that would not load this way is rejected when it is saved.
 """
@@ -25,11 +25,15 @@ T = TypeVar("T")
 
 
 class UnsavableState(TypeError):
-    """State that a checkpoint can't hold, because it could not be loaded as data."""
+    """A checkpoint can't hold this state, because it could not be loaded as data."""
 
 
 def check_savable(state: Mapping[str, Any]) -> int:
-    """Reject state that could be saved, but not loaded as data; returns the size of its tensors in bytes."""
+    """Check that a state could be loaded as data, and return the size of its tensors in bytes.
+
+    Raises:
+        UnsavableState: it could be saved, but not loaded.
+    """
     nbytes = 0
     for part, value in state.items():
         if part == "callbacks" and isinstance(value, dict):
@@ -67,8 +71,8 @@ def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
         what += f" at {''.join(f'[{key!r}]' for key in keys)}"
     if is_dtensor(value):
         raise UnsavableState(
-            f"{what} is a DTensor, of which the chief has only a shard: a checkpoint can hold those of wrapped models "
-            "and optimizers. Make it a buffer of a wrapped model"
+            f"{what} is a DTensor, and the chief has only its shard: a checkpoint can hold DTensors only of wrapped "
+            "models and optimizers. Make it a buffer of a wrapped model"
         )
     # For tensor subclasses, and types that the user has allowed with torch.serialization.add_safe_globals.
     buffer = io.BytesIO()
@@ -102,7 +106,11 @@ def _load(file: Path | io.BytesIO, **kwargs: Any) -> Any:
 
 
 def load_as(kind: type[T], path: Path, **kwargs: Any) -> T:
-    """Load a file of a checkpoint without running code. A ValueError if it can't be, or is of another type."""
+    """Load a file of a checkpoint without running code.
+
+    Raises:
+        ValueError: the file can't be loaded as data, or holds another type.
+    """
     if kwargs.get("mmap") and not zipfile.is_zipfile(path):
         kwargs["mmap"] = False  # torch maps only the format that it writes since 1.6
     try:
@@ -111,7 +119,7 @@ def load_as(kind: type[T], path: Path, **kwargs: Any) -> T:
         raise ValueError(
             f"{path} can't be loaded as data: {_reason(str(error))}; nothing in it was run. If you trust the file, "
             "allow the type with torch.serialization.add_safe_globals([...]) first; or load it with torch.load("
-            "weights_only=False), make plain values of what is not, and save it in its place"
+            "weights_only=False), convert its contents to plain values, and save it in its place"
         ) from error
     if not isinstance(found, kind):
         raise ValueError(
@@ -121,7 +129,7 @@ def load_as(kind: type[T], path: Path, **kwargs: Any) -> T:
 
 
 def _reason(message: str) -> str:
-    """The cause, from `torch.load`'s long message."""
+    """The cause in `torch.load`'s long message."""
     if named := re.search(r"GLOBAL (\S+) was not", message):
         return f"it names {named.group(1)}"
     return one_line(message.partition("WeightsUnpickler error:")[2].partition("Check the documentation")[0])
