@@ -302,7 +302,7 @@ def test_a_checkpoint_of_another_architecture_is_one_error(two: Found) -> None:
 
 
 def test_a_shard_in_the_state_of_a_callback_is_one_error(two: Found, directory: Path) -> None:
-    what = "the state of callback 'keeper' at ['first'] is a DTensor, of which the chief has only a shard"
+    what = "the state of callback 'keeper' at ['first'] is a DTensor, and the chief has only its shard"
     assert all(what in rank["keeper"]["error"] for rank in two)
     assert not list((directory / "keeper").glob(".staging-*"))
 
