@@ -1,4 +1,4 @@
-"""Checkpoints of a program with its own training loop: directories of whatever files the program writes."""
+"""Checkpoints of a program with its own training loop: directories of files that the program writes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ Selector = Callable[[str], bool]
 
 
 class DownloadMode(enum.Enum):
-    """Which ranks call `download()` and `restore_path()`.
+    """Selects the ranks that call `download()` and `restore_path()`.
 
-    LocalWorkersShareDownload: all ranks together; those of one machine share the files. NoSharedDownload: any rank, on
-    its own.
+    Attributes:
+        LocalWorkersShareDownload: all ranks together; those of a machine share the files.
+        NoSharedDownload: any rank, on its own.
     """
 
     LocalWorkersShareDownload = "LOCAL_WORKERS_SHARE_DOWNLOAD"
@@ -121,8 +122,8 @@ class CheckpointContext:
         with all_or_none(peers, "listing the files to upload"):
             if source is not None and not source.is_dir():
                 raise NotADirectoryError(f"upload(): no such directory: {str(source)!r}")
-            mine = None if source is None else _files(source, selector)
-        found = peers.allgather(mine)
+            names = None if source is None else _files(source, selector)
+        found = peers.allgather(names)
         if all(names is None for names in found):
             raise RuntimeError(
                 "upload(ckpt_dir=None) would save nothing; give a directory, with shard=True on at least one rank"
@@ -194,13 +195,13 @@ class CheckpointContext:
         """
         shared = DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload
         with self.restore_path(storage_id, download_mode) as source:
-            wanted = set(_files(source, selector))
+            selected = set(_files(source, selector))
             if shared:
-                wanted = set().union(*self._peers.allgather_local(wanted))
+                selected = set().union(*self._peers.allgather_local(selected))
             with self._together(shared):
                 if not shared or self._peers.local_rank == 0:
                     Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
-                    _copy(source, Path(ckpt_dir), sorted(wanted - set(OURS)))
+                    _copy(source, Path(ckpt_dir), sorted(selected - set(OURS)))
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """Return the metadata that a checkpoint was stored with, {} if there are none. Any rank may call this.

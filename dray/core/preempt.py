@@ -13,11 +13,12 @@ log = logging.getLogger(__name__)
 
 
 class PreemptMode(enum.Enum):
-    """Which ranks call `should_preempt()`.
+    """Selects the ranks that call `should_preempt()`.
 
-    WorkersAskChief: all ranks call it together, and get the chief's answer. ChiefOnly: only the chief calls it, and the
-    program passes the answer on. WorkersAskMaster: each rank calls it at any time; all ranks get a positive answer at
-    about the same time.
+    Attributes:
+        WorkersAskChief: all ranks together, and all get the chief's answer.
+        ChiefOnly: only the chief, and the program passes the answer on.
+        WorkersAskMaster: each rank at any time. All ranks get a positive answer at about the same time.
     """
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"

@@ -27,14 +27,19 @@ class Unit(enum.Enum):
 
 
 class SearcherMode(enum.Enum):
-    """Which ranks call `SearcherContext.operations()`: all together (WorkersAskChief), or the chief (ChiefOnly)."""
+    """Selects the ranks that call `SearcherContext.operations()`.
+
+    Attributes:
+        WorkersAskChief: all ranks together.
+        ChiefOnly: only the chief.
+    """
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
     ChiefOnly = "CHIEF_ONLY"
 
 
 class SearcherOperation:
-    """A length to train to, in the search's unit, from the beginning of the trial."""
+    """A length to train to, in the search's unit, counted from the beginning of the trial."""
 
     def __init__(self, length: float, program: Program, *, metric: str | None, unit: Unit | None) -> None:
         self._length, self._program, self._metric, self._unit = length, program, metric, unit

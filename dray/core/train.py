@@ -61,8 +61,12 @@ class EarlyExitReason(enum.Enum):
 
 
 class TensorboardMode(enum.Enum):
-    """AUTO: the chief writes reported metrics for TensorBoard. MANUAL: the program may write its own event files, to
-    `TrainContext.get_tensorboard_path()`."""
+    """Selects the writer of TensorBoard files.
+
+    Attributes:
+        AUTO: the chief writes the reported metrics.
+        MANUAL: the program may write its own event files to `TrainContext.get_tensorboard_path()`.
+    """
 
     AUTO = "AUTO"
     MANUAL = "MANUAL"
@@ -205,7 +209,7 @@ class TrainContext:
         log.debug("progress: %.1f%%", 100 * progress)
 
     def set_status(self, status: str) -> None:
-        """Log what the program is doing."""
+        """Log a description of the program's current activity."""
         self._program.pulse()
         log.info("status: %s", status)
 

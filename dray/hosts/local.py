@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def home() -> Path:
-    """Where dray stores results: DRAY_HOME, else ~/dray_results."""
+    """The directory of all results: DRAY_HOME, or else ~/dray_results."""
     return Path(os.environ.get("DRAY_HOME") or Path.home() / "dray_results")
 
 
@@ -176,7 +176,7 @@ class LocalHost:
             why = "ended early, as requested,"
         display.ended(batches, why)
         if self._saved is None and completed and batches == begin:
-            display.say("the checkpoint had trained all of that already; to train longer, pass a larger max_length")
+            display.say("the checkpoint is already at this length; to train longer, pass a larger max_length")
         elif self._saved is None:
             display.say("no checkpoint was saved")
         else:

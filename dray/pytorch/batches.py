@@ -147,14 +147,14 @@ class SampledBatches(BatchSampler):
             if set_epoch is not None:
                 set_epoch(epoch)
             items = self._items(epoch)
-            wanted = position * (self._batch_size or 1)
-            passed = _skip_items(items, wanted)
-            if passed < wanted:  # the position is in a later epoch
-                if self._batches_in(passed) == 0:
+            to_skip = position * (self._batch_size or 1)
+            skipped = _skip_items(items, to_skip)
+            if skipped < to_skip:  # the position is in a later epoch
+                if self._batches_in(skipped) == 0:
                     return
-                position -= self._batches_in(passed)
+                position -= self._batches_in(skipped)
                 continue
-            empty = passed == 0
+            empty = skipped == 0
             for batch in self._batches(items):
                 empty = False
                 yield batch

@@ -196,7 +196,7 @@ class PyTorchTrialContext:
             return self._run.position.epoch_length
         if training_loader is None:
             raise RuntimeError(
-                "the length of an epoch is not known yet; pass what builds the training loader: "
+                "the length of an epoch is not known yet; pass the method that builds the training loader: "
                 "get_epoch_length(self.build_training_data_loader); the same for get_total_batches()"
             )
         loader = training_loader() if callable(training_loader) else training_loader

@@ -74,7 +74,7 @@ def _first_division(now: Division, run: TrialRun, resumed: Path | None) -> Divis
         # Determined's checkpoint has only the number of slots: the batch size is assumed to be unchanged.
         return now if determined_state(resumed) is not None and before.replicas == now.replicas else before
     if isinstance(run.section("resources").get("slots_per_trial"), dict) and now.batch_size is not None:
-        # An elastic trial has the batches of a single process, whatever number of processes it starts with.
+        # An elastic trial has the batches of a single process, for any initial number of processes.
         return Division(replicas=1, batch_size=now.replicas * now.batch_size)
     return now
 

@@ -111,11 +111,11 @@ def resume(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCallba
     """Load everything needed to resume a run, including gradients and RNG state."""
     state = load_state(run, directory, callbacks)
     # The RNG state comes last, so that random numbers drawn while loading don't count.
-    mine = files.read_rank(directory, state, run.peers.rank, run.peers.size, run.mesh_shape.tp)
-    if mine is not None and mine.gradients is not None:
-        run.optimisation.restore_gradients(_gradients(run, directory, mine.gradients))
-    if mine is not None and mine.rng:
-        rng.restore(mine.rng, run.device)
+    saved = files.read_rank(directory, state, run.peers.rank, run.peers.size, run.mesh_shape.tp)
+    if saved is not None and saved.gradients is not None:
+        run.optimisation.restore_gradients(_gradients(run, directory, saved.gradients))
+    if saved is not None and saved.rng:
+        rng.restore(saved.rng, run.device)
     else:
         # From the state that the constructor left, the RNGs would repeat the random numbers of the first batches.
         log.info("the checkpoint has no RNG state of rank %d; its RNGs are seeded again", run.peers.rank)

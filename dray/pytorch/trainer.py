@@ -239,8 +239,8 @@ class Trainer:
     def _agree(self, batches: Any, callbacks: Mapping[str, PyTorchCallback]) -> tuple[int | None, Hooks]:
         """The epoch length, and the hooks that callbacks of any rank have, agreed on by all ranks."""
         run = self._context._run
-        mine = loaders.batches_per_epoch(batches, run), hooks_of(callbacks), pretrained.digest_of(self._context.models)
-        ranks = run.peers.allgather(mine)
+        own = loaders.batches_per_epoch(batches, run), hooks_of(callbacks), pretrained.digest_of(self._context.models)
+        ranks = run.peers.allgather(own)
         pretrained.check_same([digest for *_, digest in ranks])
         # All ranks use the chief's epoch length: shards may differ by a batch.
         epoch_length = ranks[0][0]

@@ -41,8 +41,8 @@ def stored_as(path: Path) -> str:
 def fetch_logs(trial: Location, local: Path, into: Path) -> None:
     """Download a trial's logs into a directory, except this machine's, which are in `local`."""
     remote = RemoteDirectory(trial.child("logs"), patience_s=PATIENCE_S)
-    mine = {stored_as(path) for path in local.glob("rank_*.log")}
-    remote.download(into, [name for name in remote.sizes() if NAME.fullmatch(name) and name not in mine])
+    local_names = {stored_as(path) for path in local.glob("rank_*.log")}
+    remote.download(into, [name for name in remote.sizes() if NAME.fullmatch(name) and name not in local_names])
 
 
 @dataclass(slots=True)

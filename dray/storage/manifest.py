@@ -62,8 +62,8 @@ def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(checkpoint, f"its {MANIFEST} can't be read ({error!r})") from error
     cure = "upgrade dray" if isinstance(version, int) and version > FORMAT_VERSION else "use an earlier version of dray"
-    what = f"has format version {version}, but this version of dray reads {FORMAT_VERSION}"
-    raise CheckpointError(f"{checkpoint} {what}; {cure}")
+    fault = f"has format version {version}, but this version of dray reads {FORMAT_VERSION}"
+    raise CheckpointError(f"{checkpoint} {fault}; {cure}")
 
 
 def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: object) -> None:
@@ -77,8 +77,8 @@ def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: ob
         raise _damaged(checkpoint, f"{extra} is not in its manifest")
 
 
-def _damaged(checkpoint: object, what: str) -> CheckpointError:
-    return CheckpointError(f"{checkpoint} is damaged: {what}; use an earlier checkpoint")
+def _damaged(checkpoint: object, fault: str) -> CheckpointError:
+    return CheckpointError(f"{checkpoint} is damaged: {fault}; use an earlier checkpoint")
 
 
 def verify(

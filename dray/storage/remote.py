@@ -170,11 +170,11 @@ class RemoteDirectory:
             except Exception as error:  # each filesystem of fsspec has its own exceptions
                 if is_full(error):
                     raise
-                why, what = one_line(error), f"can't {doing} {self.location}"
+                why, failure = one_line(error), f"can't {doing} {self.location}"
                 if _REFUSED.search(why) or time.monotonic() + wait > deadline:
-                    raise StorageError(f"{what}: {why}") from error
+                    raise StorageError(f"{failure}: {why}") from error
                 if wait == FIRST_WAIT_S:
-                    log.warning("%s; retrying for %.0f s: %s", what, self._patience_s, why)
+                    log.warning("%s; retrying for %.0f s: %s", failure, self._patience_s, why)
                 time.sleep(wait)
                 wait = min(2 * wait, LONGEST_WAIT_S)
 

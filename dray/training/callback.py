@@ -108,7 +108,7 @@ class PyTorchCallback:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a state from `state_dict`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,7 +182,7 @@ class Executor:
         if leave is None or leave.reason is not Reason.FAILED:
             stopped, late = agreement.catch(self.checkpointer.saver.answer)
             leave = leave or late
-        mine = TrainingShare(
+        share = TrainingShare(
             trained=position.trained,
             leave=leave,
             steps=optimisation.steps,
@@ -193,7 +193,7 @@ class Executor:
             stopped=bool(stopped),
             norms=norms,
         )
-        ranks = agreement.exchange(mine, leave)
+        ranks = agreement.exchange(share, leave)
         distinct = rank.distinct(ranks)
         self._usage.add_ranks([each.usage for each in ranks], [each.usage for each in distinct])
         scalars = [each.scalars for each in distinct if each.scalars]
@@ -306,8 +306,8 @@ class Executor:
             report = replace(report, system=self._usage.flush(at_once=command.decides or command.final))
             self.scalars.write_system(report.batches, report.system or {})
         # Published before any rank leaves, since the host may end this process at a stop.
-        mine = (position.stop is StopRequest.REQUESTED, leave)
-        stop, ranks = on_chief(rank.peers, "publishing metrics", lambda: self.checkpointer.saver.publish(report), mine)
+        own = (position.stop is StopRequest.REQUESTED, leave)
+        stop, ranks = on_chief(rank.peers, "publishing metrics", lambda: self.checkpointer.saver.publish(report), own)
         if self.agreement.agree([row[1] for row in ranks]) is not None:
             # Nothing is lost: the checkpoint has just been saved.
             self.agreement.raise_error()

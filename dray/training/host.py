@@ -59,7 +59,7 @@ class Host(Protocol):
     code_dir: Path | None
     #: Strings to mask in that copy, besides the secrets in the trial's config; see `dray.masking`.
     secrets: Sequence[str]
-    #: A checkpoint with whose state a fresh trial starts, at batch 0; or None.
+    #: The checkpoint from whose state a fresh trial starts, at batch 0; or None.
     source_checkpoint: str | None
     #: The length set by the search; None leaves it to `fit(max_length=...)`.
     max_length: TrainUnit | None

@@ -82,7 +82,7 @@ class LRScheduler:
         return self._scheduler.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a state from `state_dict`."""
         self._scheduler.load_state_dict(state_dict)
 
     def after_batch(self, batch_idx: int, *, epoch_length: int | None, aggregation_frequency: int) -> None:
@@ -145,7 +145,7 @@ def follow_length(
     saved, groups = state.get("lr_schedulers_state_dict", []), state.get("optimizers_state_dict", [])
     if len(saved) != len(schedules) or len(groups) != len(optimizers):
         return  # loading the state raises an error
-    made = [
+    initial = [
         copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in each.param_groups])
         for each in optimizers
     ]
@@ -155,7 +155,7 @@ def follow_length(
         if replayed and (_differ(schedule.state_dict(), saved[index]) or (uses_total and _has_functions(scheduler))):
             saved[index] = schedule.state_dict()
             number = next(n for n, each in enumerate(optimizers) if each is schedule.optimizer)
-            rows = zip(groups[number]["param_groups"], optimizers[number].param_groups, made[number], strict=False)
+            rows = zip(groups[number]["param_groups"], optimizers[number].param_groups, initial[number], strict=False)
             for target, group, first in rows:
                 # Take the rate, and others that the schedule sets (momentum), from here; the rest from the checkpoint.
                 target.update({key: group[key] for key in first if key == "lr" or group[key] != first[key]})
@@ -198,11 +198,11 @@ def _has_functions(scheduler: Any) -> bool:
     )
 
 
-def _differ(made: Any, saved: Any) -> bool:
+def _differ(fresh: Any, saved: Any) -> bool:
     """Whether two states at the same position belong to schedules with different arguments."""
-    if isinstance(made, dict) and isinstance(saved, dict):
+    if isinstance(fresh, dict) and isinstance(saved, dict):
         # Leaves out rates, which the trial's code may have changed, and keys that only one version of torch saves.
-        return any(_differ(made[key], saved[key]) for key in (made.keys() & saved.keys()) - {"_last_lr", "base_lrs"})
-    if isinstance(made, (list, tuple)) and isinstance(saved, (list, tuple)):
-        return len(made) != len(saved) or any(map(_differ, made, saved))
-    return bool(made != saved)
+        return any(_differ(fresh[key], saved[key]) for key in (fresh.keys() & saved.keys()) - {"_last_lr", "base_lrs"})
+    if isinstance(fresh, (list, tuple)) and isinstance(saved, (list, tuple)):
+        return len(fresh) != len(saved) or any(map(_differ, fresh, saved))
+    return bool(fresh != saved)

@@ -314,7 +314,9 @@ def test_each_machine_uploads_its_part_of_a_checkpoint_to_an_object_store(
             with context.checkpoint.restore_path(storage_id) as path:
                 found = sorted(file.read_text() for file in (path / "part").iterdir())
             with (
-                pytest.raises(RuntimeError, match="several machines wrote a file named 'same'; put the rank into the names"),
+                pytest.raises(
+                    RuntimeError, match="several machines wrote a file named 'same'; put the rank into the names"
+                ),
                 context.checkpoint.store_path({"steps_completed": 5}, shard=True) as (path, _),
             ):
                 (path / "same").write_text("of two")

@@ -62,7 +62,7 @@ def test_what_the_chief_does_counts_for_all() -> None:
     def told(work: Callable[[], str]) -> list[object]:
         def on_rank(context: DistributedContext) -> object:
             try:
-                return on_chief(context, "saving", work, mine=context.rank)
+                return on_chief(context, "saving", work, message=context.rank)
             except Exception as error:
                 return f"{type(error).__name__}: {error}"
 

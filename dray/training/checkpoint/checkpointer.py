@@ -50,10 +50,10 @@ class Checkpointer:
 
     def _save_whole(self, command: Publish, save: Callable[[files.Contents], str | None]) -> str | None:
         rank, peers = self.rank, self.rank.peers
-        mine = self._rank_state()
+        own = self._rank_state()
         if peers.size > 1:
-            mine = replace(mine, gradients=on_cpu(mine.gradients))
-        ranks = peers.gather(mine) or []
+            own = replace(own, gradients=on_cpu(own.gradients))
+        ranks = peers.gather(own) or []
 
         def work() -> str | None:
             self.saver.wait()  # before copying, so that memory never holds two copies of the state
@@ -67,10 +67,10 @@ class Checkpointer:
         unshare_changed_shards(rank.optimisation.models, peers)
         with all_or_none(peers, "saving a checkpoint"):
             self.saver.wait()
-        mine = self._rank_state()
+        own = self._rank_state()
         with all_or_none(peers, "saving a checkpoint"):
-            gradients, tensors = sharded.split(mine.gradients, "gradients")
-            mine = replace(mine, gradients=on_cpu(gradients))
+            gradients, tensors = sharded.split(own.gradients, "gradients")
+            own = replace(own, gradients=on_cpu(gradients))
             state = rank.optimisation.state_dict()
             if not self.full:
                 state, found = sharded.split(state)
@@ -78,11 +78,11 @@ class Checkpointer:
             shards = sharded.shards_of(tensors)
         if self.full:
             state = sharded.gathered(state, keep=peers.rank == 0)
-        rows = peers.allgather((mine, sum(shard.tensor.nbytes for shard in shards.values())))
+        rows = peers.allgather((own, sum(shard.tensor.nbytes for shard in shards.values())))
         with all_or_none(peers, "saving a checkpoint"):
             contents = files.Contents()
             if peers.rank == 0:
-                contents = self._contents(command, state, [mine for mine, _ in rows])
+                contents = self._contents(command, state, [rank_state for rank_state, _ in rows])
         return replace(
             contents,
             # The maximum, so that all ranks decide alike whether to write in the background.

@@ -149,17 +149,17 @@ class SideTransport(StoreTransport):
         super().__init__(peers.rank, peers.size, PrefixStore(f"checkpoint/{name}", peers.side_store()))
         self._leaving = leaving
 
-    def _loaded(self, key: str, mine: bytes | None) -> Any:
+    def _loaded(self, key: str, own: bytes | None) -> Any:
         began, left = time.monotonic(), None
         # Polling, because waiting in the store would keep other threads from using it.
-        while mine is None and not self._store.check([key]):
+        while own is None and not self._store.check([key]):
             now = time.monotonic()
             if self._leaving.is_set():
                 left = left or now
                 if now > left + FAIL_S:
                     raise PeerFailed(f"rank {key.rpartition('/')[2]} did not write its part of a checkpoint")
             time.sleep(min(max(POLL_S, (now - began) / 10), 1.0))
-        return super()._loaded(key, mine)
+        return super()._loaded(key, own)
 
 
 def open_together(peers: DistributedContext, open_one: Callable[[], Path], doing: str) -> Path:

@@ -47,7 +47,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-def _check(value: Any, what: str, keys: tuple[Any, ...]) -> int:
+def _check(value: Any, label: str, keys: tuple[Any, ...]) -> int:
     kind = type(value)
     if kind in _TENSORS:
         return int(value.nbytes) if value.layout is torch.strided else 0
@@ -56,22 +56,22 @@ def _check(value: Any, what: str, keys: tuple[Any, ...]) -> int:
     if kind is dict or kind is OrderedDict:
         for key in value:
             if type(key) not in _PLAIN:
-                _check(key, what, (*keys, key))
-        return sum(_check(item, what, (*keys, key)) for key, item in value.items())
+                _check(key, label, (*keys, key))
+        return sum(_check(item, label, (*keys, key)) for key, item in value.items())
     if kind in (list, tuple, set):
-        return sum(_check(item, what, (*keys, index)) for index, item in enumerate(value))
+        return sum(_check(item, label, (*keys, index)) for index, item in enumerate(value))
     if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "fiubcUSmM":
         return int(value.nbytes)
-    _check_by_trying(value, what, keys)
+    _check_by_trying(value, label, keys)
     return 0
 
 
-def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
+def _check_by_trying(value: Any, label: str, keys: tuple[Any, ...]) -> None:
     if keys:
-        what += f" at {''.join(f'[{key!r}]' for key in keys)}"
+        label += f" at {''.join(f'[{key!r}]' for key in keys)}"
     if is_dtensor(value):
         raise UnsavableState(
-            f"{what} is a DTensor, and the chief has only its shard: a checkpoint can hold DTensors only of wrapped "
+            f"{label} is a DTensor, and the chief has only its shard: a checkpoint can hold DTensors only of wrapped "
             "models and optimizers. Make it a buffer of a wrapped model"
         )
     # For tensor subclasses, and types that the user has allowed with torch.serialization.add_safe_globals.
@@ -82,8 +82,8 @@ def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
         _load(buffer)
     except Exception as error:
         raise UnsavableState(
-            f"{what} is of type {type(value).__module__}.{type(value).__qualname__}, which a checkpoint can't hold: it "
-            "would have to run code when loaded. Return tensors, numpy arrays, numbers, strings, and dicts, lists, "
+            f"{label} is of type {type(value).__module__}.{type(value).__qualname__}, which a checkpoint can't hold: "
+            "loading it would run code. Return tensors, numpy arrays, numbers, strings, and dicts, lists, "
             "tuples and sets of them (a deque as a list, an Enum as its value, an object as its attributes), and turn "
             "them back in load_state_dict()"
         ) from error

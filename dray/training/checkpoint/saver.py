@@ -113,7 +113,7 @@ class Saver:
             # An upload reads the files soon.
             return files.write(joint.staging, copy, read_soon=self._host.is_remote)
 
-        # Not if the search waits for the checkpoint. On other systems than Linux it would slow down the whole process.
+        # Be nice, unless the search waits for the checkpoint. Outside Linux this would slow down the whole process.
         if not joint.report.decides and sys.platform == "linux":
             os.nice(NICE)
         return self._save(joint, write)

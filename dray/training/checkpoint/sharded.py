@@ -67,7 +67,7 @@ def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
     """This rank's shards of DTensors. If several ranks hold the same shard, only the first returns it."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-    mine: dict[str, Any] = {}
+    saved: dict[str, Any] = {}
     for name, tensor in tensors.items():
         assert is_dtensor(tensor)
         if any(placement.is_partial() for placement in tensor.placements):
@@ -80,9 +80,9 @@ def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
         if 0 in tensor.device_mesh.mesh and all(
             at == 0 for at, each in zip(coordinate, tensor.placements, strict=False) if each.is_replicate()
         ):
-            mine[name] = tensor
+            saved[name] = tensor
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(mine, is_coordinator=False)
+    planner.set_up_planner(saved, is_coordinator=False)
     found = {}
     for item in planner.create_local_plan().items:
         assert item.tensor_data is not None

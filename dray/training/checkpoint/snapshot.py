@@ -44,14 +44,14 @@ class Snapshots:
         others = [storage for storage in storages if not is_on_gpu(storage)]
         sizes, places = packed([storage.nbytes() for storage in on_gpus])
         places += [(number, 0) for number, _ in enumerate(others, start=len(sizes))]
-        wanted = [(nbytes, True) for nbytes in sizes] + [(storage.nbytes(), False) for storage in others]
+        needed = [(nbytes, True) for nbytes in sizes] + [(storage.nbytes(), False) for storage in others]
         # Reuse first, so that buffers which no longer fit are freed before new ones are allocated.
         free, self.buffers = self.buffers, defaultdict(list)
-        found = [free[want].pop() if free.get(want) else None for want in wanted]
+        found = [free[kind].pop() if free.get(kind) else None for kind in needed]
         del free
-        buffers = [new_buffer(*want) if buffer is None else buffer for want, buffer in zip(wanted, found, strict=True)]
-        for buffer, want in zip(buffers, wanted, strict=True):
-            self.buffers[want].append(buffer)
+        buffers = [new_buffer(*kind) if buffer is None else buffer for kind, buffer in zip(needed, found, strict=True)]
+        for buffer, kind in zip(buffers, needed, strict=True):
+            self.buffers[kind].append(buffer)
         copies = {}
         for storage, (number, begin) in zip((*on_gpus, *others), places, strict=True):
             end = begin + storage.nbytes()

@@ -104,7 +104,7 @@ def time_of(metric: str, validation: Mapping[str, object]) -> float:
 
 
 def crossed(rungs: Sequence[float], before: float | None, now: float) -> Reached:
-    """The point that a trial has reached whose length was `before` (None: no validation yet) and is `now`.
+    """The point reached by a trial whose length was `before` (None: no validation yet) and is `now`.
 
     `rungs` are ascending, and the last one is the length of a complete trial.
 

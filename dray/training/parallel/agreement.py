@@ -127,11 +127,11 @@ class Agreement:
         if (store := self._peers.side_store()) is not None:
             self.board = _Board(store, f"{self._peers.broadcast(uuid.uuid4().hex)}/")
 
-    def _name(self, what: str) -> str:
-        return f"{what}/{self._peers.rank}"
+    def _name(self, topic: str) -> str:
+        return f"{topic}/{self._peers.rank}"
 
-    def _all(self, what: str) -> list[str]:
-        return [f"{what}/{rank}" for rank in range(self._peers.size)]
+    def _all(self, topic: str) -> list[str]:
+        return [f"{topic}/{rank}" for rank in range(self._peers.size)]
 
     def _listen(self) -> None:
         try:
@@ -234,9 +234,9 @@ class Agreement:
         if training and not ddp.queues_collectives(self._device):
             ddp.disconnect(self._device)
 
-    def exchange(self, mine: T, leave: Leave | None) -> list[T]:
+    def exchange(self, message: T, leave: Leave | None) -> list[T]:
         """Allgather. A rank that has failed raises its error if the others do not arrive soon."""
-        return exchange(self._peers, mine, leave, self._error)
+        return exchange(self._peers, message, leave, self._error)
 
     def agree(self, leaves: Sequence[Leave | None], *, training: bool = False) -> Leave | None:
         """Agree on one reason to leave from those of all ranks. A failure is raised at once."""
@@ -247,8 +247,8 @@ class Agreement:
             ddp.abort()
         if aborted or (training and not ddp.queues_collectives(self._device)):
             ddp.disconnect(self._device)
-        mine = leaves[self._peers.rank]
-        if mine is not None and mine.reason is Reason.DISCONNECTED < leave.reason:
+        own = leaves[self._peers.rank]
+        if own is not None and own.reason is Reason.DISCONNECTED < leave.reason:
             self._error = None  # a mere consequence of another rank's leaving
         if leave.reason is not Reason.EXIT:
             self._error = self._error or leave.as_error(rank, "training")

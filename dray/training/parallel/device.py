@@ -62,13 +62,13 @@ def check_gpus(device: torch.device, allgather: Callable[[Any], list[Any]]) -> N
     Raises:
         GpuConflict: two ranks do; raised on all ranks.
     """
-    mine = None
+    own_gpu = None
     if device.type == "cuda":
         # Compare UUIDs, because processes that see only one device all call it number 0.
         uuid = str(torch.cuda.get_device_properties(device).uuid)
-        mine = (socket.gethostname(), uuid, torch.cuda.device_count())
+        own_gpu = (socket.gethostname(), uuid, torch.cuda.device_count())
     ranks: dict[tuple[str, str, int], list[int]] = {}
-    for rank, gpu in enumerate(allgather(mine)):
+    for rank, gpu in enumerate(allgather(own_gpu)):
         if gpu is not None:
             ranks.setdefault(gpu, []).append(rank)
     for (host, uuid, count), sharing in ranks.items():

@@ -98,12 +98,12 @@ def on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> list
     return found
 
 
-def on_chief(peers: DistributedContext, doing: str, work: Callable[[], T], mine: Any = None) -> tuple[T, list[Any]]:
-    """Call a function on the chief. All ranks get its result, and the list of all ranks' `mine`.
+def on_chief(peers: DistributedContext, doing: str, work: Callable[[], T], message: Any = None) -> tuple[T, list[Any]]:
+    """Call a function on the chief. All ranks get its result, and the list of all ranks' `message`.
 
     If the function fails, all ranks raise. There is just one exchange, since each takes a millisecond.
     """
-    ranks: list[Any] = on_all(peers, doing, lambda: (work() if peers.rank == 0 else None, mine))
+    ranks: list[Any] = on_all(peers, doing, lambda: (work() if peers.rank == 0 else None, message))
     return ranks[0][0], [row[1] for row in ranks]
 
 
@@ -129,12 +129,12 @@ def leave_by(peers: DistributedContext, error: BaseException) -> Leave:
     return leave
 
 
-def exchange(peers: DistributedContext, mine: T, leave: Leave | None, error: BaseException | None) -> list[T]:
+def exchange(peers: DistributedContext, message: T, leave: Leave | None, error: BaseException | None) -> list[T]:
     """Allgather. A rank that has failed does not wait long for the others, and raises its own error if they don't
     come."""
     has_failed = leave is not None and leave.reason is Reason.FAILED
     try:
-        return peers.allgather(mine, timeout_s=FAIL_S if has_failed else None)
+        return peers.allgather(message, timeout_s=FAIL_S if has_failed else None)
     except Exception as failure:
         if error is None or isinstance(error, ShouldExit):
             raise

@@ -81,7 +81,7 @@ class FullyShard:
         are_kinds = all(
             isinstance(each, str) or (isinstance(each, type) and issubclass(each, nn.Module)) for each in self._kinds
         )
-        for name, allowed, wanted in [
+        for name, allowed, expected in [
             ("units", self._is_function or are_kinds, kinds),
             *((name, isinstance(getattr(self, name), bool), "a bool") for name in bools),
             ("activation_checkpointing", recompute in (False, True, "selective"), "a bool or 'selective'"),
@@ -89,7 +89,7 @@ class FullyShard:
             ("init", self.init is None or callable(self.init), "a function of a module"),
         ]:
             if not allowed:
-                raise TypeError(f"FullyShard({name}=...) must be {wanted}, got {getattr(self, name)!r}")
+                raise TypeError(f"FullyShard({name}=...) must be {expected}, got {getattr(self, name)!r}")
         if self.float8 and self.cpu_offload:
             raise ValueError(
                 "FullyShard(float8=True) can't be combined with cpu_offload=True; leave out one of the two"
@@ -201,11 +201,11 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
     over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
     # For a model on the CPU there is nothing to pin memory for.
     offload = CPUOffloadPolicy(pin_memory=device.type != "cpu") if parallel.cpu_offload else OffloadPolicy()
-    made: dict[nn.Parameter, nn.Parameter] = {}
+    new: dict[nn.Parameter, nn.Parameter] = {}
     before = list(model.parameters())
     with pretrained.sharding(model):
         for unit, modules in owned.items():
-            _materialise(modules, parallel.init, device, made)
+            _materialise(modules, parallel.init, device, new)
             _broadcast_chief_values(modules, mesh, device)
             if parallel.float8 and (unit is not model or not units):
                 _to_float8(unit, set(modules), device)
@@ -318,21 +318,21 @@ def _set_scales(model: nn.Module, _: Any) -> None:
     precompute_float8_dynamic_scale_for_fsdp(model)
 
 
-def _materialise(modules: list[nn.Module], init: Any, device: torch.device, made: dict[Any, nn.Parameter]) -> None:
-    """Give modules on the meta device their values. `made` maps old parameters to new ones, which modules may share."""
+def _materialise(modules: list[nn.Module], init: Any, device: torch.device, new: dict[Any, nn.Parameter]) -> None:
+    """Give modules on the meta device their values. `new` maps old parameters to new ones, which modules may share."""
     touched = [module for module in modules if _on_meta(module)]
     divided: list[tuple[nn.Module, str, Any]] = []
     for module in touched:
         for name, parameter in list(module.named_parameters(recurse=False)):
             if not parameter.is_meta:
                 continue
-            if parameter not in made:
+            if parameter not in new:
                 # Tensor-parallel parameters are made whole, so that values don't depend on the number of ranks.
                 data = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-                made[parameter] = nn.Parameter(data, parameter.requires_grad)
+                new[parameter] = nn.Parameter(data, parameter.requires_grad)
             if is_dtensor(parameter):
                 divided.append((module, name, parameter))
-            setattr(module, name, made[parameter])
+            setattr(module, name, new[parameter])
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_meta:
                 setattr(module, name, torch.empty_like(buffer, device=device))

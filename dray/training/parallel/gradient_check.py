@@ -111,7 +111,7 @@ class GradientCheck:
             passed = " and ".join(f"model.{name}" for name in sorted(owner.passed_through)) or "model.module"
             cause = (
                 "Gradients are averaged only if the wrapped model itself is called, as model(...), before backward; "
-                f"the trial has used {passed}. Move what it computes into the model's forward()."
+                f"the trial has used {passed}. Move that computation into the model's forward()."
             )
         shown = [repr(names.get(id(each), "a parameter")) for each in parameters[:3]]
         more = [f"{len(parameters) - 3} more"] if len(parameters) > 3 else []

@@ -78,8 +78,8 @@ def device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
             rows = ranks.movedim(dim, -1).reshape(-1, size).tolist()
             if size == 1:  # each rank makes its own group, alone
                 rows = [[dist.get_rank()]]
-            made = {tuple(row): gradients.make(tuple(row)) for row in rows}
-            groups.append(next(group for row, group in made.items() if dist.get_rank() in row))
+            by_ranks = {tuple(row): gradients.make(tuple(row)) for row in rows}
+            groups.append(next(group for row, group in by_ranks.items() if dist.get_rank() in row))
         forget_operations()
         gradients.meshes[shape] = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=NAMES)
     mesh: DeviceMesh = gradients.meshes[shape]

@@ -65,9 +65,9 @@ def _own_groups(model: torch.nn.Module) -> None:
     if not found or ddp.queues_collectives(torch.device(found[0][0].mesh.device_type)):
         return
     ours = ddp.gradients_group()
-    mine = {tuple(dist.get_process_group_ranks(group)) for _, _, group in found if not ours.has(group)}
+    foreign = {tuple(dist.get_process_group_ranks(group)) for _, _, group in found if not ours.has(group)}
     needed: list[set[tuple[int, ...]]] = [set()] * dist.get_world_size()
-    dist.all_gather_object(needed, mine, group=ours.group)
+    dist.all_gather_object(needed, foreign, group=ours.group)
     for ranks in sorted(set().union(*needed)):  # all ranks make the groups together, in the same order
         ours.make(ranks)
     for info, name, group in found:

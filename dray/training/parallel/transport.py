@@ -72,9 +72,9 @@ class TorchTransport:
         message = _pickled(stuff)
         fits = len(message) + 4 <= self.ROOM
         head = (len(message) if fits else TOO_LONG).to_bytes(4, "little")
-        mine = bytearray((head + message if fits else head).ljust(self.ROOM, b"\0"))
+        padded = bytearray((head + message if fits else head).ljust(self.ROOM, b"\0"))
         rows = self._torch.empty(self._dist.get_world_size(), self.ROOM, dtype=self._torch.uint8)
-        self._gather(rows, self._torch.frombuffer(mine, dtype=self._torch.uint8), timeout_s)
+        self._gather(rows, self._torch.frombuffer(padded, dtype=self._torch.uint8), timeout_s)
         lengths = [int.from_bytes(row[:4].numpy().tobytes(), "little") for row in rows]
         if TOO_LONG in lengths:
             result: list[Any] = [None] * len(lengths)
@@ -82,13 +82,13 @@ class TorchTransport:
             return [pickle.loads(each) for each in result]
         return [pickle.loads(row[4 : 4 + n].numpy().tobytes()) for row, n in zip(rows, lengths, strict=True)]
 
-    def _gather(self, rows: Any, mine: Any, timeout_s: float | None) -> None:
+    def _gather(self, rows: Any, padded: Any, timeout_s: float | None) -> None:
         if timeout_s is None:
-            self._dist.all_gather(list(rows), mine, group=self._group)
+            self._dist.all_gather(list(rows), padded, group=self._group)
             return
         began = time.monotonic()
         try:
-            work = self._dist.all_gather(list(rows), mine, group=self._group, async_op=True)
+            work = self._dist.all_gather(list(rows), padded, group=self._group, async_op=True)
             work.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
             if time.monotonic() < began + timeout_s:
@@ -119,13 +119,13 @@ class StoreTransport:
         self._last_to_all: int | None = None
 
     def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
-        turn = self._set(mine := _pickled(stuff))
+        turn = self._set(own := _pickled(stuff))
         if timeout_s is not None:
             try:
                 self._store.wait([f"{turn}/{rank}" for rank in range(self._size)], timedelta(seconds=timeout_s))
             except RuntimeError as error:
                 raise _too_late(timeout_s) from error
-        result = [self._loaded(f"{turn}/{rank}", mine if rank == self._rank else None) for rank in range(self._size)]
+        result = [self._loaded(f"{turn}/{rank}", own if rank == self._rank else None) for rank in range(self._size)]
         if self._last_to_all is not None:
             # All ranks are done with that turn, since each has set its part of this one.
             self._store.delete_key(f"{self._last_to_all}/{self._rank}")
@@ -133,17 +133,17 @@ class StoreTransport:
         return result
 
     def gather(self, stuff: Any) -> list[Any] | None:
-        turn = self._set(mine := _pickled(stuff))
+        turn = self._set(own := _pickled(stuff))
         if self._rank > 0:
             return None
-        result = [self._loaded(f"{turn}/{rank}", mine if rank == 0 else None) for rank in range(self._size)]
+        result = [self._loaded(f"{turn}/{rank}", own if rank == 0 else None) for rank in range(self._size)]
         for rank in range(self._size):
             self._store.delete_key(f"{turn}/{rank}")
         return result
 
-    def _loaded(self, key: str, mine: bytes | None) -> Any:
+    def _loaded(self, key: str, own: bytes | None) -> Any:
         # This rank's own message is not read back, because anybody who reaches the store could have changed it.
-        return pickle.loads(self._store.get(key) if mine is None else mine)
+        return pickle.loads(self._store.get(key) if own is None else own)
 
     def _set(self, message: bytes) -> int:
         turn, self._turn = self._turn, self._turn + 1
