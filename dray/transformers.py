@@ -86,8 +86,8 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._reported[group] = state.global_step
         if state.is_world_process_zero:
             kept = {name: value for name, value in logs.items() if self._is_kept(name)}
-            found = {"batches": state.global_step, "epochs": state.epoch, **kept}
-            self.core_context.train.report_metrics(group, state.global_step, found)
+            metrics = {"batches": state.global_step, "epochs": state.epoch, **kept}
+            self.core_context.train.report_metrics(group, state.global_step, metrics)
 
     def _is_kept(self, name: str) -> bool:
         if name == "epoch" or name.endswith(_SPEEDS):  # the trainer's epoch is rounded

@@ -123,12 +123,12 @@ class CheckpointContext:
             if source is not None and not source.is_dir():
                 raise NotADirectoryError(f"upload(): no such directory: {str(source)!r}")
             names = None if source is None else _files(source, selector)
-        found = peers.allgather(names)
-        if all(names is None for names in found):
+        names_by_rank = peers.allgather(names)
+        if all(names is None for names in names_by_rank):
             raise RuntimeError(
                 "upload(ckpt_dir=None) would save nothing; give a directory, with shard=True on at least one rank"
             )
-        ranks = [names or [] for names in found]
+        ranks = [names or [] for names in names_by_rank]
         if shared := _repeated(ranks):
             digests = {name: sha256_of(source / name) for name in shared if name in ranks[peers.rank]} if source else {}
             all_digests = peers.allgather(digests)
@@ -252,20 +252,20 @@ def _steps(metadata: Mapping[str, Any]) -> int:
 
 def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, Any]:
     """Merge the metadata of all ranks, nested dicts included; a RuntimeError if the values of a key differ."""
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for metadata in ranks:
         for key, value in metadata.items():
-            before = found.get(key, value)
+            before = merged.get(key, value)
             if isinstance(value, dict) and isinstance(before, dict):
-                found[key] = _merged([before, value], f"{where}{key}.")
+                merged[key] = _merged([before, value], f"{where}{key}.")
             elif before != value:
                 raise RuntimeError(
                     f"the ranks' metadata of a sharded checkpoint differ: {where}{key} is {before!r} on one and "
                     f"{value!r} on another; use different names"
                 )
             else:
-                found[key] = value
-    return found
+                merged[key] = value
+    return merged
 
 
 def _complete(staging: Path, metadata: Mapping[str, Any]) -> None:

@@ -134,14 +134,16 @@ class TrainContext:
         self,
         group: str,
         steps_completed: int,
-        found: Mapping[str, Any],
+        metrics: Mapping[str, Any],
         batch_metrics: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         source = f"report_{group}_metrics()" if group in ("training", "validation") else "report_metrics()"
         steps = as_steps(steps_completed, source)
-        if not isinstance(found, Mapping):
-            raise TypeError(f"{source} takes a dict of metrics, got {found!r}")
-        if group == "validation" and (missing := next((name for name, value in found.items() if value is None), None)):
+        if not isinstance(metrics, Mapping):
+            raise TypeError(f"{source} takes a dict of metrics, got {metrics!r}")
+        if group == "validation" and (
+            missing := next((name for name, value in metrics.items() if value is None), None)
+        ):
             raise ValueError(f"{source}: the metric {missing!r} is None; report a number, or leave it out")
         if not self._program.is_chief:
             if not self._warned:
@@ -151,7 +153,7 @@ class TrainContext:
                 )
             self._warned = True
             return
-        reportable = {name: value for name, value in found.items() if not isinstance(value, (bytes, bytearray))}
+        reportable = {name: value for name, value in metrics.items() if not isinstance(value, (bytes, bytearray))}
         plain = jsonable(reportable, source=source)
         if group in ("training", "validation"):
             self._write_scalars(group, steps, plain, batch_metrics)
@@ -187,13 +189,13 @@ class TrainContext:
             raise RuntimeError("upload_tensorboard_files() needs core.init(tensorboard_mode=TensorboardMode.MANUAL)")
 
     def _write_scalars(
-        self, group: str, steps: int, found: Mapping[str, Any], batches: Sequence[Mapping[str, Any]] | None
+        self, group: str, steps: int, metrics: Mapping[str, Any], batches: Sequence[Mapping[str, Any]] | None
     ) -> None:
         if not self._tensorboard.enabled:
             return
         if self._program.steps_completed is None and self._host.latest_checkpoint is not None:
             self._tensorboard.restart(steps)
-        rows = batches or [found]
+        rows = batches or [metrics]
         for step, values in enumerate(rows, start=steps - len(rows) + 1):
             self._tensorboard.write_metrics(step, values, validation=group == "validation")
 

@@ -249,9 +249,9 @@ class LocalHost:
         runs = [path for path in directories if _name_of(path) == name]
         # The latest start first (the name has it in seconds); then the latest checkpoint.
         for run in sorted(runs, key=lambda path: (path.name[:-4], path.stat().st_mtime_ns), reverse=True):
-            found = CheckpointStore(run).open_latest()
-            if found is not None and holds_a_trial(found[1]):
-                return f"{run.name}/{found[1].name}"
+            opened = CheckpointStore(run).open_latest()
+            if opened is not None and holds_a_trial(opened[1]):
+                return f"{run.name}/{opened[1].name}"
         log.info('there is no checkpoint of an earlier run named "%s": training begins at batch 0', name)
         return None
 

@@ -111,8 +111,8 @@ def data_length(data: Any) -> int:
     """
     # A fast path for most batches, at a third of the cost.
     kind = type(data)
-    found = data[0] if (kind is list or kind is tuple) and data else data
-    if type(found) is torch.Tensor and (shape := found.shape):
+    first = data[0] if (kind is list or kind is tuple) and data else data
+    if type(first) is torch.Tensor and (shape := first.shape):
         return shape[0]
     others: dict[str, None] = {}  # an ordered set
     for leaf in _leaves(data):

@@ -95,12 +95,12 @@ def load_trial_from_checkpoint_path(
             context = CheckpointLoadContext(hparams=saved["hparams"], exp_conf=saved["experiment_config"])
             context._run.length = Batch(max(1, files.read_progress(directory).batches))
             context._run.position.epoch_length = files.read_length(directory, "epoch_length")
-        found: Any = trial_class or _import_class(directory / "code", saved["trial_cls_spec"])
+        cls: Any = trial_class or _import_class(directory / "code", saved["trial_cls_spec"])
         try:
-            inspect.signature(found).bind(context, **arguments)
+            inspect.signature(cls).bind(context, **arguments)
         except TypeError as error:
-            raise ValueError(f"can't construct {found.__name__}: {error}; pass trial_kwargs={{...}}") from None
-        trial: T = found(context, **arguments)
+            raise ValueError(f"can't construct {cls.__name__}: {error}; pass trial_kwargs={{...}}") from None
+        trial: T = cls(context, **arguments)
         models = [bare(model) for model in context.models]
         state = files.read_state(directory, models, **(torch_load_kwargs or kwargs))
         sharded.load(state, directory, models)
@@ -114,14 +114,14 @@ def _import_class(code: Path, spec: str | None) -> type[PyTorchTrial]:
     module_name, _, class_name = spec.partition(":")
     try:
         with import_from_path(code):
-            found: Any = importlib.import_module(module_name)
+            imported: Any = importlib.import_module(module_name)
             for part in class_name.split("."):
-                found = getattr(found, part)
+                imported = getattr(imported, part)
     except (ImportError, AttributeError, FileNotFoundError) as error:
         raise ValueError(
             f"can't import the trial's class {spec!r} from {code}: {error}; pass trial_class=..."
         ) from error
-    if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
+    if not (isinstance(imported, type) and issubclass(imported, PyTorchTrial)):
         hint = real_package_hint() or "pass trial_class=..."
-        raise ValueError(f"{spec!r} from {code} must be a subclass of PyTorchTrial, got {found!r}; {hint}")
-    return found
+        raise ValueError(f"{spec!r} from {code} must be a subclass of PyTorchTrial, got {imported!r}; {hint}")
+    return imported

@@ -104,10 +104,10 @@ class TrialRun:
         Raises:
             ValueError: the section is not a dict; nothing else checks a program's config.
         """
-        found = (self.config or {}).get(name) or {}
-        if not isinstance(found, dict):
-            raise ValueError(f"exp_conf[{name!r}] must be a dict, got {found!r}")
-        return found
+        section = (self.config or {}).get(name) or {}
+        if not isinstance(section, dict):
+            raise ValueError(f"exp_conf[{name!r}] must be a dict, got {section!r}")
+        return section
 
     def batch_mover(self) -> Callable[[Any], Any] | None:
         """The function that moves batches to the device; None if the trial moves them itself."""

@@ -114,8 +114,8 @@ class CheckpointStore:
 
     def listed(self) -> list[tuple[int, str]]:
         """(batches, id) of each directory named like a checkpoint, latest first; not verified."""
-        found = [int(match[1]) for name in self._names() if (match := _NAME.fullmatch(name))]
-        return [(batches, self.id_of(batches)) for batches in sorted(found, reverse=True)]
+        numbers = [int(match[1]) for name in self._names() if (match := _NAME.fullmatch(name))]
+        return [(batches, self.id_of(batches)) for batches in sorted(numbers, reverse=True)]
 
     def find(self, batches: int) -> str | None:
         """The id of the checkpoint at this number of batches; None if there is none or it is damaged. In a remote store
@@ -140,8 +140,8 @@ class CheckpointStore:
 
     def latest(self) -> str | None:
         """The id of the latest valid checkpoint. Damaged ones are skipped, each with one warning."""
-        found = self.open_latest()
-        return None if found is None else found[0]
+        opened = self.open_latest()
+        return None if opened is None else opened[0]
 
     def open_latest(self, on_damage: Callable[[str, str], None] = _warn) -> tuple[str, Path] | None:
         """The id of the latest valid checkpoint, and its local directory from `open`.

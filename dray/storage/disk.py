@@ -104,7 +104,7 @@ def _remove_abandoned(root: Path) -> None:
         # Errors: a lock is held, another process removes the directory, or its contents are nested too deeply.
         flags = os.O_DIRECTORY | os.O_NOFOLLOW
         with contextlib.suppress(OSError, RecursionError), _opened(path, flags) as descriptor:
-            found = os.fstat(descriptor)
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > NEW_S:
+            status = os.fstat(descriptor)
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > NEW_S:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)

@@ -59,8 +59,8 @@ class Location:
         if match is None:
             return cls(str(Path(text).expanduser()))
         scheme, place, query = match.group(1).lower(), match.group(2).strip("/"), match.group(3) or ""
-        found = parse_qsl(query, keep_blank_values=True)
-        secrets = [(name, value) for name, value in found if _SECRET.fullmatch(name)]
+        arguments = parse_qsl(query, keep_blank_values=True)
+        secrets = [(name, value) for name, value in arguments if _SECRET.fullmatch(name)]
         if ":" in place.partition("/")[0]:  # bucket names have no colon; a secret may contain a slash
             pair, at, rest = place.partition("@")
             if scheme != "s3" or not at:
@@ -73,9 +73,9 @@ class Location:
             place = rest
         if not place:
             raise ValueError(f"{scheme}://{place} has no bucket; write {scheme}://BUCKET/PREFIX")
-        options = [(name, value) for name, value in found if not _SECRET.fullmatch(name)]
+        options = [(name, value) for name, value in arguments if not _SECRET.fullmatch(name)]
         known = {"s3": _S3 + _S3_SECRETS, "gs": _GCS, "gcs": _GCS}.get(scheme)
-        for name, _ in found:
+        for name, _ in arguments:
             if known is not None and name not in known:
                 raise ValueError(f"{scheme}://{place} has an unknown option {name!r}; known are {', '.join(known)}")
         return cls(f"{scheme}://{place}" + (f"?{urlencode(options)}" if options else ""), tuple(secrets))

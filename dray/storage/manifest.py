@@ -107,8 +107,8 @@ def verify(
             return checkpoint
         raise never_completed(name)
     listed = parse_manifest((checkpoint / MANIFEST).read_bytes(), name)
-    found = [file for file in files_in(checkpoint) if (checkpoint / file).is_file()]  # no pipes or links to nowhere
-    check_files({file: (checkpoint / file).stat().st_size for file in found}, listed, name)
+    files = [file for file in files_in(checkpoint) if (checkpoint / file).is_file()]  # no pipes or links to nowhere
+    check_files({file: (checkpoint / file).stat().st_size for file in files}, listed, name)
     for file, expected in listed.items():
         if (not only or file in only) and sha256_of(checkpoint / file) != expected.sha256:
             raise _damaged(name, f"{file} does not match its checksum")

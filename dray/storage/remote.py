@@ -58,9 +58,9 @@ class RemoteDirectory:
         def listing(filesystem: Any, path: str) -> dict[str, int]:
             from pyarrow.fs import FileSelector, FileType
 
-            found = filesystem.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
+            entries = filesystem.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
             files = {
-                info.path.lstrip("/")[len(path) + 1 :]: info.size or 0 for info in found if info.type == FileType.File
+                info.path.lstrip("/")[len(path) + 1 :]: info.size or 0 for info in entries if info.type == FileType.File
             }
             files.pop("", None)  # a marker object for a directory
             return files

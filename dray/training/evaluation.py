@@ -158,8 +158,8 @@ class Evaluation:
         for callback in self.rank.callbacks.values():
             callback.on_validation_start()
         if self.full_dataset:
-            found = self._full_dataset_metrics() if self.data is not None else {}
-            return Share(metrics=found, reduced=self.rank.reducers.per_slot(training=False))
+            metrics = self._full_dataset_metrics() if self.data is not None else {}
+            return Share(metrics=metrics, reduced=self.rank.reducers.per_slot(training=False))
         for callback in self.rank.callbacks.values():
             callback.on_validation_epoch_start()
         rows = self._batch_metrics(test_mode)
@@ -194,13 +194,14 @@ class Evaluation:
         return batch if self.rank.to_device is None else self.rank.to_device(batch)
 
     def _full_dataset_metrics(self) -> dict[str, Any]:
-        found = self._evaluate_all(data_loader=self.data)
-        if not isinstance(found, dict):
+        metrics = self._evaluate_all(data_loader=self.data)
+        if not isinstance(metrics, dict):
             raise TypeError(
-                f"evaluate_full_dataset() must return a dict of metrics, got {found!r} of type {type(found).__name__}"
+                "evaluate_full_dataset() must return a dict of metrics, "
+                f"got {metrics!r} of type {type(metrics).__name__}"
             )
         self.rank.optimisation.reshard()
-        return jsonable(found, source="evaluate_full_dataset()")
+        return jsonable(metrics, source="evaluate_full_dataset()")
 
     def combine(self, shares: Sequence[Share]) -> dict[str, Any]:
         """Combine the shares of all ranks, in rank order, into the metrics. Every rank does so, without an exchange."""

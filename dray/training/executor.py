@@ -216,12 +216,12 @@ class Executor:
             self._training = averages or None
             save = leave is None or self._may_save(leave, torn=len({each.steps for each in ranks}) > 1)
             return Outcome(batches=position.trained, leave=True, save_on_leave=save, interrupted=leave is None)
-        found = rank.reducers.cross_slot([each.reduced or [] for each in distinct], training=True)
-        check_names(found, averages, "train_batch()")
-        averages.update({name: to_numpy(value) for name, value in found.items()})
+        reduced_metrics = rank.reducers.cross_slot([each.reduced or [] for each in distinct], training=True)
+        check_names(reduced_metrics, averages, "train_batch()")
+        averages.update({name: to_numpy(value) for name, value in reduced_metrics.items()})
         self._training = averages
         if rank.is_chief:
-            self.scalars.write_metrics(position.trained, found)
+            self.scalars.write_metrics(position.trained, reduced_metrics)
         if self.hooks.batch_metrics:
             _, leave = agreement.on_all(lambda: self._workload_end(averages))
             if leave is not None:
@@ -259,16 +259,16 @@ class Executor:
                 lambda: evaluation.share(test_mode=command.test_mode), training=self.rank.optimisation.has_sharded
             )
             if leave is None:
-                found = evaluation.combine(shares)
-                answers, leave = self.agreement.on_all(lambda: self._validated(found, command.compare))
+                metrics = evaluation.combine(shares)
+                answers, leave = self.agreement.on_all(lambda: self._validated(metrics, command.compare))
         if leave is not None:
             return Outcome(leave=True, save_on_leave=self._may_save(leave))
         is_best, reached = answers[0]
         return Outcome(is_best=is_best, decides=reached == "rung", length_reached=reached == "end")
 
-    def _validated(self, found: dict[str, Any], compare: bool) -> tuple[bool, Reached]:
+    def _validated(self, metrics: dict[str, Any], compare: bool) -> tuple[bool, Reached]:
         """Call the callbacks, then ask the host whether this validation is the best, and whether it reaches a rung."""
-        shown = dict(found)
+        shown = dict(metrics)
         for callback in self.rank.callbacks.values():
             callback.on_validation_end(shown)
         # Metrics that callbacks add to the dict are reported too.

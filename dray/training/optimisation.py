@@ -326,5 +326,5 @@ def _divide(gradients: Sequence[torch.Tensor | None], divisor: int) -> None:
         if gradient is not None:
             part = sharding.local(gradient)
             alike[type(part), part.device, part.dtype, part.layout].append(part)
-    for found in alike.values():
-        torch._foreach_div_(found, divisor)
+    for gradients_alike in alike.values():
+        torch._foreach_div_(gradients_alike, divisor)

@@ -97,7 +97,7 @@ def warn_if_tf32_is_off(loss: torch.Tensor, device: torch.device) -> None:
 
 def _products(loss: torch.Tensor) -> Counter[torch.dtype]:
     """Count the matrix products in a graph by the dtype of their results."""
-    found: Counter[torch.dtype] = Counter()
+    products: Counter[torch.dtype] = Counter()
     seen: set[Any] = set()
     nodes: list[Any] = [loss.grad_fn]
     while nodes:
@@ -106,6 +106,6 @@ def _products(loss: torch.Tensor) -> Counter[torch.dtype]:
             continue
         seen.add(node)
         if node.name() in _PRODUCTS:
-            found[node._input_metadata[0].dtype] += 1
+            products[node._input_metadata[0].dtype] += 1
         nodes += [earlier for earlier, _ in node.next_functions]
-    return found
+    return products

@@ -187,8 +187,8 @@ def unshare_changed_shards(models: Sequence[torch.nn.Module], peers: Distributed
 
 def digest_of(models: Sequence[torch.nn.Module]) -> str:
     """A digest of all pretrained weights in the models; "" if there are none."""
-    found = [{name: _weight_of(each).sha256 for name, each in shared_parameters(model).items()} for model in models]
-    return hashlib.sha256(repr(found).encode()).hexdigest() if any(found) else ""
+    digests = [{name: _weight_of(each).sha256 for name, each in shared_parameters(model).items()} for model in models]
+    return hashlib.sha256(repr(digests).encode()).hexdigest() if any(digests) else ""
 
 
 def check_same(digests: Sequence[str]) -> None:
@@ -247,8 +247,8 @@ def with_shared(model: torch.nn.Module, saved: Mapping[str, Any], left_out: Mapp
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    found: torch.Tensor = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
-    return found
+    local: torch.Tensor = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+    return local
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -135,15 +135,15 @@ class Usage:
         now, device = time.monotonic(), self._device
         elapsed = now - self._measured_at
         if elapsed >= MEASURE_EVERY_S or (not self._machine and elapsed > 0.05):
-            found: dict[str, float | None] = {}
+            figures: dict[str, float | None] = {}
             if (processes := self._measured("processes", _processes)) is not None:
                 cpu_s = self._measured("cpu_cores", lambda: self._grown_cpu_s(processes))
-                found["cpu_cores"] = None if cpu_s is None else cpu_s / elapsed
-                found["memory_gb"] = self._measured("memory_gb", lambda: _memory_gb_of(processes))
+                figures["cpu_cores"] = None if cpu_s is None else cpu_s / elapsed
+                figures["memory_gb"] = self._measured("memory_gb", lambda: _memory_gb_of(processes))
             if device.type == "cuda":
-                found.update(self._measured("gpu_memory_gb", lambda: _gpu_memory(device)) or {})
-                found["gpu_percent"] = self._measured("gpu_percent", lambda: float(torch.cuda.utilization(device)))
-            self._machine = {name: value for name, value in found.items() if value is not None}
+                figures.update(self._measured("gpu_memory_gb", lambda: _gpu_memory(device)) or {})
+                figures["gpu_percent"] = self._measured("gpu_percent", lambda: float(torch.cuda.utilization(device)))
+            self._machine = {name: value for name, value in figures.items() if value is not None}
             self._measured_at = now
         return self._machine
 
@@ -191,27 +191,27 @@ class Usage:
         training = self._spent["training"]
         seconds = {"training": 0.0, "data": self._data_s, **self._spent}
         seconds["training"] -= self._data_s
-        found = {f"{phase}_s": value for phase, value in seconds.items() if value > 0}
+        figures = {f"{phase}_s": value for phase, value in seconds.items() if value > 0}
         if self._batches and training > 0:
-            found["batches_per_second"] = self._batches / training
-            found.update(self._throughput(training))
+            figures["batches_per_second"] = self._batches / training
+            figures.update(self._throughput(training))
         for name, reduce in OVER_RANKS.items():
             if known := [machine[name] for machine in self._ranks if name in machine]:
-                found[name] = reduce(known)
+                figures[name] = reduce(known)
         self._data_s = 0.0
         self._spent = dict.fromkeys(self._spent, 0.0)
         self._flushed_at, self._batches, self._work = now, 0, (0.0, 0.0)
-        return found or None
+        return figures or None
 
     def _throughput(self, seconds: float) -> dict[str, float]:
         records, tokens = (work / seconds for work in self._work)
-        found = {"records_per_second": records, "tokens_per_second": tokens}
+        figures = {"records_per_second": records, "tokens_per_second": tokens}
         if isinstance(self.flops_per_record, int | float):
             flops = self.flops_per_record * records / self._slots
-            found["tflops_per_slot"] = flops / 1e12
+            figures["tflops_per_slot"] = flops / 1e12
             if self._device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(self._device))):
-                found["mfu_percent"] = 100 * flops / peak
-        return {name: value for name, value in found.items() if value > 0}
+                figures["mfu_percent"] = 100 * flops / peak
+        return {name: value for name, value in figures.items() if value > 0}
 
 
 def _gpu_memory(device: torch.device) -> dict[str, float | None]:
@@ -233,12 +233,12 @@ def _processes() -> list[str]:
 
 
 def _cpu_s_of(processes: Sequence[str]) -> dict[str, float]:
-    found = {"self": time.process_time()}
+    seconds = {"self": time.process_time()}
     for process in processes[1:]:
         with contextlib.suppress(OSError, ValueError):  # the process has ended
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            found[process] = (int(fields[11]) + int(fields[12])) / _TICKS
-    return found
+            seconds[process] = (int(fields[11]) + int(fields[12])) / _TICKS
+    return seconds
 
 
 def _memory_gb_of(processes: Sequence[str]) -> float:

@@ -73,8 +73,8 @@ class Checkpointer:
             own = replace(own, gradients=on_cpu(gradients))
             state = rank.optimisation.state_dict()
             if not self.full:
-                state, found = sharded.split(state)
-                tensors |= found
+                state, dtensors = sharded.split(state)
+                tensors |= dtensors
             shards = sharded.shards_of(tensors)
         if self.full:
             state = sharded.gathered(state, keep=peers.rank == 0)

@@ -32,26 +32,26 @@ POSITIONS = {"trial_state.pkl": "batches_trained", "workload_sequencer.pkl": "st
 
 def adapt(state: Mapping[str, Any], models: Sequence[torch.nn.Module]) -> dict[str, Any]:
     """Convert a state to dray's layout. The trial's models tell DDP's prefix from a submodule called `module`."""
-    found: dict[str, Any] = {f"{kind}_state_dict": [] for kind in ("models", "optimizers", "lr_schedulers")}
-    found = {**found, "callbacks": {}, **state}
-    if found.pop("amp_state", None) is not None:
+    adapted: dict[str, Any] = {f"{kind}_state_dict": [] for kind in ("models", "optimizers", "lr_schedulers")}
+    adapted = {**adapted, "callbacks": {}, **state}
+    if adapted.pop("amp_state", None) is not None:
         log.warning("ignoring the checkpoint's state of NVIDIA apex; use context.experimental.use_amp() instead")
-    found["models_state_dict"] = list(found["models_state_dict"])
-    for index, (model, saved) in enumerate(zip(models, found["models_state_dict"], strict=False)):
+    adapted["models_state_dict"] = list(adapted["models_state_dict"])
+    for index, (model, saved) in enumerate(zip(models, adapted["models_state_dict"], strict=False)):
         own = model.state_dict().keys()
         if saved and all(name.startswith("module.") for name in saved) and not own <= saved.keys():
-            found["models_state_dict"][index] = {name.removeprefix("module."): value for name, value in saved.items()}
-    return found
+            adapted["models_state_dict"][index] = {name.removeprefix("module."): value for name, value in saved.items()}
+    return adapted
 
 
 def rng_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
     saved = state.get("rng_state")
     if saved is None:
         return None
-    found = rng.packed(saved["random_rng_state"], saved["np_rng_state"], saved["cpu_rng_state"])
+    rng_state = rng.packed(saved["random_rng_state"], saved["np_rng_state"], saved["cpu_rng_state"])
     if "gpu_rng_state" in saved:
-        found["cuda"] = saved["gpu_rng_state"]
-    return found
+        rng_state["cuda"] = saved["gpu_rng_state"]
+    return rng_state
 
 
 def read_progress(directory: Path) -> Progress:
@@ -74,13 +74,13 @@ def read_progress(directory: Path) -> Progress:
 
 def describe(directory: Path) -> dict[str, Any]:
     """The trial's trial_cls_spec, hparams and experiment_config, each None if unknown."""
-    found = read_json(directory / LOAD_DATA) or {}
-    config = found.get("experiment_config")
-    spec = found.get("trial_cls_spec") or (config or {}).get("entrypoint")
+    description = read_json(directory / LOAD_DATA) or {}
+    config = description.get("experiment_config")
+    spec = description.get("trial_cls_spec") or (config or {}).get("entrypoint")
     return {
         # Later entrypoints are commands; only "module:Class" names a class.
         "trial_cls_spec": spec if isinstance(spec, str) and ":" in spec and " " not in spec.strip() else None,
-        "hparams": found.get("hparams"),
+        "hparams": description.get("hparams"),
         "experiment_config": config,
     }
 

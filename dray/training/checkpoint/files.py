@@ -79,7 +79,7 @@ class Description:
         """The contents of files that are the same in each checkpoint, by name."""
         # JSON is valid YAML, and 20 times faster to write.
         documents = {HPARAMS: self.hparams, EXPERIMENT: self.experiment}
-        texts = {name: _json(found, indent=1) for name, found in documents.items() if found is not None}
+        texts = {name: _json(document, indent=1) for name, document in documents.items() if document is not None}
         return texts | {f"code/{name}": content for name, content in self.code.items()}
 
 
@@ -211,8 +211,8 @@ def read_progress(directory: Path) -> Progress:
 
 def read_length(directory: Path, name: Literal["epoch_length", "total_batches"]) -> int | None:
     """A length of the run that wrote a checkpoint, see `Description`; None if unknown."""
-    found = (read_json(directory / PROGRESS) or {}).get(name)
-    return found if isinstance(found, int) else None
+    length = (read_json(directory / PROGRESS) or {}).get(name)
+    return length if isinstance(length, int) else None
 
 
 def read_division(directory: Path) -> Division | None:
@@ -247,8 +247,8 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
             f"{directory} has no {STATE}: a program saved it with the core API, and only that program can read it; "
             "copy its files with `dray checkpoint download`"
         )
-    found: dict[str, Any] = load_as(dict, path, **torch_load_kwargs)
-    return found if old is None else determined.adapt(found, models)
+    state: dict[str, Any] = load_as(dict, path, **torch_load_kwargs)
+    return state if old is None else determined.adapt(state, models)
 
 
 def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int, sharing: int = 1) -> RankState | None:

@@ -169,6 +169,6 @@ def open_together(peers: DistributedContext, open_one: Callable[[], Path], doing
     with all_or_none(peers, doing):
         if peers.local_rank == 0:
             directory = open_one()
-    found = peers.broadcast_local(directory)
-    assert found is not None
-    return found
+    opened = peers.broadcast_local(directory)
+    assert opened is not None
+    return opened

@@ -114,18 +114,18 @@ def load_as(kind: type[T], path: Path, **kwargs: Any) -> T:
     if kwargs.get("mmap") and not zipfile.is_zipfile(path):
         kwargs["mmap"] = False  # torch maps only the format that it writes since 1.6
     try:
-        found: Any = _load(path, **kwargs)
+        content: Any = _load(path, **kwargs)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path} can't be loaded as data: {_reason(str(error))}; nothing in it was run. If you trust the file, "
             "allow the type with torch.serialization.add_safe_globals([...]) first; or load it with torch.load("
             "weights_only=False), convert its contents to plain values, and save it in its place"
         ) from error
-    if not isinstance(found, kind):
+    if not isinstance(content, kind):
         raise ValueError(
-            f"{path} must hold a {kind.__name__}, got {type(found).__name__}; use a checkpoint that a Trainer wrote"
+            f"{path} must hold a {kind.__name__}, got {type(content).__name__}; use a checkpoint that a Trainer wrote"
         )
-    return found
+    return content
 
 
 def _reason(message: str) -> str:

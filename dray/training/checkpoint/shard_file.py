@@ -117,7 +117,7 @@ def read(file: Path) -> dict[str, StoredPiece]:
                 raise ValueError(f"its header has {length} bytes, but the file {size}")
             entries = json.loads(opened.read(length))
         where = json.loads(entries.pop("__metadata__")[_WHERE])
-        found = {}
+        pieces = {}
         for name, entry in entries.items():
             begin, end = entry["data_offsets"]
             dtype, shape, offsets = DTYPES[entry["dtype"]], tuple(entry["shape"]), tuple(where[name][_OFFSETS])
@@ -125,7 +125,7 @@ def read(file: Path) -> dict[str, StoredPiece]:
             is_place = all(type(number) is int and number >= 0 for number in numbers) and len(shape) == len(offsets)
             if not is_place or end - begin != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
                 raise ValueError(f"{name} is not as large as its shape {shape} says")
-            found[name] = StoredPiece(file, 8 + length + begin, end - begin, dtype, shape, offsets)
+            pieces[name] = StoredPiece(file, 8 + length + begin, end - begin, dtype, shape, offsets)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged: {error!r}; use an earlier checkpoint") from error
-    return found
+    return pieces

@@ -38,15 +38,15 @@ def file_of(rank: int) -> str:
 
 def split(state: T, *keys: Any) -> tuple[T, dict[str, torch.Tensor]]:
     """A state with meta tensors in place of its DTensors, and the DTensors by name. `keys`: the path to the state."""
-    found: dict[str, torch.Tensor] = {}
+    dtensors: dict[str, torch.Tensor] = {}
 
     def take(at: Keys, value: Any) -> Any:
         if not is_dtensor(value):
             return value
-        found[name_of(at)] = value.detach()
+        dtensors[name_of(at)] = value.detach()
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
-    return mapped(state, take, keys), found
+    return mapped(state, take, keys), dtensors
 
 
 def gathered(state: T, keep: bool) -> T:
@@ -59,8 +59,8 @@ def gathered(state: T, keep: bool) -> T:
         full = value.full_tensor().detach()
         return full.cpu() if keep else torch.empty_like(full, device="meta")
 
-    found: T = mapped(state, whole)
-    return found
+    result: T = mapped(state, whole)
+    return result
 
 
 def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
@@ -83,14 +83,14 @@ def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
             saved[name] = tensor
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(saved, is_coordinator=False)
-    found = {}
+    shards = {}
     for item in planner.create_local_plan().items:
         assert item.tensor_data is not None
         local = planner.resolve_data(item)
         assert isinstance(local, torch.Tensor)
         if local.numel() > 0:
-            found[item.index.fqn] = TensorPiece(local, tuple(item.tensor_data.chunk.offsets))
-    return found
+            shards[item.index.fqn] = TensorPiece(local, tuple(item.tensor_data.chunk.offsets))
+    return shards
 
 
 class StoredTensors:
@@ -188,8 +188,8 @@ def fill(state: T, directory: Path, target_of: Callable[[Keys], torch.Tensor | N
         copy_pieces([([0] * value.ndim, value.shape, lambda: value)], target)
         return target
 
-    found: T = mapped(state, filled, keys)
-    return found
+    result: T = mapped(state, filled, keys)
+    return result
 
 
 def load(
@@ -203,13 +203,13 @@ def load(
     parameters = [[each for group in optimizer.param_groups for each in group["params"]] for optimizer in optimizers]
 
     def target_of(keys: Keys) -> torch.Tensor | None:
-        found: Any = None
+        target: Any = None
         match keys:
             case ("models_state_dict", int(index), str(name)) if index < len(states):
-                found = states[index].get(name)
+                target = states[index].get(name)
             case ("optimizers_state_dict", int(index), "state", int(number), _) if index < len(parameters):
-                found = parameters[index][number] if number < len(parameters[index]) else None
-        return found if isinstance(found, torch.Tensor) else None
+                target = parameters[index][number] if number < len(parameters[index]) else None
+        return target if isinstance(target, torch.Tensor) else None
 
     for part in ("models_state_dict", "optimizers_state_dict")[: 2 if optimizers else 1]:
         if part in state:

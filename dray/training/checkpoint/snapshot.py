@@ -47,9 +47,9 @@ class Snapshots:
         needed = [(nbytes, True) for nbytes in sizes] + [(storage.nbytes(), False) for storage in others]
         # Reuse first, so that buffers which no longer fit are freed before new ones are allocated.
         free, self.buffers = self.buffers, defaultdict(list)
-        found = [free[kind].pop() if free.get(kind) else None for kind in needed]
+        reused = [free[kind].pop() if free.get(kind) else None for kind in needed]
         del free
-        buffers = [new_buffer(*kind) if buffer is None else buffer for kind, buffer in zip(needed, found, strict=True)]
+        buffers = [new_buffer(*kind) if buffer is None else buffer for kind, buffer in zip(needed, reused, strict=True)]
         for buffer, kind in zip(buffers, needed, strict=True):
             self.buffers[kind].append(buffer)
         copies = {}

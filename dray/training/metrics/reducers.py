@@ -158,9 +158,9 @@ class ReducerRegistry:
                     f"the reducer {_describe(reducer)} {must} return a dict, because it was wrapped {how}, got "
                     f"{value!r} of type {type(value).__name__}"
                 )
-            found = value if name is None else {name: value}
-            check_names(found, metrics, "another reducer")
-            metrics.update(found)
+            reduced = value if name is None else {name: value}
+            check_names(reduced, metrics, "another reducer")
+            metrics.update(reduced)
         return metrics
 
     def _of(self, training: bool) -> list[tuple[MetricReducer, str | None]]:

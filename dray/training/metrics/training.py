@@ -59,10 +59,10 @@ class Column:
         """All values, with those of `pending()` taken from `fetched`."""
         if not self.is_number:
             return None
-        found: list[float | None] = []
+        values: list[float | None] = []
         for chunk in self._chunks:
-            found.extend(itertools.islice(fetched, len(chunk)) if isinstance(chunk, torch.Tensor) else chunk)
-        return found
+            values.extend(itertools.islice(fetched, len(chunk)) if isinstance(chunk, torch.Tensor) else chunk)
+        return values
 
     def _fold(self) -> None:
         for are_tensors, values in itertools.groupby(self.fresh, lambda value: isinstance(value, torch.Tensor)):

@@ -76,26 +76,26 @@ def all_or_none(peers: DistributedContext, doing: str) -> Iterator[list[Any]]:
         PeerFailed: on the ranks that did not fail, for any other error: "rank 1 failed while <doing>".
     """
     error: BaseException | None = None
-    found: list[Any] = []
+    values: list[Any] = []
     try:
-        yield found
+        yield values
     except (Exception, SystemExit) as caught:
         error = caught
     leave = None if error is None else leave_by(peers, error)
-    ranks = exchange(peers, (found[0] if found else None, leave), leave, error)
+    ranks = exchange(peers, (values[0] if values else None, leave), leave, error)
     if error is not None:
         raise error
     for rank, (_, other) in enumerate(ranks):
         if other is not None:
             raise other.as_error(rank, doing)
-    found[:] = [value for value, _ in ranks]
+    values[:] = [value for value, _ in ranks]
 
 
 def on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> list[T]:
     """Call a function on each rank, and return all results on all ranks. If one rank fails, all raise."""
-    with all_or_none(peers, doing) as found:
-        found.append(work())
-    return found
+    with all_or_none(peers, doing) as results:
+        results.append(work())
+    return results
 
 
 def on_chief(peers: DistributedContext, doing: str, work: Callable[[], T], message: Any = None) -> tuple[T, list[Any]]:

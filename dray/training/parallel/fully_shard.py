@@ -128,7 +128,7 @@ class FullyShard:
         modules = list(model.modules())
         if self._is_function:
             chooses: Any = self.units
-            if not (found := [module for module in modules if chooses(module)]):
+            if not (units := [module for module in modules if chooses(module)]):
                 raise ValueError(
                     f"FullyShard(units={self.units!r}): it returned False for each of the model's {len(modules)} "
                     "modules; choose some, or leave units out to shard the model as one unit"
@@ -141,8 +141,8 @@ class FullyShard:
                         f"FullyShard(units=...): {kind if isinstance(kind, str) else kind.__name__} is the class of no "
                         f"module in the model; it has {', '.join(classes)}"
                     )
-            found = [module for module in modules if any(_is_a(module, kind) for kind in self._kinds)]
-        return [module for module in found if module is not model]
+            units = [module for module in modules if any(_is_a(module, kind) for kind in self._kinds)]
+        return [module for module in units if module is not model]
 
 
 def _is_a(module: nn.Module, kind: Kind) -> bool:
@@ -150,10 +150,10 @@ def _is_a(module: nn.Module, kind: Kind) -> bool:
 
 
 def _dtype(name: str, value: Any) -> torch.dtype | None:
-    found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
-    if (found is not None and not isinstance(found, torch.dtype)) or (found is None and value is not None):
+    dtype = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+    if (dtype is not None and not isinstance(dtype, torch.dtype)) or (dtype is None and value is not None):
         raise TypeError(f"FullyShard(mp_policy=...): {name} must be a dtype or its name (bfloat16), got {value!r}")
-    return found
+    return dtype
 
 
 def check_arguments(

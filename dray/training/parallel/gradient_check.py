@@ -49,7 +49,7 @@ class GradientCheck:
         if batch_idx is None or (id(optimizer) in self._steps and batch_idx != self._last):
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        found = {
+        gradients = {
             index: gradient.detach()
             for index, parameter in enumerate(parameters)
             if (gradient := parameter.grad) is not None
@@ -57,10 +57,10 @@ class GradientCheck:
             and gradient.is_floating_point()
         }
         norms = None
-        if found:
-            each = torch._foreach_norm(list(found.values()), 2, dtype=torch.float64)
+        if gradients:
+            each = torch._foreach_norm(list(gradients.values()), 2, dtype=torch.float64)
             norms = torch.stack([norm.to(each[0].device) for norm in each])
-        self._steps[id(optimizer)] = _Step(batch_idx, parameters, list(found), norms)
+        self._steps[id(optimizer)] = _Step(batch_idx, parameters, list(gradients), norms)
 
     def norms(self) -> Norms:
         """The norms taken since `begin`. Waits for the device."""

@@ -53,7 +53,7 @@ def connect(model: torch.nn.Module) -> None:
 def _own_groups(model: torch.nn.Module) -> None:
     """With gloo, have a model's FSDP modules communicate in process groups that a rank can close when it leaves. The
     groups of the user's own mesh belong to the trial, and may include the one in which ranks agree."""
-    found = [
+    groups = [
         (info, name, group)
         for module in fsdp_modules(model)
         for params in _param_groups(module)
@@ -62,15 +62,15 @@ def _own_groups(model: torch.nn.Module) -> None:
         if (group := getattr(info, name, None)) is not None
     ]
     # The mesh's device counts, since offloaded parameters are on another.
-    if not found or ddp.queues_collectives(torch.device(found[0][0].mesh.device_type)):
+    if not groups or ddp.queues_collectives(torch.device(groups[0][0].mesh.device_type)):
         return
     ours = ddp.gradients_group()
-    foreign = {tuple(dist.get_process_group_ranks(group)) for _, _, group in found if not ours.has(group)}
+    foreign = {tuple(dist.get_process_group_ranks(group)) for _, _, group in groups if not ours.has(group)}
     needed: list[set[tuple[int, ...]]] = [set()] * dist.get_world_size()
     dist.all_gather_object(needed, foreign, group=ours.group)
     for ranks in sorted(set().union(*needed)):  # all ranks make the groups together, in the same order
         ours.make(ranks)
-    for info, name, group in found:
+    for info, name, group in groups:
         if not ours.has(group):
             setattr(info, name, ours.make(tuple(dist.get_process_group_ranks(group))))
 
@@ -79,8 +79,8 @@ _GROUPS = ("shard_process_group", "replicate_process_group")  # attributes of FS
 
 
 def _param_groups(module: Any) -> list[Any]:
-    found: list[Any] = module._get_fsdp_state()._fsdp_param_groups
-    return found
+    groups: list[Any] = module._get_fsdp_state()._fsdp_param_groups
+    return groups
 
 
 def _release(model: torch.nn.Module) -> None:
@@ -143,10 +143,10 @@ def broadcast(tensors: list[torch.Tensor], group: Any = None) -> None:
 
 
 def placed_alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    found: dict[Any, list[torch.Tensor]] = defaultdict(list)
+    alike: dict[Any, list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
-        found[(tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else None].append(tensor)
-    return list(found.values())
+        alike[(tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else None].append(tensor)
+    return list(alike.values())
 
 
 @contextlib.contextmanager
