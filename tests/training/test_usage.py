@@ -1,4 +1,4 @@
-"""What a trial takes of time and of its machine."""
+"""A trial's time and machine usage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
 
 class Clock:
-    """Of everything that is measured; it stands unless it is moved."""
+    """A clock for all measurements, which stands still unless it is moved."""
 
     def __init__(self) -> None:
         self.now = self.cpu_s = 100.0
