@@ -47,11 +47,15 @@ class SearcherOperation:
 
     @property
     def length(self) -> Any:
-        """The trial's total length after this operation; usually an int."""
+        """The trial's total length after this operation, usually an int."""
         return int(self._length) if float(self._length).is_integer() else self._length
 
     def report_progress(self, length: float) -> None:
-        """Log the trial's current length, in the unit of `length`. On the chief only."""
+        """Log the trial's current length, in the unit of `self.length`. On the chief only.
+
+        Raises:
+            RuntimeError: called on another rank, or after `report_completed()`.
+        """
         self._program.check_chief("op.report_progress")
         if self._completed and length != self.length:
             raise RuntimeError("op.report_progress() was called after op.report_completed(), which ends the operation")
