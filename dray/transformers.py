@@ -28,20 +28,20 @@ _SPEEDS = ("_runtime", "_per_second", "_compilation_time")
 
 
 class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
-    """Reports what a `transformers.Trainer` logs, makes the trial's checkpoints from what it saves, and stops it when
-    the search says so or its machine is taken away.
+    """Connects a `transformers.Trainer` to a trial: reports its logs, turns its checkpoints into the trial's, and stops
+    it when the search decides to or its machine is taken away.
 
-    A trial that is started again finds its latest checkpoint in `args.resume_from_checkpoint`, which the program passes
-    to `trainer.train()`. In an experiment `args.output_dir` becomes a subdirectory of itself for each trial, since all
-    trials on a machine have the same working directory.
+    A restarted trial finds its latest checkpoint in `args.resume_from_checkpoint`, which the program passes to
+    `trainer.train()`. In an experiment each trial gets a subdirectory of `args.output_dir`, since all trials on a
+    machine have the same working directory.
 
     Training ends with a checkpoint, and with an evaluation if the trainer evaluates at all.
 
     Args:
         core_context: the context from `core.init()`.
         args: the trainer's `transformers.TrainingArguments`.
-        filter_metrics: report only metrics with one of these in their name, and those that the search needs. By default
-            all but speeds.
+        filter_metrics: report only metrics with one of these strings in their name, and those that the search needs.
+            Default: all but speeds.
         user_data: JSON-serialisable data to save in each checkpoint, as `my_data.json`.
     """
 
@@ -72,11 +72,11 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 return
             core_context.checkpoint.download(info.latest_checkpoint, args.output_dir)
             steps = core_context.checkpoint.get_metadata(info.latest_checkpoint)["steps_completed"]
-            # By its number: a killed attempt may have left later ones there.
+            # Named by its step, because a killed attempt may have left later ones there.
             args.resume_from_checkpoint = os.path.join(args.output_dir, f"checkpoint-{steps}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Report the logs, once per step: the summary at the end of training is for a step already reported."""
+        """Report the logs once per step: the summary at the end of training repeats a step."""
         names = list(logs or {})
         if not logs or any(name.startswith("test_") for name in names):
             return
@@ -86,8 +86,8 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._reported[group] = state.global_step
         if state.is_world_process_zero:
             kept = {name: value for name, value in logs.items() if self._is_kept(name)}
-            found = {"batches": state.global_step, "epochs": state.epoch, **kept}
-            self.core_context.train.report_metrics(group, state.global_step, found)
+            metrics = {"batches": state.global_step, "epochs": state.epoch, **kept}
+            self.core_context.train.report_metrics(group, state.global_step, metrics)
 
     def _is_kept(self, name: str) -> bool:
         if name == "epoch" or name.endswith(_SPEEDS):  # the trainer's epoch is rounded
@@ -111,18 +111,18 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             control.should_save = True
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Check whether to stop: the search may have decided so on this report."""
+        """Check whether to stop: the search may have decided on this report."""
         self._check_stop(state, control)
 
     def _check_stop(self, state: Any, control: Any) -> None:
         if state.global_step >= state.max_steps:
-            return  # It ends by itself; acknowledging a request to stop would have it resumed later.
+            return  # it ends anyway; if it acknowledged a request to stop, it would be resumed later
         # All ranks call this together, as should_preempt() requires.
         self._stop_requested = self._stop_requested or self.core_context.preempt.should_preempt()
         control.should_training_stop = control.should_training_stop or self._stop_requested
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Make a checkpoint of the trial from what the trainer has saved."""
+        """Make a checkpoint of the trial from the trainer's."""
         self._saved = state.global_step
         name = f"checkpoint-{state.global_step}"
         if self.user_data is not None and state.is_world_process_zero:

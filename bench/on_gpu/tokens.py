@@ -28,7 +28,7 @@ from small_gpt import (
 )
 
 from dray import pytorch
-from dray.training.usage import counted, peak_flops
+from dray.training.usage import count_flops, peak_flops
 
 GOAL = 0.99
 TURN = 20
@@ -64,7 +64,7 @@ def measure(sizes: Sizes, turn: int, turns: int) -> None:
 def flops_of(sizes: Sizes) -> float:
     """FLOPs of a token, forward and backward."""
     model, one = made(sizes), [part.to(DEVICE) for part in data(replace(sizes, records=1))[:1]]
-    return counted(lambda: loss_of(model, one).backward())[1] / sizes.block
+    return count_flops(lambda: loss_of(model, one).backward())[1] / sizes.block
 
 
 class Trial(pytorch.PyTorchTrial):

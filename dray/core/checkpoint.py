@@ -1,4 +1,4 @@
-"""Checkpoints of a program with its own training loop: directories of any files that it writes."""
+"""Checkpoints of a program with its own training loop: directories of files that the program writes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ Selector = Callable[[str], bool]
 
 
 class DownloadMode(enum.Enum):
-    """Which ranks call `download()` and `restore_path()`.
+    """Selects the ranks that call `download()` and `restore_path()`.
 
-    LocalWorkersShareDownload: all ranks together; those of one machine share the files. NoSharedDownload: any rank, on
-    its own.
+    Attributes:
+        LocalWorkersShareDownload: all ranks together; those of a machine share the files.
+        NoSharedDownload: any rank, on its own.
     """
 
     LocalWorkersShareDownload = "LOCAL_WORKERS_SHARE_DOWNLOAD"
@@ -41,10 +42,10 @@ class DownloadMode(enum.Enum):
 
 
 class CheckpointContext:
-    """Saves and restores what a program needs to resume.
+    """Saves and restores a program's checkpoints.
 
-    A checkpoint is committed as a whole or not at all: in an experiment to the trial's checkpoint storage, and when the
-    trial is restarted `info.latest_checkpoint` is the latest one; in a local run to the run's directory.
+    A checkpoint is committed as a whole or not at all. In an experiment it goes to the trial's checkpoint storage, and
+    a restarted trial finds its latest one in `info.latest_checkpoint`. In a local run it goes to the run's directory.
     """
 
     def __init__(self, program: Program) -> None:
@@ -52,7 +53,7 @@ class CheckpointContext:
 
     @property
     def outputs(self) -> Location:
-        """Where the trial stores other results than checkpoints. Not deleted with these."""
+        """The location for results other than checkpoints, which are kept when checkpoints are deleted."""
         return self._host.outputs
 
     # --------------------------------------------------------------------------------------------------------- save
@@ -61,17 +62,17 @@ class CheckpointContext:
     ) -> AbstractContextManager[tuple[Path, str]]:
         """Yield a directory to write files to, and the id of the checkpoint that they become when the block ends.
 
-        If the block raises, there is no checkpoint. A later one with the same `steps_completed` replaces the earlier.
+        If the block raises, no checkpoint is made. A checkpoint with the same `steps_completed` is replaced.
 
         Args:
             metadata: JSON-serialisable; must have `steps_completed`, an int >= 0, as when reporting metrics.
-            shard: all ranks call this together; each writes its files, under unique names, into the directory, which
-                the ranks of a machine share; their metadata are merged. By default only the chief (rank 0) calls it.
+            shard: all ranks call this together, and each writes files with unique names into the directory, which the
+                ranks of a machine share. Their metadata are merged. By default only the chief (rank 0) calls it.
 
         Raises:
             ValueError: `steps_completed` is missing or invalid; or a file is named `manifest.json` or `report.json`.
-            RuntimeError: on another rank than the chief without `shard`; or ranks have different metadata of the same
-                name, or different machines files of the same name.
+            RuntimeError: called without `shard` on a rank other than the chief; or ranks give different values for the
+                same metadata key; or two machines wrote a file of the same name.
             StorageFull: the disk or the storage is full.
         """
         return self._store(metadata, self._ranks("store_path", shard))
@@ -84,11 +85,12 @@ class CheckpointContext:
             with all_or_none(peers, "writing a sharded checkpoint"):
                 yield joint.staging, self._host.checkpoint_id(steps)
             # A rank may have added metadata in the block.
-            parts = peers.allgather((dict(metadata or {}), _files(joint.staging) if joint.stages else []))
+            parts = peers.allgather((dict(metadata or {}), _files(joint.staging) if joint.owns_staging else []))
             merged = _merged([metadata for metadata, _ in parts])
-            if twice := _repeated([names for _, names in parts]):
+            if duplicates := _repeated([names for _, names in parts]):
                 raise RuntimeError(
-                    f"store_path(shard=True): several machines wrote a file {twice[0]!r}; put the rank into the names"
+                    f"store_path(shard=True): several machines wrote a file named {duplicates[0]!r}; put the rank into "
+                    "the names"
                 )
             joint.commit({}, lambda staging: _complete(staging, merged))
         if peers.rank == 0:
@@ -105,13 +107,14 @@ class CheckpointContext:
         """Make a checkpoint of the files in a directory, and return its id.
 
         Args:
-            ckpt_dir: the directory; not changed. With `shard`, None on a rank without files.
+            ckpt_dir: the directory, which is left unchanged. With `shard`, None on a rank without files.
             metadata, shard: as in `store_path`.
-            selector: takes a path relative to `ckpt_dir`; returns whether to include the file. By default all are.
+            selector: takes a path relative to `ckpt_dir`, and returns whether to include the file. Default: all files.
 
         Raises:
-            ValueError, StorageFull: as `store_path`.
-            RuntimeError: as `store_path`; or no rank gives a directory; or ranks have different files of the same name.
+            ValueError, StorageFull: as in `store_path`.
+            RuntimeError: as in `store_path`; or no rank gives a directory; or ranks have different files of the same
+                name.
             NotADirectoryError: the directory does not exist.
         """
         peers = self._ranks("upload", shard)
@@ -119,17 +122,17 @@ class CheckpointContext:
         with all_or_none(peers, "listing the files to upload"):
             if source is not None and not source.is_dir():
                 raise NotADirectoryError(f"upload(): no such directory: {str(source)!r}")
-            mine = None if source is None else _files(source, selector)
-        found = peers.allgather(mine)
-        if all(names is None for names in found):
+            names = None if source is None else _files(source, selector)
+        names_by_rank = peers.allgather(names)
+        if all(names is None for names in names_by_rank):
             raise RuntimeError(
                 "upload(ckpt_dir=None) would save nothing; give a directory, with shard=True on at least one rank"
             )
-        ranks = [names or [] for names in found]
-        if twice := _repeated(ranks):
-            digests = {name: sha256_of(source / name) for name in twice if name in ranks[peers.rank]} if source else {}
-            everyones = peers.allgather(digests)
-            different = [name for name in twice if len({each[name] for each in everyones if name in each}) > 1]
+        ranks = [names or [] for names in names_by_rank]
+        if shared := _repeated(ranks):
+            digests = {name: sha256_of(source / name) for name in shared if name in ranks[peers.rank]} if source else {}
+            all_digests = peers.allgather(digests)
+            different = [name for name in shared if len({each[name] for each in all_digests if name in each}) > 1]
             if different:
                 raise RuntimeError(
                     f"upload(shard=True): ranks have different files of the same name: {', '.join(different)}; put "
@@ -150,16 +153,16 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> Iterator[Path]:
-        """Yield the local directory of a checkpoint, to read from; downloaded first if it is in an object store.
+        """Yield a local directory to read a checkpoint from. One in an object store is downloaded first.
 
         Args:
             storage_id: an id from `store_path` or `upload`, `info.latest_checkpoint`, a directory or a URI.
             download_mode: which ranks call this, see `DownloadMode`.
-            selector: has no effect.
+            selector: has no effect: all files are downloaded.
 
         Raises:
             FileNotFoundError: the checkpoint does not exist.
-            CheckpointError: it is damaged.
+            CheckpointError: the checkpoint is damaged.
         """
         shared = DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload
         read = functools.partial(self._host.open_checkpoint, storage_id)
@@ -179,27 +182,35 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> None:
-        """Copy the files of a checkpoint to a directory, which is created if it does not exist. Raises as
-        `restore_path`.
+        """Copy the files of a checkpoint to a directory, which is created if it does not exist.
 
         Args:
             storage_id, download_mode: as in `restore_path`.
-            selector: takes a path relative to the checkpoint; returns whether to copy the file. By default all are.
-                Ranks that share the files get what any of them selects.
+            ckpt_dir: the directory to copy to.
+            selector: takes a path relative to the checkpoint, and returns whether to copy the file. Default: all files.
+                Ranks that share a download get every file that one of them selects.
+
+        Raises:
+            FileNotFoundError, CheckpointError: as in `restore_path`.
         """
         shared = DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload
         with self.restore_path(storage_id, download_mode) as source:
-            wanted = set(_files(source, selector))
+            selected = set(_files(source, selector))
             if shared:
-                wanted = set().union(*self._peers.allgather_local(wanted))
+                selected = set().union(*self._peers.allgather_local(selected))
             with self._together(shared):
                 if not shared or self._peers.local_rank == 0:
                     Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
-                    _copy(source, Path(ckpt_dir), sorted(wanted - set(OURS)))
+                    _copy(source, Path(ckpt_dir), sorted(selected - set(OURS)))
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        """The metadata that a checkpoint was stored with; {} if none. Any rank may call this. Raises as `restore_path`,
-        but of the other files only the sizes are checked."""
+        """Return the metadata that a checkpoint was stored with, {} if there are none. Any rank may call this.
+
+        Raises:
+            FileNotFoundError: the checkpoint does not exist.
+            CheckpointError: its metadata are damaged, or a file is missing or has the wrong size. The contents of other
+                files are checked when they are restored.
+        """
         path = self._host.open_checkpoint(storage_id, only=[METADATA]) / METADATA
         try:
             return dict(json.loads(path.read_text()))
@@ -211,15 +222,18 @@ class CheckpointContext:
             ) from None
 
     def delete(self, storage_id: str) -> None:
-        """Delete a checkpoint of this trial, or of this local run; a `ValueError` if it is another's. On the chief
-        only."""
+        """Delete a checkpoint of this trial or local run. On the chief only.
+
+        Raises:
+            ValueError: the checkpoint belongs to another trial or run.
+        """
         self._host.delete_checkpoint(storage_id)
 
     def _together(self, shared: bool) -> AbstractContextManager[Any]:
         return all_or_none(self._peers, "reading a checkpoint") if shared else contextlib.nullcontext()
 
     def _ranks(self, call: str, shard: bool) -> DistributedContext:
-        """Those that save a checkpoint together."""
+        """The ranks that save a checkpoint together."""
         if shard:
             return self._peers
         self._program.check_chief(f"checkpoint.{call}", "without shard=True, ")
@@ -237,21 +251,21 @@ def _steps(metadata: Mapping[str, Any]) -> int:
 
 
 def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, Any]:
-    """The metadata of all ranks, merged, also dicts in it; a RuntimeError if values of a name differ."""
-    found: dict[str, Any] = {}
+    """Merge the metadata of all ranks, nested dicts included; a RuntimeError if the values of a key differ."""
+    merged: dict[str, Any] = {}
     for metadata in ranks:
         for key, value in metadata.items():
-            before = found.get(key, value)
+            before = merged.get(key, value)
             if isinstance(value, dict) and isinstance(before, dict):
-                found[key] = _merged([before, value], f"{where}{key}.")
+                merged[key] = _merged([before, value], f"{where}{key}.")
             elif before != value:
                 raise RuntimeError(
                     f"the ranks' metadata of a sharded checkpoint differ: {where}{key} is {before!r} on one and "
                     f"{value!r} on another; use different names"
                 )
             else:
-                found[key] = value
-    return found
+                merged[key] = value
+    return merged
 
 
 def _complete(staging: Path, metadata: Mapping[str, Any]) -> None:
@@ -261,7 +275,7 @@ def _complete(staging: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def _repeated(ranks: Sequence[Sequence[str]]) -> list[str]:
-    """Names that several ranks have, sorted."""
+    """Names found on several ranks, sorted."""
     counts = Counter(name for names in ranks for name in names)
     return sorted(name for name, count in counts.items() if count > 1)
 

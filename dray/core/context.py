@@ -36,7 +36,7 @@ class ProfilerContext:
 
 
 class ExperimentalCoreContext:
-    """Only logs: linking trials to checkpoints was a service of Determined's cluster."""
+    """Logs the checkpoints and models that a trial uses; Determined's cluster recorded them."""
 
     def report_task_using_checkpoint(self, checkpoint: Any) -> None:
         """Log a checkpoint that the trial uses."""
@@ -53,8 +53,8 @@ class Context:
     Attributes:
         train: reports metrics.
         checkpoint: saves and restores checkpoints.
-        preempt: whether to stop.
-        searcher: the lengths to train to, for programs that let the search decide.
+        preempt: tells the program when to stop.
+        searcher: yields the lengths to train to, for programs that let the search decide.
         distributed: this process's rank, and communication with the trial's other processes.
         profiler, experimental: have no effect.
         info: the trial and its cluster; None in a local run.
@@ -112,17 +112,17 @@ def init(
     preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
     tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
 ) -> Context:
-    """The core API, for a program with its own training loop: `with core.init() as core_context`.
+    """Set up the core API for a program with its own training loop: `with core.init() as core_context`.
 
-    In an experiment the program is the entrypoint, such as `entrypoint: python3 train.py`. Started by itself it is a
-    local run: metrics and checkpoints go to a directory in `~/dray_results/local`, and SIGTERM requests a stop.
+    In an experiment the program is the entrypoint, such as `entrypoint: python3 train.py`. Run by itself it is a local
+    run: metrics and checkpoints go to a directory in `~/dray_results/local`, and SIGTERM requests a stop.
 
     Args:
-        distributed: the trial's processes. By default, in an experiment, all of the trial's; otherwise those that
-            torchrun has started; else this one alone. torch.distributed is left to the program.
+        distributed: the trial's processes. Default: in an experiment, all of the trial's; under torchrun, all that it
+            started; otherwise this process alone. torch.distributed is left to the program.
         checkpoint_storage: where a local run stores its checkpoints: a directory, a URI such as `s3://bucket/prefix`,
-            or a `checkpoint_storage` section of a config. By default the run's directory. No effect in an experiment,
-            whose config sets it.
+            or a `checkpoint_storage` section of a config. Default: the run's directory. Has no effect in an experiment,
+            whose config sets the storage.
         preempt_mode: which ranks call `preempt.should_preempt()`.
         tensorboard_mode: whether reported metrics are written for TensorBoard.
 
@@ -134,34 +134,34 @@ def init(
         distributed = DistributedContext.from_torch_distributed()
     peers = distributed or current_peers() or DistributedContext()
     check_peers(peers, "core.init()")
-    found = current_host()
+    host = current_host()
     with contextlib.ExitStack() as stack:
         if distributed is not None:
             stack.callback(distributed.close)
-        if found is None:
-            found = stack.enter_context(_local_host(peers, checkpoint_storage))
-            log.info("local run %s", found.directory)
+        if host is None:
+            host = stack.enter_context(_local_host(peers, checkpoint_storage))
+            log.info("local run %s", host.directory)
         elif checkpoint_storage is not None:
             log.warning("core.init(checkpoint_storage=...) has no effect in an experiment, whose config sets it")
-        if not isinstance(found, ProgramHost):
+        if not isinstance(host, ProgramHost):
             raise RuntimeError(
                 "core.init() is for programs with their own training loop (entrypoint: python3 train.py), but this "
                 "trial is a class, whose trainer reports and saves; use the trial's context instead"
             )
-        found.opened()
-        return Context(Program(found, peers), preempt_mode, tensorboard_mode, stack.pop_all())
+        host.opened()
+        return Context(Program(host, peers), preempt_mode, tensorboard_mode, stack.pop_all())
 
 
 def _local_host(peers: DistributedContext, storage: str | Mapping[str, Any] | None) -> LocalHost:
-    where = Location.of(storage) if isinstance(storage, str) else None
+    location = Location.of(storage) if isinstance(storage, str) else None
     if isinstance(storage, Mapping):
-        # Imported only here, since it needs pydantic. It checks the section as that of an experiment's config.
+        # Imported only here, because it needs pydantic. The section is checked like that of an experiment's config.
         from dray.config.load import load_storage
 
-        where = load_storage(storage)
-    mine = new_directory()
-    if where is not None and where.is_local:
-        mine = where.path / mine.name
-    directory = peers.broadcast(mine.absolute())
-    store = None if where is None or where.is_local else store_at(where.child(directory.name), directory)
+        location = load_storage(storage)
+    directory = new_directory()
+    if location is not None and location.is_local:
+        directory = location.path / directory.name
+    directory = peers.broadcast(directory.absolute())
+    store = None if location is None or location.is_local else store_at(location.child(directory.name), directory)
     return LocalHost(directory, store=store)

@@ -1,4 +1,4 @@
-"""Preemption: whether a program should save its state and return."""
+"""Preemption: requests that a program save its state and return."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ log = logging.getLogger(__name__)
 
 
 class PreemptMode(enum.Enum):
-    """Which ranks call `should_preempt()`.
+    """Selects the ranks that call `should_preempt()`.
 
-    WorkersAskChief: all ranks call it together, and get the chief's answer. ChiefOnly: only the chief calls it, and the
-    program passes the answer on. WorkersAskMaster: each rank calls it at any time; all ranks get a positive answer at
-    about the same time.
+    Attributes:
+        WorkersAskChief: all ranks together, and all get the chief's answer.
+        ChiefOnly: only the chief, and the program passes the answer on.
+        WorkersAskMaster: each rank at any time. All ranks get a positive answer at about the same time.
     """
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
@@ -26,8 +27,8 @@ class PreemptMode(enum.Enum):
 
 
 class PreemptContext:
-    """Tells a program when to stop: the search has stopped or paused the trial, its workers are needed elsewhere, or
-    the experiment was interrupted; in a local run, the process received SIGTERM."""
+    """Tells a program when to stop: when the search stops or pauses the trial, when its workers are needed elsewhere,
+    or when the experiment is interrupted; in a local run, after a SIGTERM."""
 
     def __init__(self, program: Program, mode: PreemptMode) -> None:
         self._program, self._mode = program, PreemptMode(mode)
@@ -43,10 +44,10 @@ class PreemptContext:
         return self
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
-        """Whether the program should save its state and return; if it was paused or interrupted, it is restarted later.
+        """Return whether the program should save its state and return. A paused or interrupted trial is resumed later.
 
         Args:
-            auto_ack: acknowledge a True answer at once. With False, call `acknowledge_preemption_signal()` if the
+            auto_ack: acknowledge a True answer at once. With False, call `acknowledge_preemption_signal()` when the
                 program returns because of it.
 
         Raises:
@@ -64,10 +65,10 @@ class PreemptContext:
             try:
                 if stop:
                     self._store.set(self._key, b"1")
-                # Also after the set, which does not wait for the store: True once every rank would see it.
+                # Checked even after the set, which does not wait for the store: True once every rank would see it.
                 stop = bool(self._store.check([self._key]))
             except RuntimeError as error:
-                # The chief serves the store. It has returned, so it was asked to stop.
+                # The chief serves the store. It has returned, so a stop was requested.
                 log.info("rank %d returns, since the chief has: %s", program.peers.rank, error)
                 stop = True
         if stop and auto_ack:
@@ -75,5 +76,5 @@ class PreemptContext:
         return stop
 
     def acknowledge_preemption_signal(self) -> None:
-        """Confirm that the program returns early because it was asked to; it is then resumed later."""
+        """Confirm that the program returns early because it was preempted, so that the trial is resumed later."""
         self._program.host.interrupted()

@@ -1,4 +1,4 @@
-"""Operations: the lengths that the search wants a trial to train to, one for each at which it compares trials."""
+"""Operations: the lengths at which the search compares trials, one after another, for a program to train to."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dray.training.metrics.values import as_number, to_numpy
 
 log = logging.getLogger(__name__)
 
-LOCAL_LENGTH = 1.0  # of the only operation of a run without a search
-_NO_MORE = 0.0  # broadcast instead of a length after the last one
+LOCAL_LENGTH = 1.0  # the length of the only operation in a run without a search
+_NO_MORE = 0.0  # broadcast in place of a length after the last operation
 
 
 class Unit(enum.Enum):
@@ -27,14 +27,19 @@ class Unit(enum.Enum):
 
 
 class SearcherMode(enum.Enum):
-    """Which ranks call `SearcherContext.operations()`: all together (WorkersAskChief), or the chief (ChiefOnly)."""
+    """Selects the ranks that call `SearcherContext.operations()`.
+
+    Attributes:
+        WorkersAskChief: all ranks together.
+        ChiefOnly: only the chief.
+    """
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
     ChiefOnly = "CHIEF_ONLY"
 
 
 class SearcherOperation:
-    """A length to train to, in the search's unit, from the beginning of the trial."""
+    """A length to train to, in the search's unit, counted from the beginning of the trial."""
 
     def __init__(self, length: float, program: Program, *, metric: str | None, unit: Unit | None) -> None:
         self._length, self._program, self._metric, self._unit = length, program, metric, unit
@@ -42,11 +47,15 @@ class SearcherOperation:
 
     @property
     def length(self) -> Any:
-        """The trial's total length after this operation; usually an int."""
+        """The trial's total length after this operation, usually an int."""
         return int(self._length) if float(self._length).is_integer() else self._length
 
     def report_progress(self, length: float) -> None:
-        """Report the trial's present length, in the unit of `length`. Only logged. On the chief only."""
+        """Log the trial's current length, in the unit of `self.length`. On the chief only.
+
+        Raises:
+            RuntimeError: called on another rank, or after `report_completed()`.
+        """
         self._program.check_chief("op.report_progress")
         if self._completed and length != self.length:
             raise RuntimeError("op.report_progress() was called after op.report_completed(), which ends the operation")
@@ -54,12 +63,14 @@ class SearcherOperation:
         log.debug("progress: %s", length)
 
     def report_completed(self, searcher_metric: Any) -> None:
-        """Report that training has reached `length`, with the metric that the search compares: a number, or a tensor or
-        array of one element. On the chief only.
+        """Report that training has reached `length`. On the chief only.
+
+        Args:
+            searcher_metric: the metric that the search compares: a number, or a tensor or array with one element.
 
         Raises:
             RuntimeError: called on another rank, or twice.
-            SearcherMetricError: the metric is not a number, or the search has several.
+            SearcherMetricError: the metric is not a number, or the search has several metrics.
         """
         self._program.check_chief("op.report_completed")
         if self._metric is None:
@@ -77,7 +88,7 @@ class SearcherOperation:
         steps = self._program.steps_completed or 0
         self._program.publish(
             Report(
-                # A length without a unit counts as batches, and may be something else.
+                # Without reported steps, a length is taken as batches, though its unit may be another.
                 batches=max(steps, int(self._length)) if self._unit is Unit.BATCHES or not steps else steps,
                 epochs=self._length if self._unit is Unit.EPOCHS else None,
                 validation={self._metric: value},
@@ -87,8 +98,11 @@ class SearcherOperation:
 
 
 class SearcherContext:
-    """Yields the lengths to train to. Alternatively, as in Determined since 0.38, a program decides itself how long to
-    train, reports validations, and calls `preempt.should_preempt()`."""
+    """Yields the lengths to train to.
+
+    The alternative, as in Determined since 0.38: the program decides how long to train, reports validations, and calls
+    `preempt.should_preempt()`.
+    """
 
     def __init__(self, program: Program, config: Mapping[str, Any] | None) -> None:
         self._program = program
@@ -99,12 +113,12 @@ class SearcherContext:
     ) -> Iterator[SearcherOperation]:
         """Yield an operation for each length at which the search decides, until it stops the trial.
 
-        Lengths are counted from the start of the trial. Those that were reported before a restart are left out. A run
-        without a search has one operation, of length 1. `auto_ack` has no effect.
+        Lengths are counted from the start of the trial. After a restart, lengths that were already reported are left
+        out. A run without a search has one operation, of length 1. `auto_ack` has no effect.
 
         Raises:
             ValueError: the search sets no length.
-            RuntimeError: an operation ended without `report_completed()`; or called on a rank other than the chief,
+            RuntimeError: an operation ended without `report_completed()`; or a rank other than the chief called this
                 with `SearcherMode.ChiefOnly`.
         """
         program, shared = self._program, SearcherMode(searcher_mode) is SearcherMode.WorkersAskChief
@@ -144,7 +158,7 @@ class SearcherContext:
         """Has no effect."""
 
     def get_configured_units(self) -> Unit | None:
-        """The unit of the search's lengths; None if they are measured by another metric (`searcher.time_metric`)."""
+        """Return the unit of the search's lengths, None if another metric measures them (`searcher.time_metric`)."""
         self._check_length()
         if self._searcher is None:
             return Unit.EPOCHS

@@ -126,7 +126,7 @@ class Forecast:
         if not self._moved:  # time before the first progress is start-up time
             self._pace.begin()
         self._pace.note(now, trained, self._busy_s)
-        seconds, gained, busy_s = self._pace.lately()
+        seconds, gained, busy_s = self._pace.recent()
         if self._moved < 4 or seconds < FIRST_S or gained <= 0 or busy_s <= 0:
             self.left_s = None
             return

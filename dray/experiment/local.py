@@ -60,7 +60,7 @@ class OneTrialHost(LocalHost):
         self._settings, self._command = settings, command
         self.latest_checkpoint = latest = self._store.latest()
         self.steps_completed = 0 if latest is None else self._store.batches_of(latest)
-        self._checks = MetricChecks(settings.compared, is_alone=settings.is_single, stops_on_nan=settings.stops_on_nan)
+        self._checks = MetricChecks(settings.compared, is_single=settings.is_single, stops_on_nan=settings.stops_on_nan)
         self.metrics: Sequence[str] = self._checks.compared
         self.secrets = settings.secrets
         self.source_checkpoint = settings.source_checkpoint
@@ -74,7 +74,7 @@ class OneTrialHost(LocalHost):
 
     def opened(self) -> None:
         # A program need not report if no trials are compared: it may only evaluate a model.
-        self.trained |= self._checks.is_alone
+        self.trained |= self._checks.is_single
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
         if self._settings.time_metric is None:

@@ -1,4 +1,4 @@
-"""Hosts: where a training run happens. Here, on a laptop or under torchrun; in a Ray worker, see `dray.worker.host`."""
+"""Hosts, which run a trial: here on a laptop or under torchrun; `dray.worker.host` is that of a Ray worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _current: ContextVar[tuple[Host | None, DistributedContext | None]] = ContextVar
 
 
 def current_host() -> Host | None:
-    """The host of the enclosing `use_host`, or None: the run is then local."""
+    """The host of the enclosing `use_host`; None outside of one: the run is local."""
     return _current.get()[0]
 
 
@@ -27,8 +27,8 @@ def current_peers() -> DistributedContext | None:
 
 @contextlib.contextmanager
 def use_host(host: Host, peers: DistributedContext | None = None) -> Iterator[Host]:
-    """Make `host` the one that `pytorch.init()` uses, in this thread, until the block ends, and `peers` the
-    processes that it trains with by default. They are not closed."""
+    """Within the block and in this thread, `pytorch.init()` uses `host`, and trains with `peers` by default. Neither is
+    closed."""
     token = _current.set((host, peers))
     try:
         yield host

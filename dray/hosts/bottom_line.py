@@ -1,7 +1,7 @@
-"""A line that stays below all other output: at the bottom of a terminal or a notebook cell.
+"""A line that stays below all other output, at the bottom of a terminal or a notebook cell.
 
-Not rich's `Live`: it takes a millisecond to draw, wraps what the program prints, and sends standard output to standard
-error, even if only one of them is a terminal.
+rich's `Live` won't do: it takes a millisecond to draw, wraps the program's own output, and sends standard output to
+standard error even if only one of them is a terminal.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _ERASE = "\r\x1b[2K"
 class TerminalLine:
     """The last line of the terminal that standard error goes to. A context manager.
 
-    In the block, what the program prints or logs appears above the line. The line is not drawn while the program is in
-    the middle of another one, such as its own progress bar, or in a debugger, whose prompt does not pass through here.
+    Within the block, the program's output appears above the line. The line is not drawn while the program is in the
+    middle of a line itself, such as its own progress bar, or in a debugger, whose prompt does not pass through here.
     """
 
     every_s = 0.0
@@ -43,7 +43,7 @@ class TerminalLine:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if stream is not None and stream.isatty():
-                above[stream] = cast(TextIO, _Above(stream, self))
+                above[stream] = cast(TextIO, _StreamAboveLine(stream, self))
                 setattr(sys, name, above[stream])
                 self._restore.callback(_put_back, name, above[stream], stream)
         for handler in _stream_handlers():
@@ -60,7 +60,6 @@ class TerminalLine:
         self._restore.close()
 
     def width(self) -> int:
-        """The width of the line, in columns."""
         try:
             columns = os.get_terminal_size(self._terminal.fileno()).columns
         except OSError:
@@ -74,7 +73,6 @@ class TerminalLine:
                 self._write(f"{_ERASE}{text}")
 
     def above(self, stream: TextIO, text: str) -> int:
-        """Write the program's output above the line."""
         if not self._open:
             return stream.write(text)
         if os.getpid() != self._pid:  # in a forked worker of a DataLoader: the line and its lock are the parent's
@@ -92,13 +90,13 @@ class TerminalLine:
         return written
 
     def _write(self, text: str) -> None:
-        # Not through the stream's buffer, whose lock a process that is forked meanwhile would inherit.
+        # Bypass the stream's buffer: a process forked meanwhile would inherit its lock.
         with contextlib.suppress(OSError):  # the terminal is gone
             os.write(self._terminal.fileno(), text.encode(self._terminal.encoding or "utf-8", "replace"))
 
 
-class _Above:
-    """A stream of the program, with its text above the line."""
+class _StreamAboveLine:
+    """Stands in for `sys.stdout` or `sys.stderr`, and writes above the line."""
 
     def __init__(self, stream: TextIO, line: TerminalLine) -> None:
         self._stream, self._line = stream, line
@@ -118,7 +116,7 @@ class _Above:
 
 
 class NotebookLine:
-    """An output of a notebook cell, replaced with each drawing. A context manager, as `TerminalLine`."""
+    """An output of a notebook cell that each drawing replaces. A context manager like `TerminalLine`."""
 
     every_s = 1.0
 
@@ -126,7 +124,7 @@ class NotebookLine:
         self._ipython = importlib.import_module("IPython.display")  # every notebook has it
 
     def __enter__(self) -> NotebookLine:
-        self._handle = self._ipython.display(self._ipython.HTML(self.shown("")), display_id=True)
+        self._handle = self._ipython.display(self._ipython.HTML(self.as_html("")), display_id=True)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -136,10 +134,9 @@ class NotebookLine:
         return 110
 
     def draw(self, picture: Any) -> None:
-        self._handle.update(self._ipython.HTML(self.shown(picture)))
+        self._handle.update(self._ipython.HTML(self.as_html(picture)))
 
-    def shown(self, picture: Any) -> str:
-        """The picture, a line of text, as HTML."""
+    def as_html(self, picture: Any) -> str:
         return f"<pre>{html.escape(picture)}</pre>" if picture else ""
 
 
@@ -167,7 +164,7 @@ def _stream_handlers() -> list[logging.StreamHandler[Any]]:
 
 
 def _is_debugging() -> bool:
-    """Whether a debugger of any thread waits for commands: pdb, or another one made of `bdb`."""
+    """Whether a debugger (pdb, or another one built on `bdb`) waits for commands in any thread."""
     bdb = sys.modules.get("bdb")
     if bdb is None:
         return False

@@ -1,4 +1,4 @@
-"""The caller's own process, or the processes of torchrun: metrics and checkpoints go to a directory."""
+"""The host of local runs, in the caller's own process or under torchrun: metrics and checkpoints go to a directory."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ log = logging.getLogger(__name__)
 
 
 def home() -> Path:
-    """Where dray stores results: DRAY_HOME, else ~/dray_results."""
+    """The directory of all results: DRAY_HOME, or else ~/dray_results."""
     return Path(os.environ.get("DRAY_HOME") or Path.home() / "dray_results")
 
 
 class LocalHost:
     """The host of a run without an experiment; see `dray.training.host.Host` for its methods.
 
-    Nothing is written before the first report. As a context manager it turns SIGTERM into a request to stop after the
-    current batch, with a checkpoint; while the run trains, so does Ctrl-C, which then raises KeyboardInterrupt.
+    Nothing is written before the first report. Used as a context manager, it turns SIGTERM into a request to save and
+    stop after the current batch. While the run trains, Ctrl-C does the same and then raises KeyboardInterrupt.
 
     Args:
-        directory: the run's directory; by default a new one in `<home>/local`.
-        trial_seed: random by default.
-        code_dir: copied into checkpoints; by default the working directory.
-        store: the checkpoint store; by default in `directory`.
+        directory: the run's directory. Default: a new one in `<home>/local`.
+        trial_seed: the trial's seed. Default: random.
+        code_dir: the directory of source code to copy into checkpoints. Default: the working directory.
+        store: the checkpoint store. Default: one in `directory`.
     """
 
     experiment_id = 0
@@ -77,7 +77,7 @@ class LocalHost:
     ) -> None:
         # Absolute: the program may change the working directory while a checkpoint is written.
         self.directory = (directory or new_directory()).absolute()
-        # Not from the global generator: a seeded program would always get the same seed, and lose a random number.
+        # The global generator would give a seeded program the same seed each time, and shift its own draws.
         self.trial_seed = random.SystemRandom().getrandbits(31) if trial_seed is None else trial_seed
         self.code_dir: Path | None = code_dir or Path.cwd()
         self.tensorboard_path = self.directory / "tensorboard"
@@ -91,7 +91,7 @@ class LocalHost:
         self._metrics: IO[str] | None = None
         self._progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._display: ProgressDisplay | None = None
-        self._shows = is_wanted()  # now: later, all ranks but the chief log only errors
+        self._shows = is_wanted()  # evaluated now: later, all ranks but the chief log only errors
         self._last: Report | None = None
         self._saved: str | None = None
 
@@ -129,7 +129,7 @@ class LocalHost:
                     finally:
                         self._display = None
             else:
-                # The terminal may also be the chief's: what this rank prints must not end up behind the chief's bar.
+                # The terminal may also be the chief's, whose bar must not overwrite this rank's output.
                 line = bottom_line() if peers.rank and self._shows else None
                 with line if isinstance(line, TerminalLine) else contextlib.nullcontext():
                     yield
@@ -153,7 +153,7 @@ class LocalHost:
             ) from error
 
     def _record_end(self) -> None:
-        """Record the end of a run that stopped at a report that was not final: it was not killed."""
+        """Mark a run that stopped at a report that was not final as ended, so that it does not look killed."""
         if self._last is not None and not self._last.final:
             self._write(_row(replace(self._last, training=None, validation=None, final=True, interrupted=True)))
 
@@ -176,7 +176,7 @@ class LocalHost:
             why = "ended early, as requested,"
         display.ended(batches, why)
         if self._saved is None and completed and batches == begin:
-            display.say("the checkpoint had trained all of that already; to train longer, pass a larger max_length")
+            display.say("the checkpoint is already at this length; to train longer, pass a larger max_length")
         elif self._saved is None:
             display.say("no checkpoint was saved")
         else:
@@ -185,7 +185,7 @@ class LocalHost:
                 display.say(how)
 
     def how_to_resume(self, checkpoint: str, *, completed: bool) -> str:
-        """The user's hint for training on from the run's latest checkpoint."""
+        """A hint for the user: how to continue from the run's latest checkpoint."""
         if completed:
             return f'train longer with: fit(max_length=..., latest_checkpoint="{checkpoint}")'
         return f'resume with: fit(..., latest_checkpoint="{checkpoint}")'
@@ -197,7 +197,7 @@ class LocalHost:
         return "nothing"
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        # Not watched for hangs: the user is at the terminal.
+        # Only for the display; nobody watches for hangs, since the user is at the terminal.
         self._progress = progress
         if self._display is not None:
             self._display.watch(progress)
@@ -231,7 +231,7 @@ class LocalHost:
         raise ValueError(f"there is no checkpoint {checkpoint!r} of this run; a run can delete only its own")
 
     def open_checkpoint(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
-        """A checkpoint below `home()` by its id (`<run>/checkpoint_<batches>`), or any by its path or URI."""
+        """Open a checkpoint below `home()` by its id (`<run>/checkpoint_<batches>`), or any by its path or URI."""
         if checkpoint == self.latest_checkpoint or not Location.of(checkpoint).is_local:
             return self._store.open(checkpoint, only=only)
         candidates = (Path(checkpoint), home() / "local" / checkpoint, self.directory.parent / checkpoint)
@@ -247,11 +247,11 @@ class LocalHost:
         name = _name_of(self.directory)
         directories = self.directory.parent.iterdir() if self.directory.parent.is_dir() else ()
         runs = [path for path in directories if _name_of(path) == name]
-        # By the time of the start, which is in seconds; then by the latest checkpoint.
+        # The latest start first (the name has it in seconds); then the latest checkpoint.
         for run in sorted(runs, key=lambda path: (path.name[:-4], path.stat().st_mtime_ns), reverse=True):
-            found = CheckpointStore(run).open_latest()
-            if found is not None and holds_a_trial(found[1]):
-                return f"{run.name}/{found[1].name}"
+            opened = CheckpointStore(run).open_latest()
+            if opened is not None and holds_a_trial(opened[1]):
+                return f"{run.name}/{opened[1].name}"
         log.info('there is no checkpoint of an earlier run named "%s": training begins at batch 0', name)
         return None
 
@@ -263,10 +263,10 @@ class LocalHost:
         return requested
 
     def opened(self) -> None:
-        """Nothing to do: a local program need not report."""
+        """No-op: a local program need not report."""
 
     def interrupted(self) -> None:
-        """Nothing to do: the run ends with the program."""
+        """No-op: the run ends with the program."""
 
     def best_validation(self) -> float | None:
         return None
@@ -278,7 +278,7 @@ class LocalHost:
         if any(part is not None for part in (report.training, report.validation, report.checkpoint, report.groups)):
             row = _row(report)
             self._write({**row, "system": report.system} if report.system else row)
-            self._unsaved.add([row])  # without usage, so that two identical runs have identical checkpoints
+            self._unsaved.add([row])  # without machine usage, so that two identical runs have identical checkpoints
         self._last = report
         if self._display is not None:
             self._display.reported(report)
@@ -314,12 +314,12 @@ def metrics_text(metrics: Mapping[str, object]) -> str:
 
 
 def new_directory(name: str | None = None) -> Path:
-    """A directory for a run of this name; by default the program's name."""
+    """The path of a new directory for a run of this name, by default the program's."""
     return home() / "local" / f"{file_name(name or _program())}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
 
 
 def _name_of(directory: Path) -> str:
-    """The name of the run that `new_directory` made this directory for."""
+    """The run's name in a directory from `new_directory`."""
     return directory.name.rsplit("-", 3)[0]
 
 
@@ -327,5 +327,5 @@ def _program() -> str:
     if "ipykernel" in sys.modules:
         return "notebook"
     script = Path(sys.argv[0] if sys.argv else "")
-    name = script.parent.name if script.stem == "__main__" else script.stem  # of python -m
+    name = script.parent.name if script.stem == "__main__" else script.stem  # a package, run by python -m
     return name if name not in ("", "-c") else "python"

@@ -1,8 +1,8 @@
-"""Shows a local run's progress: a line at its start, at each validation and at its end; in a terminal or a notebook,
+"""Shows a local run's progress: a line at the start, at each validation and at the end; in a terminal or a notebook,
 also a progress bar below them.
 
-The lines are messages of the logger `dray` at level INFO, and are turned off with it. They go through logging if it is
-configured to show them, else to standard error.
+The lines are messages of the logger `dray` at level INFO, and are turned off with it. If logging is configured to show
+them they go through it, otherwise to standard error.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from dray.training.units import ENDLESS
 log = logging.getLogger("dray")
 
 POLL_S = 0.25
-BAR = 24
-"""Width of the bar, in columns."""
+BAR = 24  # width of the bar in columns
 
 
 def is_wanted() -> bool:
-    """Whether progress is shown: unless logging is disabled, the logger `dray` is, or its level is above INFO.
+    """Whether to show progress: not if logging or the logger `dray` is disabled, or its level is above INFO.
 
-    The root logger's default level, WARNING, does not turn it off, since nobody chose it.
+    The root logger's default level, WARNING, does not turn progress off, since nobody chose it.
     """
     if log.disabled or log.manager.disable >= logging.INFO:
         return False
@@ -40,8 +39,7 @@ def is_wanted() -> bool:
 
 
 class ProgressDisplay:
-    """Displays the progress of one `fit()`, from batch `begin` on. A context manager, which removes the bar at its
-    end."""
+    """Displays the progress of one `fit()` from batch `begin` on. A context manager; its exit removes the bar."""
 
     def __init__(
         self,
@@ -94,36 +92,35 @@ class ProgressDisplay:
             print(text, file=sys.stdout if isinstance(self._line, NotebookLine) else sys.stderr, flush=True)
 
     def started(self, where: str) -> None:
-        """Say how much is trained, and where results are stored."""
-        of = "" if self._length is None else f" {self._length:,} batches{self._in_epochs(self._length)}"
-        since = f", from batch {self._begin:,} on" if self._begin else ""
-        self.say(f"training{of}{since}; metrics and checkpoints go to {where}")
+        """Announce the length of the training, and the directory of its results."""
+        length = "" if self._length is None else f" {self._length:,} batches{self._in_epochs(self._length)}"
+        first = f", from batch {self._begin:,} on" if self._begin else ""
+        self.say(f"training{length}{first}; metrics and checkpoints go to {where}")
 
     def reported(self, report: Report) -> None:
-        """Show a report's metrics in the bar; print those of a validation."""
+        """Show a report's metrics in the bar; print the metrics of a validation."""
         self._training = _numbers(report.training) or self._training
         self._system = report.system or self._system
         if report.validation is None:
             return
         self._validation = _numbers(report.validation)
-        how = [self._speed(report.batches), *self._throughput()] if report.batches > self._begin else []
-        if how and self._length is not None and report.batches < self._length:
-            how.append(self._left(self._length, report.batches))
-        where = f"batch {self._of(report.batches)}{self._in_epochs(report.batches)}"
-        self.say(f"{', '.join([where, *how])}: {', '.join(self._metrics())}")
+        figures = [self._speed(report.batches), *self._throughput()] if report.batches > self._begin else []
+        if figures and self._length is not None and report.batches < self._length:
+            figures.append(self._time_left(self._length, report.batches))
+        position = f"batch {self._of_length(report.batches)}{self._in_epochs(report.batches)}"
+        self.say(f"{', '.join([position, *figures])}: {', '.join(self._metrics())}")
 
     def ended(self, batches: int, why: str) -> None:
-        """Remove the bar, and say how far training got, and why it ended early, such as "stopped by Ctrl-C"; "" if
-        it did not."""
+        """Remove the bar, and print how far training got. `why`: "stopped by Ctrl-C", or "" if it ran to its end."""
         self.__exit__(None, None, None)
         if why:
-            self.say(f"{why} after {self._of(batches)} batches{self._in_epochs(batches)}")
+            self.say(f"{why} after {self._of_length(batches)} batches{self._in_epochs(batches)}")
         else:
             spent = duration(round(self._clock() - self._opened))
             so_far = f", from batch {self._begin:,} on," if self._begin else ""
             self.say(f"trained {batches:,} batches{self._in_epochs(batches)}{so_far} in {spent}")
 
-    def _of(self, batches: int) -> str:
+    def _of_length(self, batches: int) -> str:
         return f"{batches:,}" if self._length is None else f"{batches:,} of {self._length:,}"
 
     def _in_epochs(self, batches: int) -> str:
@@ -139,13 +136,13 @@ class ProgressDisplay:
         while not self._over.wait(POLL_S):
             self.poll()
             picture = self._seen, self._training, self._validation
-            # Not while nothing changes: the user may be at a debugger's prompt.
+            # While nothing changes, nothing is drawn: the user may be at a debugger's prompt.
             if self._line is not None and picture != shown and self._clock() >= drawn + self._line.every_s:
                 shown, drawn = picture, self._clock()
                 self._line.draw(self.render(self._line.width()))
 
     def poll(self) -> None:
-        """Poll the progress, so that the display costs training nothing."""
+        """Poll the progress, which costs the training nothing."""
         now, seen = self._clock(), self._progress()
         if seen[0] != self._seen[0]:
             self._validating = False
@@ -153,20 +150,20 @@ class ProgressDisplay:
             self._validating = True
         self._trained_s += 0.0 if self._validating else now - self._polled_at
         if seen[0] > self._begin and seen[0] != self._seen[0]:
-            # Without the first batch, which may compile the model or start the loader's workers.
+            # The first batch is left out: it may compile the model or start the loader's workers.
             self._pace.note(now, seen[0], self._trained_s)
         self._polled_at, self._seen = now, seen
 
     def render(self, columns: int) -> str:
-        """The bar with speed, time left and metrics, at most this wide."""
+        """The bar with speed, time left and metrics, in at most this many columns."""
         trained, validated = self._seen
         parts = []
         if self._validating:
             parts.append(f"validating, {counted(validated, 'batch', ',')}")
-        elif self._pace.lately()[1]:
+        elif self._pace.recent()[1]:
             parts += [self._speed(trained), *self._throughput()]
-        if self._length is not None and self._pace.lately()[1]:
-            parts.append(self._left(self._length, trained))
+        if self._length is not None and self._pace.recent()[1]:
+            parts.append(self._time_left(self._length, trained))
         parts += self._metrics()
         head, done = "", ""
         if self._epoch_length and self._length is not None:
@@ -180,7 +177,7 @@ class ProgressDisplay:
         return text if len(text) <= columns else f"{text[: columns - 1]}…"
 
     def _metrics(self) -> list[str]:
-        """By the names that a config needs: `searcher.metric` is the name in a validation."""
+        """The latest metrics by the names that a config uses: `searcher.metric` is a name in a validation."""
         training, validation = (
             [f"{name} {value:.4g}" for name, value in metrics.items()] for metrics in (self._training, self._validation)
         )
@@ -188,25 +185,24 @@ class ProgressDisplay:
             validation[0] = f"validation: {validation[0]}"
         return [*training, *validation]
 
-    def _lately(self, batches: int) -> tuple[float, float, float]:
-        """As `Pace.lately`; at first since the start."""
+    def _recent(self, batches: int) -> tuple[float, float, float]:
+        """`Pace.recent`, or until it is known the average since the start."""
         spent = self._clock() - self._opened
-        return self._pace.lately() if self._pace.lately()[1] else (spent, batches - self._begin, spent)
+        return self._pace.recent() if self._pace.recent()[1] else (spent, batches - self._begin, spent)
 
     def _speed(self, batches: int) -> str:
-        """Without validations."""
-        _, done, trained_s = self._lately(batches)
+        """The speed of training, validations not counted."""
+        _, done, trained_s = self._recent(batches)
         speed = done / trained_s if trained_s else math.inf
         return f"{speed:,.0f} batches/s" if speed >= 100 else f"{speed:.3g} batches/s"
 
     def _throughput(self) -> list[str]:
-        """What the latest figures of the machine have of these."""
         tokens, mfu = self._system.get("tokens_per_second"), self._system.get("mfu_percent")
         return [*([f"{tokens:,.0f} tokens/s"] if tokens else []), *([f"MFU {mfu:.1f}%"] if mfu else [])]
 
-    def _left(self, length: int, batches: int) -> str:
-        """The time left, with validations and checkpoints at their share so far."""
-        seconds, done, _ = self._lately(batches)
+    def _time_left(self, length: int, batches: int) -> str:
+        """The time left, if validations and checkpoints keep their share of it."""
+        seconds, done, _ = self._recent(batches)
         return f"{duration(round(seconds / done * (length - batches)))} left"
 
 

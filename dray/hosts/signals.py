@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 
+#: A launcher may forward a Ctrl-C that the terminal has also sent: within this time, both count as one request.
 SAME_REQUEST_S = 0.5
-"""A launcher may forward a Ctrl-C that the terminal has sent too: within this time, both are one request."""
 
 
 class StopSignals:
-    """Turns signals into a request to stop, which the run obeys at its next batch. `requested_by`: "SIGTERM" or
-    "Ctrl-C"; "" if no stop was requested."""
+    """Turns signals into a request to stop, which the run obeys at its next batch."""
 
     def __init__(self) -> None:
-        self.requested_by = ""
+        self.requested_by = ""  # "SIGTERM" or "Ctrl-C"; "" if no stop was requested
         self._interrupted_at: float | None = None
 
     @property
@@ -28,7 +27,7 @@ class StopSignals:
         return self._interrupted_at is not None
 
     def sigterm(self) -> contextlib.AbstractContextManager[None]:
-        """In the block SIGTERM requests a stop."""
+        """Within the block, SIGTERM requests a stop."""
 
         def request_stop(number: int, frame: FrameType | None) -> None:
             self.requested_by = "SIGTERM"
@@ -36,9 +35,9 @@ class StopSignals:
         return _handled(signal.SIGTERM, request_stop)
 
     def ctrl_c(self) -> contextlib.AbstractContextManager[None]:
-        """In the block, around training, Ctrl-C requests a stop, and a second one raises KeyboardInterrupt at once.
+        """Within the block, Ctrl-C requests a stop, and a second one raises KeyboardInterrupt at once.
 
-        Not if the program has its own handler, or ignores Ctrl-C.
+        Nothing changes if the program has its own handler or ignores Ctrl-C.
         """
         self._interrupted_at = None
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -57,7 +56,7 @@ class StopSignals:
 
 
 def print_no_traceback(ended_by: BaseException) -> None:
-    """If the exception ends the process, let it end without a traceback below what has been said already."""
+    """If the exception ends the process, print no traceback: the user has seen the reason already."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -69,7 +68,7 @@ def print_no_traceback(ended_by: BaseException) -> None:
 
 @contextlib.contextmanager
 def _handled(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle the signal in the block, in the main thread: only it may set a handler."""
+    """Handle a signal within the block. No-op outside the main thread, which alone may set a handler."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Rows of metrics that no committed checkpoint has; the next checkpoint carries them."""
+"""Rows of metrics since the last committed checkpoint; the next checkpoint carries them."""
 
 from __future__ import annotations
 
@@ -10,33 +10,25 @@ from typing import Any, NamedTuple
 
 
 class Staged(NamedTuple):
-    """What a staged checkpoint carries.
+    """Metrics that a staged checkpoint carries."""
 
-    Attributes:
-        rows: reported since the last commit.
-        value: the search's metric at the checkpoint's batch, if it was known when the checkpoint was staged.
-        began: when it was staged, by `time.monotonic`.
-    """
-
-    rows: Sequence[dict[str, Any]]
-    value: float | None
-    began: float
+    rows: Sequence[dict[str, Any]]  # reported since the last commit
+    value: float | None  # the search's metric at the checkpoint's batch, if already known
+    staged_at: float  # by `time.monotonic`
 
 
 class UnsavedRows:
-    """Rows in order, each with the `batches` at which it was measured. `saved`: batches of the last committed
-    checkpoint.
+    """Rows in order, each with the `batches` at which it was measured.
 
-    `add` and `stage` belong to one thread. A checkpoint may be committed by another: `take`, then set `saved`.
+    One thread calls `add` and `stage`. Another may commit a checkpoint: `take` its rows, then set `saved`.
     """
 
     def __init__(self) -> None:
-        self.saved = -1
+        self.saved = -1  # batches at the last committed checkpoint
         self._rows: deque[dict[str, Any]] = deque()
         self._staged: dict[Path, Staged] = {}
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Add reported rows."""
         for row in rows:
             if row["batches"] < self.saved:  # another run has begun, from the start
                 self.saved = -1
@@ -44,7 +36,7 @@ class UnsavedRows:
         self._drop_saved()
 
     def stage(self, staging: Path, value: float | None = None) -> None:
-        """Keep the present rows, and a value, for the checkpoint that is staged in this directory."""
+        """Keep the current rows, and a value, for the checkpoint that is staged in this directory."""
         self._drop_saved()
         for path in list(self._staged):
             if not path.exists():  # writing it failed
@@ -52,7 +44,7 @@ class UnsavedRows:
         self._staged[staging] = Staged(list(self._rows), value, time.monotonic())
 
     def take(self, staging: Path) -> Staged:
-        """What was kept for a checkpoint that is being committed."""
+        """Remove and return the metrics kept for a checkpoint that is being committed."""
         return self._staged.pop(staging)
 
     def _drop_saved(self) -> None:

@@ -1,4 +1,4 @@
-"""Train PyTorch models: what a trial's code imports. Names, defaults and order of events are Determined AI's."""
+"""The API for training PyTorch models in trials. Names, defaults and order of events are Determined AI's."""
 
 import enum
 
@@ -25,7 +25,7 @@ _ShouldExit = ShouldExit
 
 
 class _TrainBoundaryType(enum.Enum):
-    """What may be due at a boundary of training, in Determined; dray does not use it."""
+    """Determined's kinds of boundaries in training; dray does not use them."""
 
     TRAIN = "TRAIN"
     VALIDATE = "VALIDATE"

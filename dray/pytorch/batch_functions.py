@@ -14,14 +14,14 @@ import torch
 
 log = logging.getLogger(__name__)
 
-#: Up to this size CUDA copies from unpinned memory without waiting for the device; beyond, it waits.
+#: Up to this size CUDA copies from unpinned memory without waiting for the device.
 MAX_STAGED_BYTES = 1 << 16
 
 
 class ToDevice:
     """Moves batches to a device: tensors, arrays, objects with a method `to`; and dicts, lists and tuples of them.
 
-    Text, numbers and None stay as they are. So does what else can't be moved, with one warning per type.
+    Text, numbers and None stay as they are. Other values that can't be moved stay too, with one warning per type.
     """
 
     def __init__(self, device: torch.device, warned_types: set[type] | None = None) -> None:
@@ -39,7 +39,7 @@ class ToDevice:
         if isinstance(data, torch.Tensor):
             if data.device == self.device:
                 return data
-            # Pinned memory is copied without waiting; the device uses the tensor only after the copy.
+            # Copying from pinned memory does not block, and the device uses the tensor only after the copy.
             return self._pinned(data).to(self.device, non_blocking=True)
         if callable(getattr(data, "to", None)):
             # Before the check for tuples: a PackedSequence is one too.
@@ -55,7 +55,7 @@ class ToDevice:
         if isinstance(data, np.ndarray) and data.dtype.kind in "fciub":
             return self._pinned(torch.from_numpy(data)).to(self.device, non_blocking=True)
         if data is None or isinstance(data, (str, bytes, numbers.Number, np.generic)):
-            return data  # it could not be anywhere else
+            return data  # these live only in the host's memory
         if isinstance(data, np.ndarray) and data.dtype.kind in "SUMm":  # text and times
             return data
         if type(data) not in self._warned:
@@ -73,7 +73,7 @@ class ToDevice:
 
 
 def _as(data: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """The items in a dict of the type of `data`, as torch's collate function makes one."""
+    """Put the items into a dict of the same type as `data`, as torch's collate function does."""
     try:
         same = copy.copy(data)
         same.update(items)
@@ -83,11 +83,12 @@ def _as(data: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def to_device(data: Any, device: torch.device, warned_types: set[type] | None = None) -> Any:
-    """Move a batch to a device, as `context.to_device`.
+    """Move a batch to a device, like `context.to_device`.
 
     Args:
         data: tensors, arrays, objects with a method `to`; and dicts, lists and tuples of them. Anything else stays.
-        warned_types: types that were warned about before; others are warned about once, and added.
+        device: the device to move it to.
+        warned_types: types not to warn about; a type that can't be moved is warned about once, and added.
 
     >>> to_device({"x": [torch.zeros(2)]}, torch.device("cpu"))
     {'x': [tensor([0., 0.])]}
@@ -96,22 +97,22 @@ def to_device(data: Any, device: torch.device, warned_types: set[type] | None = 
 
 
 def data_length(data: Any) -> int:
-    """Records in a batch: the length of the first tensor or array in it, at any depth of dicts, lists and tuples.
+    """Count the records in a batch: the length of its first tensor or array, at any depth of dicts, lists and tuples.
 
     Args:
         data: a batch; its first tensor or array that is not a scalar has shape (records, ...).
 
     Raises:
         ValueError: the batch is empty.
-        TypeError: there is no tensor or array in it; override `PyTorchTrial.get_batch_length`.
+        TypeError: the batch has no tensor or array; override `PyTorchTrial.get_batch_length`.
 
     >>> data_length({"names": ["a", "b"], "data": [torch.zeros(2, 8)], "label": torch.zeros(2)})
     2
     """
-    # A fast path for most batches: a third of the cost.
+    # A fast path for most batches, at a third of the cost.
     kind = type(data)
-    found = data[0] if (kind is list or kind is tuple) and data else data
-    if type(found) is torch.Tensor and (shape := found.shape):
+    first = data[0] if (kind is list or kind is tuple) and data else data
+    if type(first) is torch.Tensor and (shape := first.shape):
         return shape[0]
     others: dict[str, None] = {}  # an ordered set
     for leaf in _leaves(data):
@@ -141,20 +142,18 @@ def _leaves(data: Any) -> Iterator[Any]:
 class SideStream:
     """Moves batches to a GPU on a separate CUDA stream.
 
-    The loop runs ahead of the device: it asks for the next batch while the device is still busy, and the copy runs in
-    parallel. What is computed afterwards waits for the copy, on the device.
+    The loop runs ahead of the device: it requests the next batch while the device is still busy, and the copy overlaps
+    with the computation. Later computation waits for the copy, on the device.
 
-    It runs at most `MAX_AHEAD` batches ahead. The memory of a batch is free once the device is done with it, so without
-    a limit there would be a copy of each batch that the loop is ahead: of hundreds, if a batch takes few kernels.
+    The loop is at most `MAX_AHEAD` batches ahead. A batch's memory is freed only when the device is done with it, so
+    without a limit hundreds of batches could be on the device at once, if a batch takes few kernels.
 
-    Batches are not taken from the loader earlier than without a side stream: order, values and random numbers are the
-    same, and a slow loader delays no batch that is ready.
+    Batches are drawn from the loader no earlier than without a side stream: order, values and random numbers are the
+    same, and a slow loader does not delay a batch that is ready.
     """
 
-    #: A smaller batch is copied faster than the streams are synchronised.
-    MIN_BYTES = 1 << 16
-    #: While the loop waits, the device has this many batches left to compute.
-    MAX_AHEAD = 3
+    MIN_BYTES = 1 << 16  # copying a smaller batch takes less time than synchronising the streams
+    MAX_AHEAD = 3  # the number of batches that the device still has to compute while the loop waits
 
     def __init__(self, to_device: Callable[[Any], Any], device: torch.device) -> None:
         self._to_device = to_device
@@ -166,7 +165,7 @@ class SideStream:
         if not worth_a_stream(batch):
             return self._to_device(batch)
         current = torch.cuda.current_stream(self._device)
-        # Blocking: otherwise this thread would spin, and keep a core busy.
+        # Blocking, because otherwise this thread would spin and keep a core busy.
         computed = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         computed.record(current)
         self._computed.append(computed)
@@ -177,14 +176,14 @@ class SideStream:
         current.wait_stream(self._stream)
         for leaf in leaves(moved):
             if isinstance(leaf, torch.Tensor):
-                # The side stream must not reuse this memory before the computation that reads it is done, which may
-                # be later: a trial can keep a batch.
+                # The side stream must not reuse this memory before the computation has read it. That may be much later:
+                # a trial can keep a batch.
                 leaf.record_stream(current)
         return moved
 
 
 def worth_a_stream(batch: Any) -> bool:
-    """Whether a batch is large, and all its tensors can be found: those in a type of the user's can't."""
+    """Whether a batch is large enough, and all its tensors can be found. (Those in a type of the user's own can't.)"""
     size = 0
     for leaf in leaves(batch):
         if isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided):
@@ -195,7 +194,7 @@ def worth_a_stream(batch: Any) -> bool:
 
 
 def leaves(data: Any) -> Iterator[Any]:
-    """What is in dicts, lists and tuples, at any depth; one with a method `to` counts as a leaf."""
+    """The values in dicts, lists and tuples, at any depth. A container with a method `to` counts as a leaf."""
     if isinstance(data, (dict, list, tuple)) and not hasattr(data, "to"):
         for item in data.values() if isinstance(data, dict) else data:
             yield from leaves(item)

@@ -19,7 +19,7 @@ from dray.training import rng
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Which of all batches a replica gets: repeated, then sharded, then skipped. See `DataLoader.get_data_loader`."""
+    """A replica's share of the batches: repeated, then sharded, then skipped. See `DataLoader.get_data_loader`."""
 
     repeat: bool = False
     skip: int = 0
@@ -32,29 +32,27 @@ class Shard:
 
     @property
     def skipped(self) -> int:
-        """How many batches all replicas leave out."""
+        """The number of batches that all replicas together leave out."""
         return self.skip * self.num_replicas
 
-    def of(self, batches: int) -> int:
-        """How many of a number of batches are this replica's, if none are skipped."""
+    def count(self, batches: int) -> int:
+        """The number of this replica's batches among the first `batches`, if none are skipped."""
         whole, rest = divmod(batches, self.num_replicas)
         return whole + (self.rank < rest)
 
 
-WHOLE = Shard()
-"""All batches, once."""
+WHOLE = Shard()  # all batches, once
 
 
 class NumberedBatches(BatchSampler):
-    """Batches of a sequence of records, any of which can be computed without those before it.
+    """Batches of a sequence of records. Each can be computed without those before it.
 
     Batch g of the endless, unsharded sequence is batch `g % n` of epoch `g // n`. An epoch's order is a permutation
     that depends only on the seed (None: the natural order) and the epoch, so skipping a million batches costs no more
     than skipping ten.
     """
 
-    #: How many batches of a shuffled epoch are made together.
-    AT_ONCE = 64
+    AT_ONCE = 64  # batches of a shuffled epoch that are made together
 
     def __init__(
         self,
@@ -69,7 +67,7 @@ class NumberedBatches(BatchSampler):
         self._records, self._seed, self._shard = records, seed, shard
 
     def __len__(self) -> int:
-        return self._shard.of(self._per_epoch())
+        return self._shard.count(self._per_epoch())
 
     def __iter__(self) -> Iterator[list[Any]]:
         per_epoch, shard = self._per_epoch(), self._shard
@@ -85,19 +83,17 @@ class NumberedBatches(BatchSampler):
         return _batches_in(len(self._records), self.batch_size, self.drop_last)
 
     def _in_order(self, numbers: range) -> Iterator[list[Any]]:
-        """The batches with these numbers."""
         records, size = self._records, self.batch_size
         for number in numbers:
             yield list(records[number * size : (number + 1) * size])
 
     def _shuffled(self, epoch: int, numbers: range) -> Iterator[list[Any]]:
-        """The batches with these numbers of a shuffled epoch."""
         records, size = self._records, self.batch_size
         generator = torch.Generator()
         generator.manual_seed(random.Random(f"{self._seed}:shuffle:{epoch}").getrandbits(63))
         order = torch.randperm(len(records), generator=generator).numpy()
         whole = order[: len(order) // size * size].reshape(-1, size)
-        # Some at a time: one by one costs more, and all at once delays the first batch.
+        # A few at a time: one by one costs more, and all together would delay the first batch.
         stretch = self.AT_ONCE * numbers.step
         parts = [whole[start : start + stretch : numbers.step] for start in range(numbers.start, len(whole), stretch)]
         if len(whole) in numbers:
@@ -110,17 +106,17 @@ class NumberedBatches(BatchSampler):
 
 
 class SampledBatches(BatchSampler):
-    """Batches of the user's own sampler, which must be iterated to skip.
+    """Batches of the user's own sampler, which can be skipped only by iterating over them.
 
-    When an epoch begins, which is when torch's samplers draw, the global RNGs are seeded by the seed and the epoch. So
-    the order is the same in a resumed run and on every rank, and whole epochs are skipped without iterating if the
-    sampler is torch's, or has `set_epoch(epoch)`, which is called with each epoch's number.
+    The global RNGs are seeded with the seed and the epoch at the start of each epoch, where torch's samplers draw. So
+    the order is the same in a resumed run and on every rank. Whole epochs are skipped without iterating if the sampler
+    is torch's, or has `set_epoch(epoch)`, which is called with each epoch's number.
 
     Args:
-        sampler: of records, or of batches, with batch_size None.
-        first: batches to leave out at the beginning.
-        seed: of the epochs' orders; not used for a single pass that is not shared.
-        shared: each replica takes some of these batches, so all replicas must have the same ones.
+        sampler: yields records; or batches, if batch_size is None.
+        first: number of batches to leave out at the beginning.
+        seed: determines the order of each epoch; unused for a single pass by one replica.
+        shared: replicas divide these batches, so all of them must see the same ones.
     """
 
     def __init__(
@@ -144,26 +140,26 @@ class SampledBatches(BatchSampler):
     def __iter__(self) -> Iterator[Any]:
         set_epoch = getattr(self._sampler, "set_epoch", None) if self._repeat else None
         # Torch's samplers without a generator of their own carry no state from one epoch to the next.
-        is_stateless = type(self._sampler) in _TORCHS and self._sampler.generator is None
+        is_stateless = type(self._sampler) in _TORCH_SAMPLERS and self._sampler.generator is None
         known = self._repeat and (set_epoch is not None or is_stateless)
         first_epoch, position = divmod(self._first, max(len(self), 1)) if known else (0, self._first)
         for epoch in itertools.count(first_epoch) if self._repeat else (0,):
             if set_epoch is not None:
                 set_epoch(epoch)
             items = self._items(epoch)
-            wanted = position * (self._batch_size or 1)
-            passed = _skip_items(items, wanted)
-            if passed < wanted:  # the position is in a later epoch
-                if self._batches_in(passed) == 0:
+            to_skip = position * (self._batch_size or 1)
+            skipped = _skip_items(items, to_skip)
+            if skipped < to_skip:  # the position is in a later epoch
+                if self._batches_in(skipped) == 0:
                     return
-                position -= self._batches_in(passed)
+                position -= self._batches_in(skipped)
                 continue
-            empty = passed == 0
+            empty = skipped == 0
             for batch in self._batches(items):
                 empty = False
                 yield batch
             if empty:
-                # There is nothing to repeat: the loop would never end.
+                # Repeating an empty sampler would never end.
                 return
             position = 0
 
@@ -189,14 +185,14 @@ class SampledBatches(BatchSampler):
 
 
 class ReshardedBatches(BatchSampler):
-    """The global batches of a run with another number of processes, each divided evenly among the present ones.
+    """The global batches of an earlier run with another number of processes, divided evenly among the current ones.
 
-    If a global batch has fewer records than there are processes, some processes share a record: each needs one.
+    If a global batch has fewer records than there are processes, some processes share a record, since each needs one.
 
     Args:
-        batches: the unsharded, endless batches, from the first one to train on.
-        replicas: the earlier number of processes, and of batches in a global batch.
-        num_replicas, rank: the present number of processes, and which one this is.
+        batches: the unsharded, endless batches, beginning with the first one to train on.
+        replicas: the earlier number of processes, which is the number of batches in a global batch.
+        num_replicas, rank: the current number of processes, and the rank of this one.
     """
 
     def __init__(self, batches: BatchSampler, *, replicas: int, num_replicas: int, rank: int) -> None:
@@ -204,7 +200,7 @@ class ReshardedBatches(BatchSampler):
 
     def __len__(self) -> int:
         # The length of the chief's shard in the earlier run, which was every process's epoch length.
-        return Shard(num_replicas=self._replicas).of(len(self._batches))
+        return Shard(num_replicas=self._replicas).count(len(self._batches))
 
     def __iter__(self) -> Iterator[list[Any]]:
         batches = iter(self._batches)
@@ -217,12 +213,12 @@ class ReshardedBatches(BatchSampler):
 class SeededBatches(BatchSampler):
     """Batches that seed the RNGs of the worker process that loads them, each with its own seed.
 
-    What a dataset draws in a worker process (augmentation) then depends only on the batch: not on the number of
-    workers, nor on earlier batches, which a resumed run does not load again.
+    The random numbers that a dataset draws in a worker process (augmentation) then depend only on the batch: not on the
+    number of workers, nor on earlier batches, which a resumed run does not load again.
 
     Args:
-        batches: lists are seeded; batches of other types pass as they are.
-        first: number of the first batch.
+        batches: lists are seeded; batches of other types pass through unchanged.
+        first: the number of the first batch.
     """
 
     def __init__(self, batches: Any, *, seed: int, first: int) -> None:
@@ -250,23 +246,23 @@ class SeededBatch(list[Any]):
 
 
 def drawn_seed(generator: torch.Generator | None = None) -> int:
-    """A seed from a generator, by default the global RNG, drawn as torch's samplers do."""
+    """Draw a seed as torch's samplers do, from a generator, by default the global RNG."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def _seed_worker(records: list[Any], seed: int) -> list[Any]:
-    # Called on unpickling, in a worker process by the thread that then loads these records. torch has no other hook
+    # Called on unpickling, by the worker process's thread that then loads these records: torch has no other hook
     # between two batches.
     if torch.utils.data.get_worker_info() is not None:
         random.seed(seed)
-        # Not the seed of torch's, as both generators would then draw the same numbers.
+        # With torch's seed both generators would draw the same numbers.
         np.random.seed((seed * 0x9E3779B97F4A7C15 >> 32) % 2**32)
-        # Not torch.manual_seed(), which queues a call for CUDA each time.
+        # torch.manual_seed() would queue a call for CUDA each time.
         torch.default_generator.manual_seed(seed % 2**63)
     return records
 
 
-_TORCHS = (
+_TORCH_SAMPLERS = (
     torch.utils.data.RandomSampler,
     torch.utils.data.SubsetRandomSampler,
     torch.utils.data.WeightedRandomSampler,
@@ -278,7 +274,7 @@ def _batches_in(records: int, batch_size: int, drop_last: bool) -> int:
 
 
 def _skip_items(items: Iterator[Any], count: int) -> int:
-    """Skip up to `count` items; returns how many there were."""
+    """Skip up to `count` items, and return how many there were."""
     counter = itertools.count()
     collections.deque(zip(itertools.islice(items, count), counter, strict=False), maxlen=0)
     return next(counter)

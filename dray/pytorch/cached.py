@@ -1,4 +1,4 @@
-"""`cached` and `pretrained`: keep what a function returns, or a pretrained model, for later trials in the process."""
+"""`cached` and `pretrained`: keep a function's results, or a pretrained model, for later trials in the same process."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 log = logging.getLogger(__name__)
 
-LOW = 1 / 10
-"""The share of the machine's memory below which values are dropped: well before the 1/20 at which Ray kills workers."""
+LOW_MEMORY = 1 / 10  # the available share of memory below which values are dropped; at 1/20 Ray kills workers
 
-_OF_ONE_TRIAL = (torch.Tensor, torch.nn.Module, PyTorchTrial, PyTorchTrialContext)
+_BOUND_TO_TRIAL = (torch.Tensor, torch.nn.Module, PyTorchTrial, PyTorchTrialContext)
 
 
 def cached(make: Callable[P, T]) -> Callable[P, T]:
-    """Keep what a function returns for later calls with equal arguments, also from later trials in the same process.
+    """Keep a function's results for later calls with equal arguments, including those of later trials in the process.
 
-    Use it for what does not depend on the trial, such as a dataset: successive trials of an experiment share a process,
-    in which each value is made once.
+    Use it for values that don't depend on the trial, such as a dataset: successive trials of an experiment share a
+    process, which makes each value once.
 
     >>> @cached
     ... def squares(count: int) -> torch.Tensor:
@@ -47,23 +46,23 @@ def cached(make: Callable[P, T]) -> Callable[P, T]:
     >>> squares(4) is squares(count=4)
     True
 
-    All trials get the same object: treat it as read-only, and add what is random or differs between trials on top
-    of it, such as the DataLoader. The function should depend only on its arguments. While it runs, Python's, NumPy's
-    and torch's RNGs are seeded with 0; then their states are restored. So a random split is the same in every process,
-    and the trial's own random numbers are the same whether the value was kept or made.
+    All trials get the same object. Treat it as read-only, and make everything that is random or differs between trials,
+    such as the DataLoader, on top of it. The function should depend only on its arguments. While it runs, Python's,
+    NumPy's and torch's RNGs are seeded with 0; afterwards their states are restored. So a random split is the same in
+    every process, and the trial's own random numbers do not depend on whether the value was kept or made.
 
-    When a trial begins or a value is to be made, and less than a tenth of the machine's memory is available, values are
-    dropped, the least recently used first, and made again when needed. GPU memory is not watched.
+    If less than a tenth of the machine's memory is available when a trial begins or a value is made, the least recently
+    used values are dropped, and made again when needed. GPU memory is not watched.
 
     Each rank is a process with its own values. Forked DataLoader workers inherit them.
 
     Args:
-        make: a function, or a class, defined at the top level of a module. Its arguments must be hashable values that
-            are equal from trial to trial: paths, numbers, strings.
+        make: a function or class at the top level of a module. Its arguments must be hashable values that are equal
+            from trial to trial: paths, numbers, strings.
 
     Raises:
-        ValueError: it is defined within another function, so that each trial would have another one.
-        TypeError: a call has an argument that belongs to one trial (a context, a model, a tensor), or can't be hashed.
+        ValueError: the function is defined within another function, so each trial would have a different one.
+        TypeError: an argument of a call belongs to one trial (a context, a model, a tensor), or can't be hashed.
     """
     return CachedFunction("cached", make)
 
@@ -77,8 +76,7 @@ class _Kept(Generic[T]):
 
 
 class CachedFunction(Generic[P, T]):
-    """A function whose values are kept for as long as the function exists, or until memory is low; `name` is the
-    decorator's."""
+    """A function whose values are kept while the function exists, or until memory is low. `name` is the decorator's."""
 
     def __init__(self, name: str, make: Callable[P, T]) -> None:
         if "<locals>" in getattr(make, "__qualname__", "<locals>"):
@@ -106,24 +104,24 @@ class CachedFunction(Generic[P, T]):
             return kept.value
 
     def forget(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Drop the value of these arguments."""
+        """Drop the value for these arguments."""
         with _lock:
             self.kept.pop(self._key(*args, **kwargs), None)
 
     def __reduce__(self) -> str:
-        return str(self._make.__qualname__)  # by its name, as a function; not with its values
+        return str(self._make.__qualname__)  # pickled by name, like a function, without the values
 
     def _key(self, *args: P.args, **kwargs: P.kwargs) -> Hashable:
         given = self._signature.bind(*args, **kwargs)
         given.apply_defaults()
         for value in (*given.args, *given.kwargs.values()):
-            if isinstance(value, _OF_ONE_TRIAL):
+            if isinstance(value, _BOUND_TO_TRIAL):
                 raise TypeError(
                     f"{self._make.__qualname__}() is cached from trial to trial, but got a {type(value).__name__}, "
                     "which belongs to one trial; pass plain values, such as context.get_hparam(...)"
                 )
         named = sorted(given.kwargs.items())
-        # With their types, because 1, 1.0 and True are equal.
+        # The types are part of the key, because 1, 1.0 and True are equal.
         key = given.args, tuple(named), tuple(type(value) for value in (*given.args, *dict(named).values()))
         try:
             hash(key)
@@ -137,11 +135,11 @@ class CachedFunction(Generic[P, T]):
 
 _functions: weakref.WeakSet[CachedFunction[Any, Any]] = weakref.WeakSet()
 _uses = itertools.count()
-_lock = threading.RLock()  # one for all: a function that is cached may call another
+_lock = threading.RLock()  # a single one, because a cached function may call another
 
 
 def _unlock() -> None:
-    """A forked process has only the thread that forked it: no other will release the lock."""
+    """Replace the lock in a forked process, where the thread that may hold it does not exist."""
     global _lock
     _lock = threading.RLock()
 
@@ -150,12 +148,12 @@ os.register_at_fork(after_in_child=_unlock)
 
 
 def _in_file(value: object) -> bool:
-    """Whether no memory is freed with a value."""
+    """Whether dropping a value would free no memory."""
     return isinstance(value, Pretrained) and value.in_file
 
 
 def kept_bytes() -> tuple[int, int]:
-    """Bytes that the kept values take in this process, and on its GPU, as measured when each was made."""
+    """The bytes that the kept values take in this process and on its GPU, measured when each was made."""
     with _lock:
         kept = [kept for function in _functions for kept in function.kept.values()]
         kept = [each for each in kept if not _in_file(each.value)]
@@ -163,7 +161,7 @@ def kept_bytes() -> tuple[int, int]:
 
 
 def drop_if_low() -> None:
-    """Drop values while less than `LOW` of the machine's memory is available, the least recently used first."""
+    """Drop the least recently used values while less than `LOW_MEMORY` of the machine's memory is available."""
     with _lock:
         kept = [
             (kept.used, key, function)
@@ -172,10 +170,10 @@ def drop_if_low() -> None:
             if not _in_file(kept.value)
         ]
         for _, key, function in sorted(kept, key=lambda each: each[0]):
-            if memory.available_memory() >= LOW * memory.MACHINE_MEMORY:
+            if memory.available_memory() >= LOW_MEMORY * memory.MACHINE_MEMORY:
                 return
-            memory.give_back()  # memory that earlier trials have freed may be enough
-            if memory.available_memory() >= LOW * memory.MACHINE_MEMORY:
+            memory.give_back()  # the memory that earlier trials have freed may suffice
+            if memory.available_memory() >= LOW_MEMORY * memory.MACHINE_MEMORY:
                 return
             del function.kept[key]
         if kept:
@@ -183,16 +181,16 @@ def drop_if_low() -> None:
 
 
 def drop_all() -> bool:
-    """Drop all values. Returns whether there were any."""
+    """Drop all values, and return whether there were any."""
     with _lock:
-        were = any(function.kept for function in _functions)
+        had_values = any(function.kept for function in _functions)
         for function in _functions:
             function.kept.clear()
-        return were
+        return had_values
 
 
 def bytes_without_kept() -> tuple[int, int]:
-    """Bytes in use by this process, and on its GPU, without the kept values: making one may make and keep another."""
+    """The bytes that this process and its GPU use, without the kept values: making one may keep others too."""
     size, gpu_size = kept_bytes()
     gpu = torch.cuda.memory_allocated() if memory.gpu_in_use() else 0
     return memory.own_memory() - size, gpu - gpu_size
@@ -201,9 +199,9 @@ def bytes_without_kept() -> tuple[int, int]:
 def pretrained(load: Callable[P, M]) -> Callable[P, M]:
     """Load a pretrained model once per process, share its frozen weights among trials, leave them out of checkpoints.
 
-    For fine-tuning with adapters, such as LoRA, or a new head: each call returns a module of its own, to which the
-    trial may add layers, but whose parameters are frozen and in memory only once. A checkpoint has what the trial
-    trains, and the SHA-256 of each pretrained weight: the trial that resumes from it must load the same ones.
+    For fine-tuning with adapters (LoRA) or a new head. Each call returns a new module, to which the trial may add
+    layers; its pretrained parameters are frozen, and in memory only once. A checkpoint holds the parameters that the
+    trial trains, and the SHA-256 of each pretrained weight: a trial that resumes from it must load the same weights.
 
     >>> @pretrained
     ... def base(width: int) -> torch.nn.Module:
@@ -212,20 +210,20 @@ def pretrained(load: Callable[P, M]) -> Callable[P, M]:
     >>> first is second, first.weight.data_ptr() == second.weight.data_ptr()
     (False, True)
 
-    To train a part of it, set `requires_grad` on its parameters before `wrap_model`: these get memory of their own,
-    and are in checkpoints like any other. Buffers belong to each trial. If a trial writes into a frozen weight, which
-    torch can't prevent, its checkpoints have that weight, and the next trial loads the model again.
+    To train a part of the model, set `requires_grad` on its parameters before `wrap_model`: they get their own memory,
+    and are saved in checkpoints like any other. Each trial has its own buffers. If a trial writes into a frozen weight,
+    which torch can't prevent, its checkpoints include that weight, and the next trial loads the model again.
 
-    Each rank loads the weights, and `Trainer.fit()` checks that they are the same. With `FullyShard`, a trial copies
-    its shards from them; then they are in a temporary file, one on each machine, instead of each process's memory.
+    Each rank loads the weights, and `Trainer.fit()` checks that they are equal. With `FullyShard`, a trial copies its
+    shards from them, after which the weights are in one temporary file per machine instead of each process's memory.
 
     Args:
-        load: returns a `torch.nn.Module`. A function as `pytorch.cached` takes it: at the top level of a module, with
-            arguments that are paths, numbers or strings. Once the trial uses a GPU, the weights are kept there.
+        load: a function as for `pytorch.cached`, at the top level of a module and with paths, numbers or strings as
+            arguments, that returns a `torch.nn.Module`. Once the trial uses a GPU, the weights are kept there.
 
     Raises:
         ValueError: the function is defined within another function.
-        TypeError: a call returns no module, or has an argument as `cached` refuses it.
+        TypeError: a call returns something other than a module, or has an argument that `cached` refuses.
     """
     return _PretrainedFunction(load)
 
@@ -237,7 +235,7 @@ def _fits(module: torch.nn.Module) -> bool:
 
 
 class _PretrainedFunction(CachedFunction[P, M]):
-    """A function whose modules are kept; returns copies of them."""
+    """A cached function that returns copies of the kept modules."""
 
     def __init__(self, load: Callable[P, M]) -> None:
         @functools.wraps(load)
@@ -245,7 +243,7 @@ class _PretrainedFunction(CachedFunction[P, M]):
             module = load(*args, **kwargs)
             if not isinstance(module, torch.nn.Module):
                 raise TypeError(f"@pytorch.pretrained keeps modules, but {load.__qualname__}() returned {module!r}")
-            # One that is larger is to be sharded, and its shards are copied to the GPU.
+            # A larger module will be sharded, and only its shards copied to the GPU.
             return Pretrained(module.cuda() if memory.gpu_in_use() and _fits(module) else module)
 
         super().__init__("pretrained", cast("Callable[P, M]", keep))

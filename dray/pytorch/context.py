@@ -1,4 +1,4 @@
-"""The trial's context: the public face of its run."""
+"""The trial's context: the public interface to its run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dray.training.parallel.fully_shard import FullyShard, check_arguments, full
 from dray.training.parallel.mesh import device_mesh
 from dray.training.parallel.sharding import connect, is_sharded, unscaling_by_placement
 from dray.training.plan import batches_of
-from dray.training.precision import MixedPrecision, warn_if_left_off
+from dray.training.precision import MixedPrecision, warn_if_tf32_is_off
 from dray.training.pretrained import share_on_machine, unshare
 from dray.training.progress import StopRequest
 from dray.training.units import ENDLESS, Epoch
@@ -43,11 +43,11 @@ class PyTorchTrialContext:
     """A trial's access to its run, made by `pytorch.init()` and passed to the trial's constructor and the `Trainer`.
 
     Attributes:
-        models, optimizers, lr_schedulers: lists of what was wrapped, in the order of wrapping.
+        models, optimizers, lr_schedulers: lists of the wrapped objects, in the order of wrapping.
         device: the device of this process's models and batches.
-        distributed: this process's rank among those of the trial, and communication with them.
+        distributed: this process's rank, and communication with the trial's other processes.
         experimental: see `PyTorchExperimentalContext`.
-        profiler: the profiler of `set_profiler`, else None.
+        profiler: the profiler made by `set_profiler`, or None.
     """
 
     def __init__(self, run: TrialRun) -> None:
@@ -63,13 +63,21 @@ class PyTorchTrialContext:
         self._checks_tf32 = run.device.type == "cuda" and run.peers.rank == 0
 
     def get_hparams(self) -> dict[str, Any]:
-        """All hyperparameters; a ValueError if none were passed to `pytorch.init()`."""
+        """Return all hyperparameters.
+
+        Raises:
+            ValueError: none were passed to `pytorch.init()`.
+        """
         if self._run.hparams is None:
             raise ValueError("there are no hyperparameters; pass them to pytorch.init(hparams=...)")
         return self._run.hparams
 
     def get_hparam(self, name: str) -> Any:
-        """One hyperparameter; a ValueError if there is none of this name."""
+        """Return one hyperparameter.
+
+        Raises:
+            ValueError: there are no hyperparameters, or none of this name.
+        """
         hparams = self.get_hparams()
         if name not in hparams:
             raise ValueError(f"there is no hyperparameter {name!r}; there are: {', '.join(sorted(map(str, hparams)))}")
@@ -79,8 +87,12 @@ class PyTorchTrialContext:
         return hparams[name]
 
     def get_global_batch_size(self) -> int:
-        """Records per batch over all slots: hparams["global_batch_size"], rounded down to a multiple of the slots
-        (with a mesh, of those that get different data). A ValueError if it is not set."""
+        """Return the number of records per batch over all slots: `hparams["global_batch_size"]`, rounded down to a
+        multiple of the number of slots (with a mesh, of slots that get different data).
+
+        Raises:
+            ValueError: the hyperparameter is not set.
+        """
         if self._run.global_batch_size is None:
             raise ValueError(
                 "the hyperparameter 'global_batch_size' is not set; give it under hyperparameters in the experiment's "
@@ -89,54 +101,73 @@ class PyTorchTrialContext:
         return self._run.global_batch_size
 
     def get_per_slot_batch_size(self) -> int:
-        """Records per batch on this slot: the `batch_size` for a data loader. See `get_global_batch_size`."""
+        """Return the number of records per batch on this slot: the `batch_size` for a data loader.
+
+        Raises:
+            ValueError: the hyperparameter global_batch_size is not set.
+        """
         return self.get_global_batch_size() // self._run.replicas
 
     def get_experiment_config(self) -> dict[str, Any]:
-        """The experiment's config; a ValueError if none was passed to `pytorch.init()`."""
+        """Return the experiment's config.
+
+        Raises:
+            ValueError: none was passed to `pytorch.init()`.
+        """
         if self._run.config is None:
             raise ValueError("there is no experiment config; pass it to pytorch.init(exp_conf=...)")
         return self._run.config
 
     def get_data_config(self) -> dict[str, Any]:
-        """The section `data` of the experiment's config, with its secrets; {} if it has none."""
+        """Return the `data` section of the experiment's config, with its secrets; {} if there is none.
+
+        Raises:
+            ValueError: no config was passed to `pytorch.init()`.
+        """
         return self.get_experiment_config().get("data", {})  # type: ignore[no-any-return]
 
     def get_experiment_id(self) -> int:
-        """The experiment's number, 0 in a local run."""
+        """Return the experiment's number, 0 in a local run."""
         return self._run.host.experiment_id
 
     def get_trial_id(self) -> int:
-        """The trial's number, 0 in a local run."""
+        """Return the trial's number, 0 in a local run."""
         return self._run.host.trial_id
 
     def get_trial_seed(self) -> int:
-        """The seed of the order of shuffled data; and of Python's, NumPy's and torch's RNGs if `init()` seeds them."""
+        """Return the trial's seed, which orders shuffled data, and seeds all RNGs if `init()` seeds them."""
         return self._run.seed
 
     def get_initial_batch(self) -> int:
-        """The batch that this run starts at: 0 for a fresh one, the number of batches trained when resuming.
+        """Return the batch at which this run starts: 0 in a fresh run, the number of batches trained in a resumed one.
 
-        In an experiment this is known in the trial's constructor; in a local run only once `Trainer.fit()` is given the
-        checkpoint, before the data loaders are built.
+        In an experiment it is known in the trial's constructor; in a local run only once `Trainer.fit()` has got the
+        checkpoint, which is before the data loaders are built.
         """
         return self._run.position.initial_batch
 
     def get_total_batches(self, training_loader: Any = None) -> int:
-        """The number of batches that the trial trains on each slot in all, such as for a schedule of this length.
+        """Return the total number of batches that the trial trains on each slot, including those before a resume.
 
-        In an experiment that is the searcher's max_length, as extended; otherwise the length given to `pytorch.init()`
-        or `fit()`; of a trial that is loaded from a checkpoint, the number of batches that it was trained for.
+        In an experiment this is the searcher's max_length, as extended; otherwise the length given to `pytorch.init()`
+        or `fit()`. For a trial loaded from a checkpoint, it is the number of batches that were trained. Use it to make
+        a schedule as long as the training:
+
+        .. code-block:: python
+
+            total = context.get_total_batches(self.build_training_data_loader)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=0.1, total_steps=total)
+            context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
 
         Args:
             training_loader: the training loader, or the function that builds it, such as
-                `self.build_training_data_loader`; needed if the length is in epochs and `fit()` has not begun.
+                `self.build_training_data_loader`. Needed if the length is in epochs and `fit()` has not begun.
 
         Raises:
-            RuntimeError: the length, or that of an epoch, is not known yet; or the length depends on a metric.
-            ValueError: the length is in epochs, but the loader has no length; or it is below 1.
+            RuntimeError: the length of the training or of an epoch is not known yet, or it depends on a metric.
+            ValueError: the length is in epochs, but the loader has no length; or the length is below 1.
         """
-        self._run.asked_length = True
+        self._run.uses_total_batches = True
         length = self._run.length
         if length is None or length == ENDLESS:
             raise RuntimeError(
@@ -152,20 +183,20 @@ class PyTorchTrialContext:
         )
 
     def get_epoch_length(self, training_loader: Any = None) -> int:
-        """The number of batches of an epoch on each slot, as the trainer counts epochs.
+        """Return the number of batches per epoch on each slot, as the trainer counts epochs.
 
         Args:
-            training_loader: as for `get_total_batches`.
+            training_loader: as in `get_total_batches`.
 
         Raises:
             RuntimeError: there is no loader yet.
-            ValueError: the loader has no length, and the config no records_per_epoch.
+            ValueError: the loader has no length, and the config has no records_per_epoch.
         """
         if self._run.position.epoch_length is not None:
             return self._run.position.epoch_length
         if training_loader is None:
             raise RuntimeError(
-                "the length of an epoch is not known yet; pass what builds the training loader: "
+                "the length of an epoch is not known yet; pass the method that builds the training loader: "
                 "get_epoch_length(self.build_training_data_loader); the same for get_total_batches()"
             )
         loader = training_loader() if callable(training_loader) else training_loader
@@ -177,19 +208,23 @@ class PyTorchTrialContext:
         return length
 
     def get_tensorboard_path(self) -> pathlib.Path:
-        """The directory of this trial's event files and traces, for `tensorboard --logdir`."""
+        """Return the directory of this trial's event files and traces, for `tensorboard --logdir`."""
         return self._run.host.tensorboard_path
 
     def get_tensorboard_writer(self) -> Any:
-        """A `torch.utils.tensorboard.SummaryWriter` for `get_tensorboard_path()`, the same one in each call."""
+        """Return the trial's `torch.utils.tensorboard.SummaryWriter`, which writes to `get_tensorboard_path()`."""
         return self._run.tensorboard.writer()
 
     def get_enable_tensorboard_logging(self) -> bool:
-        """Whether the trainer writes metrics for TensorBoard, as "Determined/..." scalars."""
+        """Return whether the trainer writes metrics for TensorBoard, as "Determined/..." scalars."""
         return self._run.tensorboard.enabled
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
-        """Switch the trainer's metrics for TensorBoard on or off."""
+        """Switch the trainer's metrics for TensorBoard on or off.
+
+        Raises:
+            AssertionError: the argument is not a bool.
+        """
         if not isinstance(enable_tensorboard_logging, bool):
             raise AssertionError(f"enable_tensorboard_logging must be a bool, got {enable_tensorboard_logging!r}")
         self._run.tensorboard.enabled = enable_tensorboard_logging
@@ -197,8 +232,9 @@ class PyTorchTrialContext:
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
         """Profile the training with `torch.profiler.profile(*args, **kwargs)`, stepped after each batch.
 
-        Traces go to `get_tensorboard_path()` unless `on_trace_ready` is given. Without a schedule all of the training
-        is recorded, in memory.
+        Args:
+            args, kwargs: activities, schedule, record_shapes and so on. Without a schedule the whole training is
+                recorded, in memory. Traces go to `get_tensorboard_path()` unless `on_trace_ready` is given.
         """
         from torch import profiler
 
@@ -206,16 +242,17 @@ class PyTorchTrialContext:
         self.profiler = profiler.profile(*args, **{"on_trace_ready": handler, **kwargs})
 
     def set_flops_per_record(self, flops: float | Literal["count"]) -> None:
-        """Set how many FLOPs the model takes for one record, forward and backward, so that the figures of the machine
-        have `tflops_per_slot` and, on a GPU whose peak is known, `mfu_percent`.
+        """Set the number of FLOPs per record, forward and backward. The machine's figures then include
+        `tflops_per_slot` and, on a GPU whose peak is known, `mfu_percent`.
 
         Args:
-            flops: a number, such as 6 * parameters * tokens of a record for a transformer. "count": counted in the
-                first batch by torch's `FlopCounterMode`, which runs compiled code without its compiler, misses kernels
-                of your own, and counts recomputed activations (HFU). With tensor parallelism pass a number.
+            flops: a number, such as 6 * parameters * tokens per record for a transformer. Or "count": torch's
+                `FlopCounterMode` counts them in each run's first batch. It runs compiled code without the compiler in
+                that batch, misses custom kernels, and counts recomputed activations, so that `mfu_percent` is the
+                hardware's FLOPs utilization (HFU). With tensor parallelism pass a number.
 
         Raises:
-            ValueError: neither a positive number nor "count".
+            ValueError: the argument is neither a positive number nor "count".
         """
         given: object = flops
         if given == "count":
@@ -226,7 +263,11 @@ class PyTorchTrialContext:
             raise ValueError(f'set_flops_per_record() takes a positive number or "count", got {flops!r}')
 
     def current_train_batch(self) -> int:
-        """The number of the current batch, from 0; before training a RuntimeError."""
+        """Return the number of the current batch, from 0.
+
+        Raises:
+            RuntimeError: training has not started.
+        """
         if self._run.position.batch_idx is None:
             raise RuntimeError(
                 "training has not started, so there is no current batch; call this in train_batch() or later"
@@ -234,43 +275,64 @@ class PyTorchTrialContext:
         return self._run.position.batch_idx
 
     def current_train_epoch(self) -> int:
-        """The epoch of the current batch, from 0; before training a RuntimeError."""
+        """Return the epoch of the current batch, from 0.
+
+        Raises:
+            RuntimeError: training has not started.
+        """
         return self._run.position.epoch_of(self.current_train_batch())
 
     def is_epoch_start(self) -> bool:
-        """Whether the current batch is the first of its epoch; before training a RuntimeError."""
+        """Return whether the current batch is the first of its epoch.
+
+        Raises:
+            RuntimeError: training has not started.
+        """
         return self._run.position.starts_epoch(self.current_train_batch())
 
     def is_epoch_end(self) -> bool:
-        """Whether the current batch is the last of its epoch; before training a RuntimeError."""
+        """Return whether the current batch is the last of its epoch.
+
+        Raises:
+            RuntimeError: training has not started.
+        """
         return self._run.position.ends_epoch(self.current_train_batch())
 
     @property
     def _epoch_len(self) -> int | None:
-        """Batches per epoch on each slot; None before the data loaders are built. Determined's examples use it."""
+        """Batches per epoch on each slot, None before the data loaders are built. Used by Determined's examples."""
         return self._run.position.epoch_length
 
     @property
     def _current_batch_idx(self) -> int | None:
-        """`current_train_batch()`, but None before training. Determined's examples use it."""
+        """`current_train_batch()`, but None before training. Used by Determined's examples."""
         return self._run.position.batch_idx
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Request a stop, on any rank: training continues to the next report, validation or checkpoint, then saves and
-        ends. It applies to the present `fit()`, or, before one, to the next."""
+        """Request a stop: training continues to the next report, validation or checkpoint, then saves and ends.
+
+        A request on one rank is enough. It applies to the current `fit()`, or to the next one if none is running, so a
+        later `fit()` trains again.
+
+        Raises:
+            AssertionError: the argument is not a bool.
+        """
         if not isinstance(stop_requested, bool):
             raise AssertionError(f"stop_requested must be a bool, got {stop_requested!r}")
         self._run.position.stop = StopRequest.REQUESTED if stop_requested else StopRequest.NO
 
     def get_stop_requested(self) -> bool:
-        """Whether this rank has requested a stop."""
+        """Return whether this rank has requested a stop."""
         return self._run.position.stop is not StopRequest.NO
 
     @property
     def device_mesh(self) -> DeviceMesh:
         """The slots as a `torch.distributed.device_mesh.DeviceMesh` with the dimensions `dp_replicate`, `dp_shard` and
-        `tp`, of the sizes in `resources.mesh` or `pytorch.init(mesh=...)`; `dp_shard` is what the others leave. All
-        ranks ask for it together, in the trial's constructor."""
+        `tp`, of which all exist: `context.device_mesh["tp"]`.
+
+        The sizes come from `resources.mesh` or `pytorch.init(mesh=...)`; `dp_shard` is the number of slots divided by
+        the other sizes. All ranks first access the mesh together, in the trial's constructor.
+        """
         if not dist.is_initialized():
             store = dist.HashStore()  # type: ignore[attr-defined]
             dist.init_process_group(backend_for(self.device), store=store, rank=0, world_size=1)
@@ -280,24 +342,25 @@ class PyTorchTrialContext:
     def wrap_model(
         self, model: M, ddp_kwargs: dict[str, Any] | None = None, *, parallel: FullyShard | None = None
     ) -> M:
-        """Move a model to the device, save it in checkpoints, and with several processes train it data-parallel.
+        """Move a model to the device, save it in checkpoints, and in several processes train it data-parallel.
 
-        `torch.compile` it before or after: either way its checkpoints hold the state of the model itself. A model that
-        you have sharded (`fully_shard`, `parallelize_module`) is taken as it is; pass such functions
-        `context.device_mesh`, or dimensions of it, so that a rank that leaves does not keep the others waiting.
+        Call `torch.compile` before or after this: checkpoints hold the state of the bare model either way. A model that
+        you have sharded yourself (`fully_shard`, `parallelize_module`) is left as it is. Shard it over dimensions of
+        `context.device_mesh`, so that a rank that fails does not keep the others waiting.
 
         Args:
             model: a module, not wrapped in DistributedDataParallel.
-            ddp_kwargs: arguments of DistributedDataParallel, such as `{"find_unused_parameters": True}`. By default
+            ddp_kwargs: arguments of DistributedDataParallel, such as `{"find_unused_parameters": True}`. The default of
                 `gradient_as_bucket_view` is True: code that keeps a gradient beyond the next backward pass must clone
                 it.
-            parallel: shard the model over the slots instead, in place: a `pytorch.FullyShard`.
+            parallel: a `pytorch.FullyShard`, to shard the model over the slots instead, in place.
 
         Raises:
-            TypeError: an argument of another type; ddp_kwargs names an argument that DistributedDataParallel lacks.
-            ValueError: the model is wrapped already; ddp_kwargs or gradient_compression with a sharded model; a unit
-                that the model does not have, or that shares a parameter with another; the model is tensor-parallel
-                only, but its gradients must be averaged over several ranks.
+            TypeError: the model is not a module; ddp_kwargs is not a dict, or names an argument that
+                DistributedDataParallel lacks; parallel is not a FullyShard.
+            ValueError: the model is wrapped already; ddp_kwargs or gradient_compression is used with a sharded model; a
+                unit does not exist in the model, or shares a parameter with another unit; the model is only
+                tensor-parallel, but its gradients must be averaged over several ranks.
 
         Returns:
             The model, in DistributedDataParallel if there is more than one process; its attributes stay reachable.
@@ -309,7 +372,7 @@ class PyTorchTrialContext:
         ddp_kwargs = checked_ddp_kwargs(ddp_kwargs)
         unshare(each for each in model.parameters() if each.requires_grad)
         compress = self._run.section("optimizations").get("gradient_compression", False)
-        # A rank may still be downloading data: it is waited for here, and not in a collective with a timeout.
+        # A rank may still be downloading data. Wait for it here, rather than in a collective with a timeout.
         self.distributed.allgather(None)
         if parallel is not None or is_sharded(model):
             check_arguments(model, parallel, ddp_kwargs, compress=compress, replicas=self._run.replicas)
@@ -337,18 +400,18 @@ class PyTorchTrialContext:
         fp16_compression: bool | None = None,
         average_aggregated_gradients: bool | None = None,
     ) -> O:
-        """Save an optimizer in checkpoints. Returns the same object.
+        """Save an optimizer in checkpoints, and return it.
 
         Args:
             optimizer: an optimizer of the wrapped models' parameters.
             backward_passes_per_step: has no effect; any number of backward passes may precede a step.
             fp16_compression: deprecated, has no effect.
-            average_aggregated_gradients: whether gradients summed over `aggregation_frequency` batches are divided by
-                that number; None: as the config says, by default True.
+            average_aggregated_gradients: divide gradients summed over `aggregation_frequency` batches by that number.
+                None: as the config says; its default is True.
 
         Raises:
             ValueError: backward_passes_per_step is below 1.
-            TypeError: not an optimizer.
+            TypeError: the argument is not an optimizer.
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"wrap_optimizer needs a torch.optim.Optimizer, got {optimizer!r}")
@@ -363,16 +426,16 @@ class PyTorchTrialContext:
         return optimizer
 
     def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
-        """Save an LR scheduler in checkpoints, and have the trainer step it. Returns the same object.
+        """Save an LR scheduler in checkpoints, have the trainer step it, and return it.
 
         Args:
-            lr_scheduler: a scheduler of `torch.optim.lr_scheduler`, for a wrapped optimizer.
-            step_mode: when to step it, see `LRScheduler.StepMode`.
-            frequency: batches, epochs or optimizer steps between its steps.
+            lr_scheduler: a scheduler of `torch.optim.lr_scheduler` for a wrapped optimizer.
+            step_mode: when to step, see `LRScheduler.StepMode`.
+            frequency: step only after every so many batches, epochs or optimizer steps. Default: 1.
 
         Raises:
-            ValueError: its optimizer was not wrapped, or it is a ReduceLROnPlateau (whose step takes a metric) and
-                step_mode is not MANUAL_STEP.
+            ValueError: the scheduler's optimizer was not wrapped; or the scheduler is a ReduceLROnPlateau, whose step
+                takes a metric, and step_mode is not MANUAL_STEP; or frequency is below 1.
             TypeError: step_mode is not a StepMode.
         """
         wrapped = LRScheduler(lr_scheduler, step_mode, frequency)
@@ -395,18 +458,21 @@ class PyTorchTrialContext:
             reducer: a function of a flat list of values; a `MetricReducer`; or a torchmetrics metric or collection,
                 which is moved to the device, reset before each workload, and computed over the updates of all
                 processes.
-            name: name of the metric; None if the reducer returns a dict of several.
-            for_training, for_validation: in which workloads it is reset and reduced.
+            name: the metric's name; None if the reducer returns a dict of several metrics.
+            for_training, for_validation: in which workloads the reducer is reset and reduced.
 
         Returns:
             The object whose `update` you call.
+
+        Raises:
+            AssertionError: the reducer is wrapped already, or of another type.
         """
         return self._run.reducers.wrap_reducer(reducer, name, for_training, for_validation)
 
     def to_device(self, data: Any) -> Any:
         """Move data to `device`: tensors, numeric arrays, objects with a method `to`; and dicts, lists, tuples of them.
 
-        Text, numbers and None stay as they are. So does anything else, with one warning per type.
+        Text, numbers and None stay as they are. Anything else does too, with one warning per type.
         """
         return self._run.to_device(data)
 
@@ -417,17 +483,17 @@ class PyTorchTrialContext:
         retain_graph: bool = False,
         create_graph: bool = False,
     ) -> None:
-        """`loss.backward(...)`, with the loss scaling of `use_amp` if that is on.
+        """Call `loss.backward(...)`, with loss scaling after `use_amp`.
 
         Args:
-            loss: tensor of shape () on `context.device`; of any shape if `gradient` is given.
+            loss: a tensor of shape () on `context.device`, or of any shape if `gradient` is given.
             gradient: the gradient with respect to `loss`, of the same shape; None for 1.
             retain_graph: keep the graph for another backward pass.
-            create_graph: build a graph of the gradients, for derivatives of higher order.
+            create_graph: build a graph of the gradients, for higher-order derivatives.
         """
         if self._checks_tf32:
             self._checks_tf32 = False
-            warn_if_left_off(loss, self.device)
+            warn_if_tf32_is_off(loss, self.device)
         keep = retain_graph or None  # torch's default is create_graph's value
         amp = self._optimisation.amp
         if amp is None:
@@ -442,14 +508,14 @@ class PyTorchTrialContext:
         auto_zero_grads: bool = True,
         scaler: Any = None,
     ) -> None:
-        """Step an optimizer, if the batch is the last of its aggregation; otherwise do nothing.
+        """Step an optimizer. With gradient aggregation, only the last batch of an aggregation does so.
 
         Args:
             optimizer: a wrapped optimizer.
             clip_grads: called with the optimizer's parameters, after gradients are averaged (and unscaled, with
                 `use_amp`) and before the step: `lambda params: torch.nn.utils.clip_grad_norm_(params, 1.0)`.
             auto_zero_grads: zero gradients after the step; must be True with aggregation_frequency > 1.
-            scaler: your own `torch.amp.GradScaler`, whose `step` is then used.
+            scaler: a `torch.amp.GradScaler` of your own, whose `step` is then called.
 
         Raises:
             ValueError: auto_zero_grads=False with aggregation_frequency > 1.
@@ -457,8 +523,13 @@ class PyTorchTrialContext:
         self._optimisation.step(optimizer, clip_grads, auto_zero_grads, scaler)
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """Save a `torch.amp.GradScaler` in checkpoints, and return it; called before `wrap_model`. Your code still
-        scales, unscales and updates, all of which `context.experimental.use_amp()` does for you."""
+        """Save a `torch.amp.GradScaler` in checkpoints, and return it. Your code still scales, unscales and updates.
+
+        Call this before `wrap_model`. Or call `context.experimental.use_amp()`, which does all of it for you.
+
+        Raises:
+            RuntimeError: called twice, after `wrap_model`, or together with `use_amp`.
+        """
         if self._run.uses_amp:
             raise RuntimeError(
                 "wrap_scaler can't be combined with use_amp(), which has its own scaler; call one of the two"
@@ -487,14 +558,17 @@ class PyTorchTrialContext:
         min_loss_scale: float | None = None,
         max_loss_scale: float = 2.0**24,
     ) -> tuple[Any, Any]:
-        """Deprecated: stands for NVIDIA's apex, and now calls `experimental.use_amp()`; use that.
+        """Deprecated: use `experimental.use_amp()`, which this now calls in place of NVIDIA's apex.
 
-        Returns models and optimizers as they are; does nothing with `enabled=False` or opt_level "O0". The other
-        arguments have no effect.
+        Args:
+            models, optimizers: returned unchanged.
+            enabled: False for no effect.
+            opt_level: "O0" for no effect; "O1" and "O2" are the same.
+            (others): have no effect.
 
         Raises:
             RuntimeError: there is no CUDA device, or mixed precision is configured already.
-            ValueError: another opt_level than O0, O1, O2.
+            ValueError: opt_level is not O0, O1 or O2.
         """
         warnings.warn(
             "configure_apex_amp is deprecated; use context.experimental.use_amp()", FutureWarning, stacklevel=2
@@ -514,7 +588,7 @@ class PyTorchTrialContext:
 
 
 class PyTorchExperimentalContext:
-    """Mixed precision, and switches for the trainer's defaults."""
+    """Mixed precision, and switches for defaults of the trainer."""
 
     def __init__(self, run: TrialRun) -> None:
         self._run = run
@@ -523,16 +597,16 @@ class PyTorchExperimentalContext:
         """Train in mixed precision: `train_batch` and evaluation run under autocast, except for `backward` and
         `step_optimizer`.
 
-        With float16 the loss is scaled in `context.backward`, gradients are unscaled before `clip_grads`, steps with
-        infinite gradients are skipped, and the scale is updated after each batch that stepped. Each step waits for the
-        device to know whether to skip, unless the optimizer is fused. bfloat16 needs neither.
+        With float16, `context.backward` scales the loss, gradients are unscaled before `clip_grads`, steps with
+        infinite gradients are skipped, and the scale is updated after each batch that stepped. Unless the optimizer is
+        fused, each step waits for the device to know whether to skip. bfloat16 needs neither scaling nor waiting.
 
         Args:
-            dtype: torch.float16, the default, or torch.bfloat16 if the device has it. With float16 a CPU trains as
-                usual, in the models' own precision; with bfloat16 it trains in mixed precision too.
+            dtype: torch.float16 (the default), or torch.bfloat16 if the device supports it. On a CPU, float16 has no
+                effect, and training keeps the models' own precision; bfloat16 is used there too.
 
         Raises:
-            ValueError: another dtype.
+            ValueError: the dtype is neither of these.
             RuntimeError: called twice, or after `wrap_scaler`.
         """
         if dtype not in (None, torch.float16, torch.bfloat16):
@@ -552,15 +626,15 @@ class PyTorchExperimentalContext:
             optimisation.amp = MixedPrecision(device, torch.float16, optimisation.scaler)
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Allow loaders other than `pytorch.DataLoader`; repeat, shard and skip the data yourself (see `samplers`)."""
+        """Allow loaders other than `pytorch.DataLoader`. Repeat, shard and skip the data yourself (see `samplers`)."""
         self._run.checks_loaders = False
 
     def disable_auto_to_device(self) -> None:
-        """Don't move batches to the device in the trainer; call `context.to_device` yourself."""
+        """Keep the trainer from moving batches to the device. Call `context.to_device` yourself."""
         self._run.moves_batches = False
 
     def wrap_reducer(
         self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
     ) -> Any:
-        """`context.wrap_reducer`, under its old name."""
+        """The old name of `context.wrap_reducer`."""
         return self._run.reducers.wrap_reducer(reducer, name, for_training, for_validation)

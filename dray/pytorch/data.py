@@ -1,4 +1,4 @@
-"""Batches of a TensorDataset, by indexing each tensor once per batch instead of once per record."""
+"""`pytorch.DataLoader`, and the torch loaders that it makes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ from dray.training.units import is_int
 
 
 class TorchLoader(torch.utils.data.DataLoader[Any]):
-    """Torch's loader. Without worker processes it uses `rows` in place of torch's collation where the result is the
-    same, and records no batch for torch's profiler, as torch does at 10 µs a batch, profiler or not; `BatchLoop` does
-    so where there is one."""
+    """Torch's loader, with a faster iterator if there are no worker processes.
+
+    It indexes each tensor of a TensorDataset once per batch (`rows`) where that gives the same result as torch's
+    collation. It also leaves out the profiler's range around each batch, which costs 10 µs even without a profiler;
+    `BatchLoop` records it if there is one.
+    """
 
     def _get_iterator(self) -> Any:
         batches = super()._get_iterator()
-        # Private attributes of torch's, the first only of iterators without worker processes.
+        # Private attributes of torch's iterators; only those without worker processes have the first.
         if (fetcher := getattr(batches, "_dataset_fetcher", None)) is None or batches._pin_memory:
             return batches
         fetch, whole = fetcher.fetch, self.dataset
@@ -44,7 +47,7 @@ class TorchLoader(torch.utils.data.DataLoader[Any]):
 
 
 def rows(dataset: Any, records: Any) -> list[torch.Tensor] | None:
-    """What `default_collate` makes of these records; None where only calling it can tell.
+    """The same as `default_collate` on these records; None if the dataset is not plain enough for that.
 
     >>> dataset = Subset(TensorDataset(torch.arange(10), torch.eye(10)), range(5, 10))
     >>> rows(dataset, [0, 2])[0]
@@ -56,7 +59,7 @@ def rows(dataset: Any, records: Any) -> list[torch.Tensor] | None:
         records, dataset = [dataset.indices[record] for record in records], dataset.dataset
     if type(dataset) is not TensorDataset or not _are_ints(records):
         return None
-    # Of a tensor in another memory format, such as channels_last, the batch would have that format too.
+    # From a tensor in another memory format, such as channels_last, indexing would give a batch in that format too.
     if any(type(each) is not torch.Tensor or not _is_plain(each) for each in dataset.tensors):
         return None
     chosen = torch.tensor(records)
@@ -77,35 +80,36 @@ TorchData: TypeAlias = Mapping[str, torch.Tensor] | Sequence[torch.Tensor] | tor
 class DataLoader:
     """Builds a `torch.utils.data.DataLoader`, with the same arguments and defaults.
 
-    The torch loader is made when training starts, when it is known where in the data to start and which share this
-    process has. With `shuffle=True` the order depends only on the trial's seed and the epoch: a resumed trial skips to
-    its position at no cost, and other code that draws random numbers does not change the order.
+    The torch loader is made when training starts, once this process's share of the data and the position in it are
+    known. With `shuffle=True` the order depends only on the trial's seed and the epoch: a resumed trial skips to its
+    position at no cost, and other code that draws random numbers does not change the order.
 
-    On a resume, a sampler of your own is iterated again up to the trial's position. Whole epochs are skipped without
-    iterating if it is a sequence, a sampler of torch's, or has `set_epoch(epoch)` as torch's `DistributedSampler`.
-    What it draws from the global RNGs of Python, NumPy or torch at the start of an epoch (as torch's samplers do) is
-    the same in the resumed run. Its own generator is yours to seed.
+    When a trial resumes, a sampler of your own is iterated again up to the trial's position. Whole epochs are skipped
+    without iterating if it is a sequence, one of torch's samplers, or has a `set_epoch(epoch)` like torch's
+    `DistributedSampler`. Its draws from the global RNGs of Python, NumPy or torch at the start of an epoch, where
+    torch's samplers draw, are the same in the resumed run. If it has a generator, seed that yourself.
 
-    In worker processes Python's, NumPy's and torch's RNGs are seeded for each batch by its number, so that a resumed
-    trial repeats the same augmentation, with any number of workers. A generator that the dataset owns is not seeded.
+    In worker processes, Python's, NumPy's and torch's RNGs are seeded for each batch with its number, so a resumed
+    trial repeats the same augmentation with any number of workers. A generator that the dataset owns is not seeded.
 
-    If the number of processes changes (`resources.slots_per_trial: {min, max}`, or a checkpoint resumed with more or
-    fewer of them), each step still trains on the same records: every record once per epoch, in the same global
-    batches. The records move between processes, so dropout and augmentation draw other random numbers, still
-    determined by the trial's seed. With a `batch_sampler`, each process takes every size-th batch, so that the global
-    batch grows or shrinks.
+    If the number of processes changes (`resources.slots_per_trial: {min, max}`, or a checkpoint resumed on more or
+    fewer slots), each step still trains on the same records: every record once per epoch, in the same global batches.
+    The records move between processes, so dropout and augmentation draw other random numbers, which the trial's seed
+    still determines. With a `batch_sampler`, each process takes every size-th batch, so the global batch grows or
+    shrinks.
 
     Args:
-        dataset: map-style, with `__len__` and `__getitem__`.
+        dataset: a map-style dataset, with `__len__` and `__getitem__`.
         batch_size: records per batch on this slot: `context.get_per_slot_batch_size()`. With the default `collate_fn`
-            a record's tensor of shape (...) becomes one of shape (batch_size, ...); the last batch of an epoch may be
-            smaller, unless `drop_last`.
-        generator: seeds `shuffle=True` instead of the trial's seed. Training uses its initial seed, for each epoch's
-            order; outside training each pass draws from it.
-        (others): as torch's.
+            a record's tensor of shape (...) becomes one of shape (batch_size, ...). The last batch of an epoch may be
+            smaller, unless `drop_last` is set.
+        generator: seeds `shuffle=True` in place of the trial's seed. Training derives each epoch's order from its
+            initial seed; outside training each pass draws from it.
+        (others): as in torch.
 
     Raises:
-        ValueError: a combination that torch refuses, an `IterableDataset`, or no batching at all.
+        ValueError: the arguments are a combination that torch refuses, the dataset is an `IterableDataset`, or there is
+            neither a batch_size nor a batch_sampler.
     """
 
     def __init__(
@@ -160,17 +164,16 @@ class DataLoader:
         self.num_workers, self.worker_init_fn, self.timeout = num_workers, worker_init_fn, timeout
         self.multiprocessing_context, self.persistent_workers = multiprocessing_context, persistent_workers
         self.collate_fn, self.pin_memory, self.prefetch_factor = collate_fn, pin_memory, prefetch_factor
-        #: The trial's seed, set by the trainer; None outside training.
-        self.seed: int | None = None
+        self.seed: int | None = None  # the trial's, set by the trainer; None outside training
 
     def get_data_loader(
         self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
     ) -> torch.utils.data.DataLoader[Any]:
-        """A torch DataLoader over this replica's shard: repeated, then sharded by whole batches, then skipped.
+        """Make a torch DataLoader over a replica's shard: repeated, then sharded by whole batches, then skipped.
 
         Args:
             repeat: repeat the data endlessly.
-            skip: batches of this replica to leave out at the beginning.
+            skip: number of this replica's batches to leave out at the beginning.
             num_replicas, rank: take every num_replicas-th batch, beginning with the rank-th.
 
         Raises:
@@ -180,7 +183,7 @@ class DataLoader:
         return self._torch_loader(self._batches(shard, seed), shard, seed)
 
     def _epoch_length(self, division: Division, num_replicas: int) -> int:
-        """The chief's batches per epoch with `num_replicas`, in a trial that began with this division of its data."""
+        """The chief's batches per epoch with `num_replicas`, in a trial that began with this division of the data."""
         now = Division(replicas=num_replicas, batch_size=self.batch_size)
         if division == now or not division.same_global_batch(now):
             return len(self._batches(Shard(num_replicas=num_replicas)))
@@ -190,7 +193,7 @@ class DataLoader:
     def _resharded(
         self, division: Division, *, skip: int, num_replicas: int, rank: int
     ) -> torch.utils.data.DataLoader[Any]:
-        """As `get_data_loader(repeat=True, ...)`, but with the global batches of another division of the data: that of
+        """Like `get_data_loader(repeat=True, ...)`, but with the global batches of an earlier division of the data, for
         a run that is resumed with another number of processes."""
         seed, replicas = self._shuffle_seed(), division.replicas
         whole = self._batches(Shard(repeat=True, skip=skip * replicas), seed, division.batch_size)
@@ -199,7 +202,7 @@ class DataLoader:
         return self._torch_loader(batches, shard, seed)
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass over all the data. Outside training `shuffle=True` gives each pass another order, as in torch."""
+        """Iterate over all the data once. Outside training, `shuffle=True` gives each pass a new order, as in torch."""
         seed = drawn_seed(self.generator) if self.seed is None else self._shuffle_seed()
         return iter(self._torch_loader(self._batches(WHOLE, seed), WHOLE, seed))
 
@@ -209,14 +212,14 @@ class DataLoader:
 
     @property
     def _shuffles(self) -> bool:
-        """Whether each epoch has another order, as with `shuffle=True`."""
+        """Whether each epoch has a new order, as with `shuffle=True`."""
         return self.shuffle or _is_shuffle(self.sampler)
 
     def _torch_loader(self, batches: Any, shard: Shard, seed: int) -> torch.utils.data.DataLoader[Any]:
         workers_seed = Random(f"{seed}:workers:{shard.rank}").getrandbits(63)
         if self.num_workers > 0:
             batches = SeededBatches(batches, seed=workers_seed, first=shard.skip)
-        # Torch draws a seed for its workers from this generator; by default from the global one, which the model uses.
+        # Torch draws a seed for its workers from this generator. Its default, the global one, is also the model's.
         generator = torch.Generator()
         generator.manual_seed(workers_seed)
         return TorchLoader(
@@ -234,7 +237,7 @@ class DataLoader:
         )
 
     def _batches(self, shard: Shard, seed: int = 0, batch_size: int | None = None) -> Any:
-        """The batches of a shard, as lists of records; with `batch_size` in place of the loader's own."""
+        """The batches of a shard, as lists of records; `batch_size` overrides the loader's."""
         batch_size = batch_size or self.batch_size
         records = _indexable(self.dataset, self.sampler) if self.batch_sampler is None else None
         if records is not None:
@@ -262,12 +265,11 @@ class DataLoader:
             return self.generator.initial_seed()
         if self.seed is not None:
             return self.seed
-        # Outside training, as torch's RandomSampler does.
-        return drawn_seed()
+        return drawn_seed()  # outside training: as torch's RandomSampler
 
 
 def _indexable(dataset: Any, sampler: Any) -> Sequence[Any] | None:
-    """The records in order, if any position of a sampler can be looked up directly; else None."""
+    """The records in order, if the sampler's positions can be looked up directly; else None."""
     if sampler is None:
         return range(len(dataset))
     if type(sampler) is SequentialSampler or _is_shuffle(sampler):
@@ -276,7 +278,7 @@ def _indexable(dataset: Any, sampler: Any) -> Sequence[Any] | None:
 
 
 def _is_shuffle(sampler: Any) -> bool:
-    """Whether the sampler is what torch makes for shuffle=True."""
+    """Whether the sampler is equivalent to the one that torch makes for shuffle=True."""
     if type(sampler) is not RandomSampler or sampler.replacement or sampler.generator is not None:
         return False
     return len(sampler) == len(sampler.data_source)

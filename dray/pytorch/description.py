@@ -1,4 +1,4 @@
-"""The description of a trial in its checkpoints, from which it can be built again."""
+"""The description of a trial in its checkpoints, from which the trial can be rebuilt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def describe(trial: PyTorchTrial, run: TrialRun, division: Division | None) -> Description:
-    """The trial's class, code, config and hyperparameters, and how its data were divided when it started."""
+    """The trial's class, code, config, hyperparameters and initial division of the data."""
     host = run.host
     code = {}
     if host.code_dir is not None:
@@ -62,7 +62,7 @@ def describe(trial: PyTorchTrial, run: TrialRun, division: Division | None) -> D
 
 
 def _as_json(value: Any, path: str, only_text: list[str]) -> Any:
-    """A value as JSON can hold it; the paths and types of what it holds only as text are added to `only_text`."""
+    """Convert a value to JSON types. Values that become text are added to `only_text`, by path and type."""
     if isinstance(value, Mapping):
         only_text += [f"the key {key!r} of {path or 'hparams'}" for key in value if not isinstance(key, str)]
         return {str(key): _as_json(item, f"{path}.{key}".lstrip("."), only_text) for key, item in value.items()}
@@ -75,7 +75,7 @@ def _as_json(value: Any, path: str, only_text: list[str]) -> Any:
 
 
 def _class_spec(cls: type, code_dir: Path | None) -> str:
-    """module:Class, importable from the checkpoint's code/."""
+    """`module:Class`, importable from the checkpoint's code/."""
     module = cls.__module__
     if module == "__main__" and (file := getattr(sys.modules["__main__"], "__file__", None)):
         path = Path(file).resolve()

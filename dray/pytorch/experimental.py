@@ -46,7 +46,11 @@ class TorchBatchProcessorContext:
         self._reducers = ReducerRegistry(self.device)
 
     def get_hparams(self) -> dict[str, Any]:
-        """The hyperparameters of the experiment; a local run has none: a RuntimeError."""
+        """Return the experiment's hyperparameters.
+
+        Raises:
+            RuntimeError: this is a local run, which has none.
+        """
         info = get_cluster_info()
         if info is None:
             raise RuntimeError(
@@ -55,11 +59,11 @@ class TorchBatchProcessorContext:
         return dict(info.trial.hparams)
 
     def to_device(self, data: Any, warned_types: set[type] | None = None) -> Any:
-        """Move data to `device`, as `pytorch.to_device`."""
+        """Move data to `device`, see `pytorch.to_device`."""
         return to_device(data, self.device, warned_types)
 
     def get_tensorboard_path(self) -> Path:
-        """The directory of this trial's event files and traces."""
+        """Return the directory of this trial's event files and traces."""
         return self._core.train.get_tensorboard_path()
 
     def prepare_model_for_inference(self, model: M) -> M:
@@ -68,8 +72,8 @@ class TorchBatchProcessorContext:
 
     @contextlib.contextmanager
     def upload_path(self) -> Iterator[Path]:
-        """A directory of this rank's to write results to, kept beside the trial's checkpoints as
-        `outputs/rank_<rank>`, also when these are deleted. A file replaces an earlier one of the same name."""
+        """Yield a directory for this rank's results. Its files are kept beside the trial's checkpoints, in
+        `outputs/rank_<rank>`, even when those are deleted. A file replaces an earlier one of the same name."""
         if self._outputs.is_local:
             self._outputs.path.mkdir(parents=True, exist_ok=True)
             yield self._outputs.path
@@ -79,14 +83,15 @@ class TorchBatchProcessorContext:
             RemoteDirectory(self._outputs).add(directory, without=MANIFEST)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """As `core.TrainContext.report_metrics`: only the chief's report counts. See `wrap_reducer` for other ranks."""
+        """Report metrics as `core.TrainContext.report_metrics` does. Only the chief's reports count; for metrics over
+        all ranks see `wrap_reducer`."""
         self._core.train.report_metrics(group, steps_completed, metrics)
 
     def wrap_reducer(
         self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
     ) -> Any:
-        """As `PyTorchTrialContext.wrap_reducer`, for a validation metric over all ranks; if the run was paused, of each
-        part. `for_training` and `for_validation` have no effect."""
+        """Add a validation metric over all ranks, see `PyTorchTrialContext.wrap_reducer`. If the run is paused, each
+        part reports its own. `for_training` and `for_validation` have no effect."""
         return self._reducers.wrap_reducer(reducer, name)
 
     def _reduce(self, steps_completed: int) -> None:
@@ -96,11 +101,11 @@ class TorchBatchProcessorContext:
             self._core.train.report_validation_metrics(steps_completed, metrics)
 
     def report_task_using_model_version(self, model_version: Any) -> None:
-        """Only logged: there is no model registry."""
+        """Log a model version: there is no model registry."""
         self._core.experimental.report_task_using_model_version(model_version)
 
     def report_task_using_checkpoint(self, checkpoint: Any) -> None:
-        """Only logged: there is no checkpoint registry."""
+        """Log a checkpoint: there is no checkpoint registry."""
         self._core.experimental.report_task_using_checkpoint(checkpoint)
 
     def get_distributed_rank(self) -> int:
@@ -113,30 +118,30 @@ class TorchBatchProcessorContext:
 
 
 class TorchBatchProcessor(abc.ABC):
-    """Base class: what to do with each batch."""
+    """Base class for the code that processes each batch."""
 
     @abc.abstractmethod
     def __init__(self, context: TorchBatchProcessorContext) -> None:
-        """Load the model and whatever else is needed."""
+        """Load the model and other resources."""
 
     @abc.abstractmethod
     def process_batch(self, batch: Any, batch_idx: int) -> None:
         """Process one batch.
 
         Args:
-            batch: from the data loader, not yet moved: call `context.to_device(batch)`.
+            batch: a batch of the data loader, not yet on the device: call `context.to_device(batch)`.
             batch_idx: the number of the batch on this rank, from 0.
         """
 
     def on_checkpoint_start(self) -> None:  # noqa: B027
-        """Before progress is saved. Write results still in memory: a resumed run does not repeat these batches."""
+        """Called before progress is saved: write results that are in memory, as a resumed run does not repeat them."""
 
     def on_finish(self) -> None:  # noqa: B027
-        """After the last batch, and after the last checkpoint."""
+        """Called after the last batch and the last checkpoint."""
 
 
 def get_default_device(core_context: core.Context) -> torch.device:
-    """This process's GPU, or else the CPU; in an experiment with `resources.slot: cpu` always the CPU."""
+    """Return this process's GPU, or the CPU if there is none or the experiment has `resources.slot: cpu`."""
     info = core_context.info
     return own_device(core_context.distributed.local_rank, None if info is None else info.trial.config)
 
@@ -150,19 +155,19 @@ def torch_batch_process(
     dataloader_kwargs: Mapping[str, Any] | None = None,
     distributed_context: DistributedContext | None = None,
 ) -> None:
-    """Process a dataset once, batch by batch, shared among all slots of the trial.
+    """Process a dataset once, batch by batch, divided among all slots of the trial.
 
-    In a program that is an experiment's entrypoint it is paused, resumed after a failure, and shown like any other
-    trial. Run by itself or under torchrun, it is a local run.
+    A program that is an experiment's entrypoint is paused, resumed after failures, and shown like any other trial. Run
+    by itself or under torchrun it is a local run.
 
     Args:
-        batch_processor_cls: made on each slot, with a `TorchBatchProcessorContext`.
-        dataset: map-style, with a length.
-        batch_size: records per batch, unless `dataloader_kwargs` has it; 1 by default.
-        max_batches: the maximum number of batches per slot; by default all.
-        checkpoint_interval: batches per slot after which progress is saved.
+        batch_processor_cls: the class that processes batches; each slot makes one with a `TorchBatchProcessorContext`.
+        dataset: a map-style dataset with a length.
+        batch_size: records per batch, unless `dataloader_kwargs` has it. Default: 1.
+        max_batches: the maximum number of batches per slot. Default: all.
+        checkpoint_interval: save progress after every so many batches per slot.
         dataloader_kwargs: further arguments of `pytorch.DataLoader`, such as num_workers and collate_fn.
-        distributed_context: the processes that share the data; by default all of the trial's in an experiment, else
+        distributed_context: the processes that divide the data. Default: all of the trial's in an experiment, otherwise
             torchrun's.
 
     Raises:
@@ -201,14 +206,14 @@ def _process(
         context = TorchBatchProcessorContext(core_context, core_context.checkpoint.outputs)
         processor = batch_processor_cls(context)
         batches = iter(loader.get_data_loader(skip=done, num_replicas=peers.size, rank=peers.rank))
-    # The same on every rank, since they meet at each checkpoint: some ranks have no batch in the last round.
+    # The same number on every rank, since ranks meet at each checkpoint; some have no batch in the last round.
     end = math.ceil(len(loader) / peers.size)
     if max_batches is not None and 0 < max_batches < end:
         end = max_batches
     while done < end:
         with all_or_none(peers, "processing batches"):
             upto = min(end, done + checkpoint_interval - done % checkpoint_interval)
-            # The range first in zip(), so that no batch is drawn that is not processed.
+            # The range comes first in zip(), so that no batch is drawn without being processed.
             for batch_idx, batch in zip(range(done, upto), batches, strict=False):
                 processor.process_batch(batch=batch, batch_idx=batch_idx)
             done = upto

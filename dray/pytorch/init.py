@@ -1,4 +1,4 @@
-"""`pytorch.init()`: find the host and the peers, seed the RNGs, make a context."""
+"""`pytorch.init()`: finds the host and the peers, seeds the RNGs, makes a context."""
 
 from __future__ import annotations
 
@@ -42,33 +42,33 @@ def init(
 ) -> Iterator[PyTorchTrialContext]:
     """Make a trial's context, for a `with` block in which the trial is constructed and trained.
 
-    Seeds Python's, NumPy's and torch's RNGs with the trial's seed: the one that an experiment gives each trial, or
-    `exp_conf["reproducibility"]["experiment_seed"]`. Without either their states stay as they are, and the trial's
-    seed, which then only orders shuffled data, is the chief's `torch.initial_seed()`. Models begin with the chief's
-    weights on all ranks.
+    Seeds Python's, NumPy's and torch's RNGs with the trial's seed, which an experiment gives each trial; in a local run
+    it is `exp_conf["reproducibility"]["experiment_seed"]`. If that is not set, the RNGs keep their states, and the
+    trial's seed, the chief's `torch.initial_seed()`, only orders shuffled data. On all ranks, models begin with the
+    chief's weights.
 
     Args:
-        hparams: hyperparameters of the trial; by default, in an experiment, those that the search chose.
-        exp_conf: an experiment config, for `context.get_experiment_config()`; by default the experiment's, if any. With
-            `resources.slot: cpu` in it the trial trains on the CPU, also where there is a GPU; with
-            `reproducibility.deterministic: true` torch uses deterministic algorithms only.
-        distributed: the trial's processes. By default, in an experiment, all of the trial's; otherwise those of the
-            process group that the program has initialised, or those that torchrun has started, for which a process
-            group is initialised until the end of the block; else this one alone.
-        aggregation_frequency: number of batches over which gradients are summed before the optimizer steps.
-        enable_tensorboard_logging: write metrics for TensorBoard, to `context.get_tensorboard_path()`.
-        max_length: the length of the training, as for `Trainer.fit()`, if the trial's constructor needs it for
-            `context.get_total_batches()`. In an experiment, the searcher's max_length is used instead if it has one.
-        mesh: the sizes of dimensions of `context.device_mesh`, such as `{"tp": 2}`; by default those in the config's
-            `resources.mesh`. What they leave of the slots is `dp_shard`. Ranks of a tensor-parallel group get the same
-            batches.
+        hparams: the trial's hyperparameters. Default: in an experiment, those that the search chose.
+        exp_conf: an experiment config, for `context.get_experiment_config()`. Default: the experiment's, if any. With
+            `resources.slot: cpu` the trial trains on the CPU even if there is a GPU; with
+            `reproducibility.deterministic: true` torch uses only deterministic algorithms.
+        distributed: the trial's processes. Default: in an experiment, all of the trial's; otherwise those of the
+            program's own process group, or those that torchrun started, for which a process group is initialised until
+            the end of the block; otherwise this process alone.
+        aggregation_frequency: the number of batches over which gradients are summed before the optimizer steps.
+        enable_tensorboard_logging: write metrics for TensorBoard to `context.get_tensorboard_path()`.
+        max_length: the length of the training as in `Trainer.fit()`, needed here if the trial's constructor calls
+            `context.get_total_batches()`. In an experiment, a max_length of the searcher takes precedence.
+        mesh: sizes of the dimensions of `context.device_mesh`, such as `{"tp": 2}`. Default: the config's
+            `resources.mesh`. `dp_shard` is the number of slots divided by the other sizes. Ranks of a tensor-parallel
+            group get the same batches.
 
     Raises:
-        ValueError: global_batch_size is not an int, or below the number of slots; aggregation_frequency is below 1;
-            mesh does not divide the slots, or has another dimension than dp_replicate, dp_shard and tp.
+        ValueError: global_batch_size is not an int, or is below the number of slots; aggregation_frequency is below 1;
+            mesh does not divide the slots, or has a dimension other than dp_replicate, dp_shard and tp.
         TypeError: max_length is neither Batch nor Epoch.
         RuntimeError: `distributed` has several processes, but torch.distributed is not initialised for them; or two of
-            them would train on one GPU.
+            them would train on the same GPU.
     """
     check_length(max_length, "max_length")
     drop_if_low()
@@ -101,7 +101,7 @@ def init(
         stack.enter_context(run.at_end)
         stack.callback(run.tensorboard.close)
         if host.latest_checkpoint is not None and (saved := Path(host.latest_checkpoint)).is_dir():
-            # Where fit() will resume, which the trial's constructor may ask.
+            # The trial's constructor may already ask where fit() will resume.
             run.position.start(files.read_progress(saved).batches)
         if distributed is not None:
             stack.callback(distributed.close)
@@ -112,37 +112,36 @@ def init(
 def _local_run(
     distributed: DistributedContext | None, exp_conf: dict[str, Any] | None
 ) -> Iterator[tuple[LocalHost, DistributedContext, torch.device]]:
-    """What an experiment's worker sets up for a trial, set up here for a local run."""
-    seed, wanted = _reproducibility(exp_conf)
+    """Set up a local run as a worker sets up a trial."""
+    seed, enabled = _reproducibility(exp_conf)
     with contextlib.ExitStack() as stack:
-        # Before CUDA is used.
-        stack.enter_context(deterministic(wanted))
+        stack.enter_context(deterministic(enabled))  # before CUDA is used
         peers = distributed or stack.enter_context(process_group(exp_conf))
         _check_peers(peers)
         device = _device(peers, exp_conf)
         check_gpus(device, peers.allgather)
-        # Not drawn, which would change the program's own random numbers; 31 bits, as in an experiment: NumPy takes 32.
+        # Drawing a seed would change the program's own random numbers. 31 bits as in an experiment: NumPy takes 32.
         seed = torch.initial_seed() % 2**31 if seed is None else seed
         # The same directory and seed in all processes.
         directory, seed = peers.broadcast((new_directory((exp_conf or {}).get("name")), seed))
         host = stack.enter_context(LocalHost(directory, trial_seed=seed))
         if peers.rank > 0:  # the chief logs for all ranks
-            ours = logging.getLogger("dray")
-            stack.callback(ours.setLevel, ours.level)
-            ours.setLevel(max(ours.level, logging.ERROR))
+            logger = logging.getLogger("dray")
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(max(logger.level, logging.ERROR))
         log.info("local run %s, seed %d", host.directory, host.trial_seed)
         yield host, peers, device
 
 
 def _reproducibility(exp_conf: dict[str, Any] | None) -> tuple[int | None, bool]:
-    """The seed, None if there is none, and whether to be deterministic; a program's config is not checked before."""
+    """The seed or None, and whether to be deterministic; checked here, since nothing else checks a program's config."""
     section = (exp_conf or {}).get("reproducibility") or {}
-    seed, wanted = section.get("experiment_seed"), section.get("deterministic", False)
+    seed, enabled = section.get("experiment_seed"), section.get("deterministic", False)
     if seed is not None and (not is_int(seed) or seed < 0):
         raise ValueError(f"exp_conf['reproducibility']['experiment_seed'] must be an int >= 0, got {seed!r}")
-    if not isinstance(wanted, bool):
-        raise ValueError(f"exp_conf['reproducibility']['deterministic'] must be true or false, got {wanted!r}")
-    return seed, wanted
+    if not isinstance(enabled, bool):
+        raise ValueError(f"exp_conf['reproducibility']['deterministic'] must be true or false, got {enabled!r}")
+    return seed, enabled
 
 
 def _check_peers(peers: DistributedContext) -> None:
@@ -150,8 +149,8 @@ def _check_peers(peers: DistributedContext) -> None:
     import torch.distributed as dist
 
     initialised = dist.is_available() and dist.is_initialized()
-    wanted = peers.size > 1 or os.environ.get("USE_TORCH_DISTRIBUTED", "").lower() in ("true", "1")
-    if wanted and not initialised:
+    needed = peers.size > 1 or os.environ.get("USE_TORCH_DISTRIBUTED", "").lower() in ("true", "1")
+    if needed and not initialised:
         raise RuntimeError(
             f"training in {peers.size} process(es) needs torch.distributed: call "
             "torch.distributed.init_process_group('gloo' or 'nccl') before pytorch.init(); or leave out distributed= "

@@ -24,18 +24,17 @@ from dray.training.optimisation import bare
 from dray.training.parallel.device import CPU, is_for_cpus
 from dray.training.units import Batch
 
-#: The trial's class, as far as a type checker knows it.
 T = TypeVar("T", bound=PyTorchTrial, default=Any)
 
 log = logging.getLogger(__name__)
 
 
 class CheckpointLoadContext(PyTorchTrialContext):
-    """A context for making a trial outside training, such as to load a checkpoint into it.
+    """A context for making a trial outside training, for example to load a checkpoint into it.
 
     Args:
-        hparams: hyperparameters, for `get_hparam`.
-        exp_conf: an experiment config, for `get_experiment_config`.
+        hparams: the hyperparameters for `get_hparam`.
+        exp_conf: the experiment config for `get_experiment_config`.
     """
 
     def __init__(self, hparams: dict[str, Any] | None = None, exp_conf: dict[str, Any] | None = None) -> None:
@@ -43,7 +42,7 @@ class CheckpointLoadContext(PyTorchTrialContext):
             TrialRun(
                 host=LocalHost(trial_seed=0),
                 peers=DistributedContext(),
-                # The current GPU, which a rank that calls this has chosen.
+                # On a GPU the current device, which a rank of a trial has set.
                 device=CPU if is_for_cpus(exp_conf) or not torch.cuda.is_available() else torch.device("cuda"),
                 hparams=hparams,
                 config=exp_conf,
@@ -64,15 +63,16 @@ def load_trial_from_checkpoint_path(
     """Load the trial that wrote a checkpoint, with its weights.
 
     Args:
-        path: the checkpoint's directory, dray's or Determined's; or its URI, with credentials from the environment.
-        trial_class: the trial's class; by default imported from the checkpoint's code/.
-        trial_kwargs: arguments of its constructor besides `context`. If they include a `context`, that is used instead
-            of one with the checkpoint's hyperparameters.
-        torch_load_kwargs: passed to `torch.load`.
+        path: the directory of a checkpoint that dray or Determined wrote, or its URI, with credentials from the
+            environment.
+        trial_class: the trial's class. Default: imported from the checkpoint's code/.
+        trial_kwargs: arguments of the constructor besides `context`. A `context` among them replaces the default one,
+            which has the checkpoint's hyperparameters.
+        torch_load_kwargs: arguments of `torch.load`.
         kwargs: deprecated; use torch_load_kwargs.
 
     Returns:
-        The trial, with its models restored, in train mode as constructed.
+        The trial with its models restored, in train mode as constructed.
 
     Raises:
         ValueError: both torch_load_kwargs and kwargs are given; the trial's constructor does not take trial_kwargs; the
@@ -95,12 +95,12 @@ def load_trial_from_checkpoint_path(
             context = CheckpointLoadContext(hparams=saved["hparams"], exp_conf=saved["experiment_config"])
             context._run.length = Batch(max(1, files.read_progress(directory).batches))
             context._run.position.epoch_length = files.read_length(directory, "epoch_length")
-        found: Any = trial_class or _import_class(directory / "code", saved["trial_cls_spec"])
+        cls: Any = trial_class or _import_class(directory / "code", saved["trial_cls_spec"])
         try:
-            inspect.signature(found).bind(context, **arguments)
+            inspect.signature(cls).bind(context, **arguments)
         except TypeError as error:
-            raise ValueError(f"can't construct {found.__name__}: {error}; pass trial_kwargs={{...}}") from None
-        trial: T = found(context, **arguments)
+            raise ValueError(f"can't construct {cls.__name__}: {error}; pass trial_kwargs={{...}}") from None
+        trial: T = cls(context, **arguments)
         models = [bare(model) for model in context.models]
         state = files.read_state(directory, models, **(torch_load_kwargs or kwargs))
         sharded.load(state, directory, models)
@@ -114,14 +114,14 @@ def _import_class(code: Path, spec: str | None) -> type[PyTorchTrial]:
     module_name, _, class_name = spec.partition(":")
     try:
         with import_from_path(code):
-            found: Any = importlib.import_module(module_name)
+            imported: Any = importlib.import_module(module_name)
             for part in class_name.split("."):
-                found = getattr(found, part)
+                imported = getattr(imported, part)
     except (ImportError, AttributeError, FileNotFoundError) as error:
         raise ValueError(
             f"can't import the trial's class {spec!r} from {code}: {error}; pass trial_class=..."
         ) from error
-    if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
+    if not (isinstance(imported, type) and issubclass(imported, PyTorchTrial)):
         hint = real_package_hint() or "pass trial_class=..."
-        raise ValueError(f"{spec!r} from {code} must be a subclass of PyTorchTrial, got {found!r}; {hint}")
-    return found
+        raise ValueError(f"{spec!r} from {code} must be a subclass of PyTorchTrial, got {imported!r}; {hint}")
+    return imported

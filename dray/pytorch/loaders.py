@@ -1,4 +1,4 @@
-"""A trial's data loaders: this process's share of the data, from where training begins, in the trial's order."""
+"""A trial's data loaders: this process's share of the data in the trial's order, from the first batch to train."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class TrainingData:
     """This rank's share of the training data, from the batch numbered `begin` on."""
 
     batches: Any
-    division: Division | None  # when the trial started; None with a loader of the user's own
+    division: Division | None  # at the trial's start; None with a loader of the user's own
     begin: int
 
 
 def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingData:
-    """The training data from the run's first batch on, by what `build_training_data_loader()` returned."""
+    """The training data from the run's first batch on; `loader` is the result of `build_training_data_loader()`."""
     begin = run.position.initial_batch
     if not isinstance(loader, DataLoader):
         _check_allowed(loader, run, "build_training_data_loader")
@@ -56,7 +56,7 @@ def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingD
 
 
 def _epoch_start(batch: int, epoch_length: int) -> int:
-    """The first batch of an epoch that Determined began: the order of the epoch is not in its checkpoint."""
+    """The first batch of an epoch that Determined began, whose checkpoint does not have the order of the epoch."""
     if rest := batch % epoch_length:
         log.warning(
             "the checkpoint, which Determined wrote after batch %d, does not contain the order of its shuffled data: "
@@ -69,22 +69,21 @@ def _epoch_start(batch: int, epoch_length: int) -> int:
 
 
 def _first_division(now: Division, run: TrialRun, resumed: Path | None) -> Division:
-    """How the trial divided its data when it started, as far as known."""
+    """The division of the data when the trial started, as far as known."""
     if resumed is not None and (before := files.read_division(resumed)) is not None:
-        # Determined's checkpoint has the number of slots only: the batch size is taken as unchanged.
+        # Determined's checkpoint has only the number of slots: the batch size is assumed to be unchanged.
         return now if determined_state(resumed) is not None and before.replicas == now.replicas else before
     if isinstance(run.section("resources").get("slots_per_trial"), dict) and now.batch_size is not None:
-        # However many processes it starts with, its batches are those of a single process.
+        # An elastic trial has the batches of a single process, for any initial number of processes.
         return Division(replicas=1, batch_size=now.replicas * now.batch_size)
     return now
 
 
 def validation_data(loader: Any, run: TrialRun, *, full_dataset: bool) -> tuple[Any, Any]:
-    """This rank's share of the validation data, and a spare batch; with `full_dataset` all of it on the ranks that
-    evaluate, None on the others.
+    """This rank's share of the validation data, and a loader of one spare batch or None.
 
-    The spare batch is for the forward passes of a sharded model, which take all ranks: None if this rank has as many
-    batches as any other, or no model is sharded.
+    With `full_dataset`, the share is all of the data on ranks that evaluate, and None on the others. A rank with fewer
+    batches than others needs the spare one if a model is sharded, since all ranks take part in its forward passes.
     """
     sharded = run.optimisation.has_sharded
     if not isinstance(loader, DataLoader):
@@ -111,7 +110,7 @@ def _check_allowed(loader: Any, run: TrialRun, method: str) -> None:
 
 
 def _check_undivided(loader: DataLoader, run: TrialRun, method: str) -> None:
-    """Check that the loader's sampler does not divide the data a second time."""
+    """Check that the loader's sampler does not itself divide the data among processes."""
     if run.peers.size == 1:
         return
     for sampler in samplers_in(loader.sampler, loader.batch_sampler):
@@ -126,7 +125,7 @@ def _check_undivided(loader: DataLoader, run: TrialRun, method: str) -> None:
 
 
 def epoch_length(loader: Any, run: TrialRun) -> int | None:
-    """What `batches_per_epoch` of the chief's `training_data` will be, from the trial's own loader."""
+    """The epoch length that the chief's `training_data` will have, from the trial's own loader."""
     if not isinstance(loader, DataLoader):
         return batches_per_epoch(loader, run)
     began = _first_division(Division(replicas=run.replicas, batch_size=loader.batch_size), run, None)
@@ -134,20 +133,20 @@ def epoch_length(loader: Any, run: TrialRun) -> int | None:
 
 
 def batches_per_epoch(batches: Any, run: TrialRun, length: Callable[[], int] | None = None) -> int | None:
-    """The number of batches; else that of the config's records_per_epoch; None if there is neither."""
+    """The loader's number of batches, or else the config's records_per_epoch in batches; None if there is neither."""
     try:
         return len(batches) if length is None else length()
     except TypeError:
         records = (run.config or {}).get("records_per_epoch")
         if not records or run.global_batch_size is None:
             return None
-        # As in Determined, the remainder makes no batch.
+        # As in Determined, the remainder is dropped.
         return max(1, int(records) // run.global_batch_size)
 
 
 @contextlib.contextmanager
 def iterating(loader: Any) -> Iterator[Iterator[Any]]:
-    """An iterator over a loader, whose worker processes end with the block, also after an error."""
+    """Yield an iterator over a loader, whose worker processes end with the block, even after an error."""
     iterator = iter(loader)
     try:
         yield iterator

@@ -24,26 +24,25 @@ log = logging.getLogger(__name__)
 
 
 def open_checkpoint(run: TrialRun, checkpoint: str | None) -> Path | None:
-    """The directory of a checkpoint; None for none. All ranks call this together."""
+    """Open a checkpoint, if any, and return its directory. All ranks call this together."""
     if checkpoint is None:
         return None
     return open_together(run.peers, lambda: run.host.open_checkpoint(checkpoint), "opening a checkpoint")
 
 
 def start_at(run: TrialRun, directory: Path | None) -> Progress:
-    """Set a run to where it begins: at a checkpoint's position, with its seed, or at batch 0."""
+    """Set a run's position and seed to a checkpoint's; without one it begins at batch 0."""
     if directory is not None and (seed := files.read_trial_seed(directory)) is not None:
-        # So that the data keep their order even if this run drew a new seed.
-        run.seed = seed
+        run.seed = seed  # the data keep their order even if this run drew a new seed
     at = Progress() if directory is None else files.read_progress(directory)
     run.position.start(at.batches)
     return at
 
 
 def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCallback]) -> dict[str, Any]:
-    """Load models, optimizers, schedulers and callbacks from a checkpoint; returns its state dict."""
+    """Load models, optimizers, schedulers and callbacks from a checkpoint, and return its state dict."""
     models = [bare(model) for model in run.optimisation.models]
-    # Of a large state each rank reads only its part.
+    # With mmap each rank reads only its part of a large state.
     state = files.read_state(directory, models, **({"mmap": True} if run.optimisation.has_sharded else {}))
     sharded.load(state, directory, models, run.optimisation.optimizers)
     for callback in callbacks.values():
@@ -57,7 +56,7 @@ def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCa
             run.optimisation.optimizers,
             before=before,
             now=now,
-            asked=run.asked_length,
+            uses_total=run.uses_total_batches,
         )
     run.optimisation.load_state_dict(state)
     if run.peers.rank == 0:
@@ -71,26 +70,26 @@ def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCa
     return state
 
 
-#: Hyperparameters of torch's optimizers that training does not change, unless a schedule does.
+#: Hyperparameters of torch's optimizers that only a schedule changes during training.
 _FIXED = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas", "eps", "alpha", "amsgrad")
 _SCHEDULED = ("lr", "momentum", "betas")
 
 
 def _hyperparameters(run: TrialRun, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Those of each parameter group that resuming should not change; with a schedule the rate that it began at."""
+    """Each parameter group's hyperparameters that resuming should not change; with a schedule, its initial rate."""
     schedules = [getattr(scheduler, "optimizer", None) for scheduler in run.optimisation.lr_schedulers]
 
-    def of(group: dict[str, Any]) -> dict[str, Any]:
+    def fixed(group: dict[str, Any]) -> dict[str, Any]:
         is_scheduled = "initial_lr" in group or optimizer in schedules
         names = ["initial_lr", *(name for name in _FIXED if not (is_scheduled and name in _SCHEDULED))]
         values = {name: group[name] for name in names if name in group}
         return {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
 
-    return [of(group) for group in optimizer.param_groups]
+    return [fixed(group) for group in optimizer.param_groups]
 
 
 def _warn_of_overridden(run: TrialRun, built: list[list[dict[str, Any]]]) -> None:
-    """Warn of hyperparameters that the trial gave its optimizers, and a checkpoint has replaced."""
+    """Warn about optimizer hyperparameters that the trial has set and the checkpoint has replaced."""
     for index, optimizer in enumerate(run.optimisation.optimizers):
         loaded = _hyperparameters(run, optimizer)
         changed = {
@@ -109,16 +108,16 @@ def _warn_of_overridden(run: TrialRun, built: list[list[dict[str, Any]]]) -> Non
 
 
 def resume(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCallback]) -> None:
-    """Load all that is needed to resume a run: also gradients and RNG state."""
+    """Load everything needed to resume a run, including gradients and RNG state."""
     state = load_state(run, directory, callbacks)
-    # Last, so that random numbers drawn while loading don't count.
-    mine = files.read_rank(directory, state, run.peers.rank, run.peers.size, run.mesh_shape.tp)
-    if mine is not None and mine.gradients is not None:
-        run.optimisation.restore_gradients(_gradients(run, directory, mine.gradients))
-    if mine is not None and mine.rng:
-        rng.restore(mine.rng, run.device)
+    # The RNG state comes last, so that random numbers drawn while loading don't count.
+    saved = files.read_rank(directory, state, run.peers.rank, run.peers.size, run.mesh_shape.tp)
+    if saved is not None and saved.gradients is not None:
+        run.optimisation.restore_gradients(_gradients(run, directory, saved.gradients))
+    if saved is not None and saved.rng:
+        rng.restore(saved.rng, run.device)
     else:
-        # The RNGs as the constructor left them would repeat the random numbers of the first batches.
+        # From the state that the constructor left, the RNGs would repeat the random numbers of the first batches.
         log.info("the checkpoint has no RNG state of rank %d; its RNGs are seeded again", run.peers.rank)
         rng.seed_all(Random(f"{run.seed}:{run.replica}:{run.position.initial_batch}").getrandbits(31))
 
@@ -126,10 +125,10 @@ def resume(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCallba
 def _gradients(
     run: TrialRun, directory: Path, gradients: list[list[torch.Tensor | None]]
 ) -> list[list[torch.Tensor | None]]:
-    """The gradients in a checkpoint, sharded as their parameters are here."""
+    """The gradients in a checkpoint, sharded like the parameters of this run."""
     parameters = [list(model.parameters()) for model in run.optimisation.models]
 
-    # Of ranks with whole models each wrote its own.
+    # Ranks with whole models each wrote their own gradients.
     if any(
         gradient is not None and gradient.device.type != "meta" and is_dtensor(parameters[model][index])
         for (model, index), gradient in sharded.leaves(gradients)

@@ -1,6 +1,6 @@
 """Samplers for reproducible, resumable, sharded data: shuffle, then repeat, then shard, then skip.
 
-`pytorch.DataLoader` does all of this itself; these are for loaders of your own.
+`pytorch.DataLoader` does all of this itself. These samplers are for your own loaders.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class _Sampled:
-    """Takes its items, records or batches, from another sampler, and has its length."""
+    """Takes its items (records or batches) and its length from another sampler."""
 
     def __init__(self, sampler: Any) -> None:
         self._items = sampler
@@ -44,14 +44,17 @@ class _Repeated(_Sampled):
                 empty = False
                 yield item
             if empty:
-                # There is nothing to repeat: the loop would never end.
+                # Repeating an empty sampler would never end.
                 return
 
 
 class RepeatSampler(_Repeated, _Sampler):
-    """The records of another sampler, repeated endlessly; reshuffled each time if that sampler shuffles.
+    """The records of another sampler, repeated endlessly, and reshuffled each time if that sampler shuffles.
 
-    Its length is that of the other sampler.
+    Has the length of the other sampler, which must have one.
+
+    Args:
+        sampler: yields records.
 
     >>> list(itertools.islice(RepeatSampler(range(2)), 5))
     [0, 1, 0, 1, 0]
@@ -59,9 +62,12 @@ class RepeatSampler(_Repeated, _Sampler):
 
 
 class RepeatBatchSampler(_Repeated, torch.utils.data.BatchSampler):
-    """The batches of another batch sampler, repeated endlessly; a partial last batch comes each time.
+    """The batches of another batch sampler, repeated endlessly, each time with a partial last batch if there is one.
 
-    Its length is that of the other batch sampler.
+    Has the length of the other batch sampler, which must have one.
+
+    Args:
+        batch_sampler: yields batches.
     """
 
     def __init__(self, batch_sampler: Any) -> None:
@@ -87,14 +93,14 @@ class _EveryNth(_Sampled):
 
 
 class DistributedSampler(_EveryNth, _Sampler):
-    """This rank's records of another sampler: every num_workers-th.
+    """This rank's share of another sampler's records: every num_workers-th.
 
-    Its length is exact for each rank, so it may differ by one between ranks; shard after repeating.
+    The length is exact for each rank, so lengths may differ by one between ranks. Shard after repeating.
 
     Args:
-        sampler: of records, in the same order on all ranks.
-        num_workers: number of processes of the trial: `context.distributed.size`.
-        rank: of this process, from 0.
+        sampler: yields records, in the same order on all ranks.
+        num_workers: the number of the trial's processes: `context.distributed.size`.
+        rank: the rank of this process, from 0.
 
     Raises:
         ValueError: num_workers < 1, rank < 0, or rank >= num_workers.
@@ -102,7 +108,17 @@ class DistributedSampler(_EveryNth, _Sampler):
 
 
 class DistributedBatchSampler(_EveryNth, torch.utils.data.BatchSampler):
-    """This rank's batches of another batch sampler: every num_workers-th. As `DistributedSampler`."""
+    """This rank's share of another batch sampler's batches: every num_workers-th.
+
+    The length is exact for each rank, so lengths may differ by one between ranks. Shard after repeating.
+
+    Args:
+        batch_sampler: yields batches, in the same order on all ranks.
+        num_workers, rank: as in `DistributedSampler`.
+
+    Raises:
+        ValueError: num_workers < 1, rank < 0, or rank >= num_workers.
+    """
 
     def __init__(self, batch_sampler: Any, num_workers: int, rank: int) -> None:
         super().__init__(batch_sampler, num_workers, rank)
@@ -121,18 +137,22 @@ class _Skipping(_Sampled):
 class SkipSampler(_Skipping, _Sampler):
     """Another sampler without its first `skip` records. Skip after repeating, so that the skip happens only once.
 
-    Its length is that of the other sampler. Prefer `SkipBatchSampler`: training counts batches, not records.
+    Has the length of the other sampler. Prefer `SkipBatchSampler`: training counts batches, not records.
+
+    Args:
+        sampler: yields records.
+        skip: the number of records to skip.
     """
 
 
 class SkipBatchSampler(_Skipping, torch.utils.data.BatchSampler):
     """Another batch sampler without its first `skip` batches. Skip after repeating, so that the skip happens only once.
 
-    Its length is that of the other batch sampler.
+    Has the length of the other batch sampler.
 
     Args:
-        batch_sampler: of batches.
-        skip: number of batches: `context.get_initial_batch()`.
+        batch_sampler: yields batches.
+        skip: the number of batches to skip: `context.get_initial_batch()`.
     """
 
     def __init__(self, batch_sampler: Any, skip: int) -> None:
@@ -146,7 +166,7 @@ class _Reshuffled(_Sampled):
         self._random = np.random.RandomState(seed)
 
     def __iter__(self) -> Iterator[Any]:
-        # Shuffled by position: NumPy would turn batches of equal length into the rows of one array.
+        # Positions are shuffled, because NumPy would turn batches of equal length into the rows of one array.
         items = list(self._items)
         order = list(range(len(items)))
         self._random.shuffle(order)
@@ -154,20 +174,24 @@ class _Reshuffled(_Sampled):
 
 
 class ReproducibleShuffleSampler(_Reshuffled, _Sampler):
-    """Another sampler's records, reshuffled at each iteration, in an order that depends only on `seed`.
+    """Another sampler's records, reshuffled at each iteration in an order that depends only on `seed`.
 
-    Shuffle first, before repeating (an endless sampler can't be shuffled) and before skipping.
+    Shuffle before repeating (an endless sampler can't be shuffled) and before skipping.
 
     Args:
-        sampler: of records; finite.
+        sampler: yields records; finite.
         seed: the same on all ranks: `context.get_trial_seed()`.
     """
 
 
 class ReproducibleShuffleBatchSampler(_Reshuffled, torch.utils.data.BatchSampler):
-    """Another batch sampler's batches, reshuffled at each iteration, in an order that depends only on `seed`.
+    """Another batch sampler's batches, reshuffled at each iteration in an order that depends only on `seed`.
 
-    The same records always share a batch: prefer `ReproducibleShuffleSampler`.
+    The same records always share a batch, so prefer `ReproducibleShuffleSampler`.
+
+    Args:
+        batch_sampler: yields batches; finite.
+        seed: the same on all ranks: `context.get_trial_seed()`.
     """
 
     def __init__(self, batch_sampler: Any, seed: int) -> None:
@@ -176,9 +200,9 @@ class ReproducibleShuffleBatchSampler(_Reshuffled, torch.utils.data.BatchSampler
 
 
 def samplers_in(*samplers: Any) -> list[Any]:
-    """Samplers, and those that they take their records from."""
+    """The samplers, and all samplers inside of them."""
     found = list(samplers)
-    for sampler in found:  # which grows
+    for sampler in found:  # grows during the loop
         for name, inner in getattr(sampler, "__dict__", {}).items():
             is_sampler = isinstance(inner, torch.utils.data.Sampler) or name.endswith("sampler")
             if is_sampler and not any(inner is known for known in found):
@@ -193,14 +217,14 @@ def adapt_batch_sampler(
     num_replicas: int = 1,
     rank: int = 0,
 ) -> torch.utils.data.BatchSampler:
-    """One process's share of the batches, from where it resumes.
+    """Return one process's share of the batches, from the position where it resumes.
 
     Args:
-        batch_sampler: gives all batches, in the same order in all processes.
+        batch_sampler: yields all batches, in the same order in all processes.
         repeat: repeat them endlessly.
-        skip: batches of this process to leave out at the beginning.
+        skip: number of this process's batches to leave out at the beginning.
         num_replicas: number of processes.
-        rank: which of them this is, from 0.
+        rank: the rank of this process, from 0.
 
     >>> every = torch.utils.data.BatchSampler(range(8), batch_size=2, drop_last=False)
     >>> list(adapt_batch_sampler(every, skip=1, num_replicas=2, rank=1))

@@ -35,7 +35,15 @@ log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Trains a trial, an instance of your `PyTorchTrial`, with the context that it was made with."""
+    """Trains a trial.
+
+    Args:
+        trial: an instance of your `PyTorchTrial`.
+        context: the context that was passed to its constructor.
+
+    Raises:
+        TypeError: the trial is not an instance of a `PyTorchTrial`.
+    """
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
         if not isinstance(trial, PyTorchTrial):
@@ -68,39 +76,39 @@ class Trainer:
     ) -> None:
         """Train up to `max_length`, from `latest_checkpoint` or from the beginning.
 
-        Periods are `Batch(n)` or `Epoch(n)`: with an int, every n-th one (every one if n <= 0); with a container of
-        ints, those, counted from 1. Training always ends with a validation and a checkpoint.
+        Periods are `Batch(n)` or `Epoch(n)`. An int means every n-th one (every one if n <= 0); a container of ints
+        means those, counted from 1. Training always ends with a validation and a checkpoint.
 
         A local run shows its progress, unless `logging.getLogger("dray").setLevel(logging.WARNING)` turns this off.
-        Ctrl-C ends it after the current batch, with a checkpoint; a second one ends it at once.
+        Ctrl-C ends the run after the current batch, with a checkpoint; a second Ctrl-C ends it at once.
 
         Args:
             checkpoint_period: when to save. None: in an experiment, its config's min_checkpoint_period.
             validation_period: when to validate. None: in an experiment, its config's min_validation_period.
-            max_length: total length in batches or epochs, including what was trained before a resume. None: as passed
-                to `pytorch.init()`. In an experiment, the searcher's max_length is used instead if it has one.
-            reporting_period: when to report training metrics, which is also done at each validation and checkpoint.
+            max_length: the total length in batches or epochs, including the part before a resume. None: the length
+                passed to `pytorch.init()`. In an experiment, a max_length of the searcher takes precedence.
+            reporting_period: when to report training metrics, besides at each validation and checkpoint.
             checkpoint_policy: "best": save after a validation that is the experiment's best; "all": save after each
-                validation; "none": save only at checkpoint_period and at the end. A local run takes "best" as "all",
-                with a warning; by default it saves at checkpoint_period if that is given, else as "all".
-            latest_checkpoint: the id of a checkpoint, as passed to `on_checkpoint_upload_end`, or its directory. None,
-                and "last" where there is no checkpoint yet: train from the beginning. "last": in a local run, the
-                latest valid checkpoint of the newest run with the same name (`exp_conf["name"]`, or the script's) that
-                has one, also if that run has completed; in an experiment, the latest checkpoint of the trial itself.
+                validation; "none": save only at checkpoint_period and at the end. A local run treats "best" as "all",
+                with a warning. Its default is "none" if checkpoint_period is given, and "all" otherwise.
+            latest_checkpoint: a checkpoint's id, as passed to `on_checkpoint_upload_end`, or its directory. "last": in
+                a local run, the latest valid checkpoint of the newest run with the same name (`exp_conf["name"]`, or
+                the script's) that has one, completed or not; in an experiment, the trial's own latest checkpoint. None,
+                or "last" without any checkpoint: train from the beginning.
             step_zero_validation: validate before the first batch.
             test_mode: train on one batch, validate on one, save and return.
             profiling_enabled: has no effect.
 
         Raises:
             ValueError: max_length is missing, or differs from that of `pytorch.init()`; a period or length is invalid;
-                no model or optimizer was wrapped; an optimizer was created before its model was sharded; not exactly
-                one of the evaluate methods is overridden; the checkpoint does not fit the trial; there are several
-                processes, and a loader's sampler divides the data among them too.
+                no model or no optimizer was wrapped; an optimizer was created before its model was sharded; both or
+                neither of the evaluate methods are overridden; the checkpoint does not fit the trial; in several
+                processes, a loader's sampler divides the data a second time.
             TypeError: a period or length is neither Batch nor Epoch.
             RuntimeError: a loader is not a `pytorch.DataLoader`; the training or validation data is empty; ranks
                 have loaded different pretrained weights.
             FileNotFoundError: there is no such checkpoint.
-            KeyboardInterrupt: Ctrl-C ended a local run; on every rank.
+            KeyboardInterrupt: Ctrl-C ended a local run; raised on every rank.
         """
         if profiling_enabled:
             log.error("fit(profiling_enabled=True) has no effect; use context.set_profiler() or torch.profiler")
@@ -156,7 +164,7 @@ class Trainer:
                         device=run.device,
                         to_device=run.batch_mover(),
                         peers=run.peers,
-                        # Without a frame of the trial's class where it overrides nothing: called for each batch.
+                        # Called for each batch, so without the method's frame if the trial does not override it.
                         batch_length=trial.get_batch_length if self._has_own("get_batch_length") else data_length,
                         batch_tokens=trial.get_batch_tokens if self._has_own("get_batch_tokens") else None,
                         sharing=run.mesh_shape.tp,
@@ -184,11 +192,11 @@ class Trainer:
                         each.on_training_start()
                 executor.run(plan, at)
         except ShouldExit:
-            # Raised at the start, or while saving: nothing is left to save.
+            # Raised at the start or while saving, so nothing is left to save.
             log.info("training ended early, as requested")
 
     def _check_trial(self) -> bool:
-        """Whether the trial validates by `evaluate_full_dataset`."""
+        """Check the trial, and return whether it validates by `evaluate_full_dataset`."""
         for kind, wrapped in (("model", self._context.models), ("optimizer", self._context.optimizers)):
             if not wrapped:
                 raise ValueError(
@@ -214,24 +222,25 @@ class Trainer:
         return getattr(type(self._trial), name) is not getattr(PyTorchTrial, name) or name in vars(self._trial)
 
     def _profiler(self, first: int) -> torch.profiler.profile | None:
-        """The trial's own profiler, or that of the config, for a run that begins at this batch."""
+        """The trial's own profiler, or the config's, for a run that begins at the batch `first`."""
         run, own = self._context._run, self._context.profiler
-        asked = run.section("profiling")
-        if not asked.get("enabled"):
+        section = run.section("profiling")
+        if not section.get("enabled"):
             return own
         if own is not None:
             log.info("profiling has no effect: %s calls set_profiler() itself", type(self._trial).__name__)
             return own
-        window = {name: asked[name] for name in ("begin_on_batch", "end_after_batch") if asked.get(name) is not None}
+        names = ("begin_on_batch", "end_after_batch")
+        window = {name: section[name] for name in names if section.get(name) is not None}
         return Window(
             first=first, rank=run.peers.rank, directory=run.host.tensorboard_path, device=run.device, **window
         )
 
     def _agree(self, batches: Any, callbacks: Mapping[str, PyTorchCallback]) -> tuple[int | None, Hooks]:
-        """Batches per epoch, and the hooks that callbacks of any rank have."""
+        """The epoch length, and the hooks that callbacks of any rank have, agreed on by all ranks."""
         run = self._context._run
-        mine = loaders.batches_per_epoch(batches, run), hooks_of(callbacks), pretrained.digest_of(self._context.models)
-        ranks = run.peers.allgather(mine)
+        own = loaders.batches_per_epoch(batches, run), hooks_of(callbacks), pretrained.digest_of(self._context.models)
+        ranks = run.peers.allgather(own)
         pretrained.check_same([digest for *_, digest in ranks])
         # All ranks use the chief's epoch length: shards may differ by a batch.
         epoch_length = ranks[0][0]
@@ -253,8 +262,11 @@ def train_class(
     max_length: TrainUnit | None = None,
     latest_checkpoint: str | None = None,
 ) -> None:
-    """Train a trial of an experiment whose entrypoint is a class: the config, with all defaults, has what a program
-    would pass to `fit()`; `max_length` is used if the search sets none."""
+    """Train a trial of an experiment whose entrypoint is a class.
+
+    The config, with all defaults, has the arguments that a program would pass to `fit()`. `max_length` is used if the
+    search sets none.
+    """
     optimizations = config["optimizations"]
     with init(aggregation_frequency=optimizations["aggregation_frequency"]) as context:
         trial = trial_class(context)

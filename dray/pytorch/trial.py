@@ -1,4 +1,4 @@
-"""The class that users extend: a model, its data, and what to do with a batch."""
+"""`PyTorchTrial`, the class that users extend."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dray.training.metrics.reducers import Reducer
 
 
 class PyTorchTrial(abc.ABC):
-    """A model, its data, and how to train on one batch; the trainer does the rest.
+    """A model, its data, and the code that trains on one batch; the trainer does the rest.
 
-    Make models, optimizers and LR schedulers in `__init__` and wrap them with the context's `wrap_model`,
-    `wrap_optimizer` and `wrap_lr_scheduler`: what is not wrapped is not saved. Any number of each is fine, and so is
-    any order of forward, backward and step.
+    Make models, optimizers and LR schedulers in `__init__`, and wrap them with the context's `wrap_model`,
+    `wrap_optimizer` and `wrap_lr_scheduler`; anything that is not wrapped is not saved. A trial can have any number of
+    each, and call forward, backward and step in any order.
 
     >>> from dray import pytorch
     >>> class Line(pytorch.PyTorchTrial):
@@ -54,10 +54,13 @@ class PyTorchTrial(abc.ABC):
 
     @abc.abstractmethod
     def __init__(self, context: PyTorchTrialContext) -> None:
-        """Make and wrap models, optimizers and schedulers, and make whatever else the trial needs.
+        """Make and wrap models, optimizers and schedulers, and make everything else that the trial needs.
+
+        Args:
+            context: the trial's access to its run.
 
         Raises:
-            InvalidHP: raise it for hyperparameters that make no sense; the search then tries others.
+            InvalidHP: raise this for hyperparameters that make no sense; the search then tries others.
         """
 
     @abc.abstractmethod
@@ -65,20 +68,20 @@ class PyTorchTrial(abc.ABC):
         """Train on one batch: forward, `context.backward(loss)`, `context.step_optimizer(optimizer)`.
 
         Args:
-            batch: what the training data loader yields, on `context.device`; tensors have shape (batch size of this
+            batch: a batch of the training data loader, on `context.device`; tensors have shape (batch size of this
                 slot, ...). The last batch of an epoch may be smaller.
             epoch_idx: the number of the epoch, from 0.
-            batch_idx: the number of the batch on this slot since the trial began, from 0, also after a resume.
+            batch_idx: the number of the batch on this slot since the trial began, from 0; a resume does not reset it.
 
         Returns:
-            Metrics by name, with the same names for every batch; or one tensor, the loss. A metric is a number, or a
-            tensor with one element on any device: return it without `.item()`, so that no batch waits for the device.
-            Reports hold the mean over batches and slots.
+            Metrics by name, with the same names for every batch; or one tensor, the loss. A metric is a number or a
+            tensor with one element, on any device. Return tensors without `.item()`, so that no batch waits for the
+            device. Reports contain the mean over batches and slots.
         """
 
     @abc.abstractmethod
     def build_training_data_loader(self) -> Iterable[Any]:
-        """The training data, which the trainer repeats endlessly.
+        """Make the loader of the training data, which the trainer repeats endlessly.
 
         Returns:
             A `pytorch.DataLoader`, with `context.get_per_slot_batch_size()` records per batch. Any other loader needs
@@ -87,26 +90,26 @@ class PyTorchTrial(abc.ABC):
 
     @abc.abstractmethod
     def build_validation_data_loader(self) -> Iterable[Any]:
-        """The validation data, read once in each validation.
+        """Make the loader of the validation data, which each validation reads once.
 
         Returns:
-            A `pytorch.DataLoader`; its batch size may differ from that of training.
+            A `pytorch.DataLoader`. Its batch size may differ from the training loader's.
         """
 
     def build_callbacks(self) -> dict[str, Any]:
-        """Callbacks (`pytorch.PyTorchCallback`) by name. The name is the key of a callback's state in checkpoints."""
+        """Return callbacks (`pytorch.PyTorchCallback`) by name, which is the key of their state in checkpoints."""
         return {}
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Validation metrics of one batch; override either this or `evaluate_full_dataset`.
+        """Compute the validation metrics of one batch. Override either this or `evaluate_full_dataset`.
 
-        Runs on every slot, on its share of the data, in eval mode and without gradients. The metrics are reduced by
-        `evaluation_reducer`. May be defined without `batch_idx`, and with other names of arguments.
+        Each slot evaluates its share of the data, in eval mode and without gradients; `evaluation_reducer` says how the
+        metrics are reduced. The method may be defined without `batch_idx`, and with other argument names.
 
         Args:
-            batch: what the validation data loader yields, on `context.device`; tensors have shape (batch size of this
+            batch: a batch of the validation data loader, on `context.device`; tensors have shape (batch size of this
                 slot, ...).
-            batch_idx: the number of the batch in this validation on this slot, from 0.
+            batch_idx: the number of the batch on this slot in this validation, from 0.
 
         Returns:
             Metrics by name, with the same names for every batch: numbers, tensors or arrays that the reducer can reduce
@@ -115,12 +118,12 @@ class PyTorchTrial(abc.ABC):
         raise NotImplementedError("override evaluate_batch() or evaluate_full_dataset()")
 
     def evaluate_full_dataset(self, data_loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
-        """Validation metrics of all data; override either this or `evaluate_batch`.
+        """Compute the validation metrics of the whole dataset. Override either this or `evaluate_batch`.
 
-        Runs on the chief only, in eval mode and without gradients.
+        Called only on the chief (with a sharded model, on all slots), in eval mode and without gradients.
 
         Args:
-            data_loader: over the whole validation set; batches are not moved to the device.
+            data_loader: a loader of the whole validation set; its batches are not moved to the device.
 
         Returns:
             JSON-serialisable metrics by name.
@@ -128,23 +131,24 @@ class PyTorchTrial(abc.ABC):
         raise NotImplementedError("override evaluate_batch() or evaluate_full_dataset()")
 
     def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
-        """How to reduce the metrics of `evaluate_batch` over batches: one reducer for all, or one for each by name.
+        """Return the reducer of `evaluate_batch`'s metrics over batches, or a dict with a reducer for each metric.
 
         The default is `Reducer.AVG`, the mean over batches.
         """
         return Reducer.AVG
 
     def get_batch_length(self, batch: Any) -> int:
-        """The number of records in a batch. Override it if batches are not tensors, arrays, dicts, lists or tuples.
+        """Return the number of records in a batch. Override it if batches are not tensors, arrays, dicts, lists or
+        tuples.
 
         Raises:
             ValueError: the batch is empty.
-            TypeError: it is of another type.
+            TypeError: the batch is of another type.
         """
         return data_length(batch)
 
     def get_batch_tokens(self, batch: Any) -> int:
-        """The number of tokens in a batch of training data, for `tokens_per_second` among the figures of the machine.
+        """Return the number of tokens in a batch of training data, for the machine's figure `tokens_per_second`.
 
         For a language model: `return batch["input_ids"].numel()`. Called before the batch is moved to the device.
         """

@@ -1,4 +1,4 @@
-"""A run of a trial in this process: what the trial's context shows to its code, and the trainer works with."""
+"""One run of a trial in this process: the state behind the trial's context and the trainer."""
 
 from __future__ import annotations
 
@@ -30,23 +30,22 @@ class TrialRun:
     """One rank's run of a trial.
 
     Args:
-        hparams, config: the hyperparameters and the experiment's config; None for none.
-        aggregation_frequency, max_length, enable_tensorboard_logging: the arguments of `pytorch.init()`.
-        mesh: its argument; by default the config's.
-        shards: False in a process that only loads a trial: its models stay whole.
+        config: the experiment's config.
+        hparams, aggregation_frequency, max_length, enable_tensorboard_logging, mesh: as in `pytorch.init()`.
+        shards: False in a process that only loads a trial, whose models stay whole.
 
     Attributes:
-        seed: the trial's; of a resumed run, that in the checkpoint.
-        replicas, replica: among how many the data are divided, and which share is this rank's.
-        length: how long the trial trains, as far as known.
-        optimisation: what the trial has wrapped, and the position in training.
+        seed: the trial's seed; in a resumed run, the checkpoint's.
+        replicas, replica: the number of shares into which the data are divided, and the number of this rank's share.
+        length: the length of the training, as far as known.
+        optimisation: the wrapped models, optimizers and LR schedulers, and the position in training.
         global_batch_size: records per batch over all slots, None if no hyperparameter sets it.
-        asked_length: the trial has asked how many batches it trains in total.
-        uses_amp: `use_amp()` was called; a CPU may train as usual nevertheless.
+        uses_total_batches: the trial has called `get_total_batches()`.
+        uses_amp: `use_amp()` was called, though on a CPU it may have no effect.
         checks_loaders: only a `pytorch.DataLoader` is allowed.
 
     Raises:
-        ValueError: as `pytorch.init`.
+        ValueError: as in `pytorch.init`.
     """
 
     host: Host
@@ -63,8 +62,8 @@ class TrialRun:
     def __post_init__(self) -> None:
         self.seed = self.host.trial_seed
         self.length = self.max_length if self.host.max_length is None else self.host.max_length
-        asked = self.section("resources").get("mesh") if self.mesh is None else self.mesh
-        self.mesh_shape = mesh_shape(asked if self.shards else None, self.peers.size)
+        sizes = self.section("resources").get("mesh") if self.mesh is None else self.mesh
+        self.mesh_shape = mesh_shape(sizes if self.shards else None, self.peers.size)
         self.replicas, self.replica = self.mesh_shape.replicas, self.mesh_shape.replica(self.peers.rank)
         self.global_batch_size = global_batch_size(self.hparams, self.replicas)
         given = (self.hparams or {}).get("global_batch_size")
@@ -76,9 +75,8 @@ class TrialRun:
         self.optimisation = Optimisation(Position(), self.aggregation_frequency, averages)
         self.reducers = ReducerRegistry(self.device)
         self.to_device = ToDevice(self.device)
-        #: Ends with `pytorch.init()`.
-        self.at_end = contextlib.ExitStack()
-        self.asked_length = False
+        self.at_end = contextlib.ExitStack()  # closed at the end of `pytorch.init()`
+        self.uses_total_batches = False
         self.flops_per_record: Flops = None
         self.uses_amp = False
         self.moves_batches = True
@@ -90,7 +88,7 @@ class TrialRun:
 
     @property
     def total_batches(self) -> int | None:
-        """How long the trial trains in all; None if that is not known, or depends on a metric."""
+        """The total number of batches to train; None if it is unknown or depends on a metric."""
         if self.length is None or self.length == ENDLESS:
             return None
         return batches_of(
@@ -104,22 +102,22 @@ class TrialRun:
         """A section of the config, {} if there is none.
 
         Raises:
-            ValueError: it is no dict; a program's config is not checked before.
+            ValueError: the section is not a dict; nothing else checks a program's config.
         """
-        found = (self.config or {}).get(name) or {}
-        if not isinstance(found, dict):
-            raise ValueError(f"exp_conf[{name!r}] must be a dict, got {found!r}")
-        return found
+        section = (self.config or {}).get(name) or {}
+        if not isinstance(section, dict):
+            raise ValueError(f"exp_conf[{name!r}] must be a dict, got {section!r}")
+        return section
 
     def batch_mover(self) -> Callable[[Any], Any] | None:
-        """The function that moves batches to the device; None if the trial does so itself."""
+        """The function that moves batches to the device; None if the trial moves them itself."""
         if not self.moves_batches:
             return None
         return SideStream(self.to_device, self.device) if self.device.type == "cuda" else self.to_device
 
 
 class _Default(str):
-    """A default that is not identical to an equal argument."""
+    """A default that can be told from an equal argument by identity."""
 
 
 DEFAULT_POLICY = _Default("best")
@@ -127,9 +125,9 @@ DEFAULT_POLICY = _Default("best")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitArguments:
-    """What a run is to do, in the user's units: see `Trainer.fit`.
+    """The arguments of `Trainer.fit`, in the user's units.
 
-    `plan` converts it to batches, once the training data exist: they determine the length of an epoch.
+    `plan` converts them to batches once the training data exist, which determine the length of an epoch.
     """
 
     length: TrainUnit
@@ -141,12 +139,12 @@ class FitArguments:
     test_mode: bool
 
     def __post_init__(self) -> None:
-        # Not in `plan`: a wrong type should not wait for the data.
+        # Checked here, so that a wrong type is reported before the data are loaded.
         for name in ("reporting_period", "validation_period", "checkpoint_period"):
             check_unit(getattr(self, name), name)
 
     def plan(self, at: Progress, run: TrialRun) -> Plan:
-        """The plan of a run that begins at `at`."""
+        """The plan for a run that begins at `at`."""
         epoch_length = run.position.epoch_length
 
         def batches(unit: TrainUnit, name: str) -> int:
@@ -172,25 +170,25 @@ class FitArguments:
 def length_of(max_length: TrainUnit | None, run: TrialRun) -> TrainUnit:
     """The length to train to: the searcher's, else that of `pytorch.init()`, else that of `fit()`."""
     check_length(max_length, "max_length")
-    known, wanted = run.max_length, run.host.max_length
-    if wanted is not None:
-        for name, given in (("init", known), ("fit", max_length)):
-            if given is not None and given != wanted:
-                log.warning("%s(max_length=%r) is not used: the searcher's max_length is %r", name, given, wanted)
-        return wanted
-    if known is not None and max_length not in (None, known):
+    initial, searched = run.max_length, run.host.max_length
+    if searched is not None:
+        for name, given in (("init", initial), ("fit", max_length)):
+            if given is not None and given != searched:
+                log.warning("%s(max_length=%r) is not used: the searcher's max_length is %r", name, given, searched)
+        return searched
+    if initial is not None and max_length not in (None, initial):
         raise ValueError(
-            f"fit(max_length={max_length!r}) differs from pytorch.init(max_length={known!r}), by which the trial "
+            f"fit(max_length={max_length!r}) differs from pytorch.init(max_length={initial!r}), for which the trial "
             "may have made its schedules; leave out the one in fit()"
         )
-    length = max_length if known is None else known
+    length = max_length if initial is None else initial
     if length is None:
         raise ValueError("fit() needs max_length, for example max_length=pytorch.Epoch(1)")
     return length
 
 
 def policy_of(policy: str, checkpoint_period: TrainUnit | None, run: TrialRun) -> Policy:
-    """The policy to save by: "best" only where the experiment's best validation is known."""
+    """The effective checkpoint policy: "best" only if the experiment's best validation is known."""
     if policy not in POLICIES:
         raise ValueError(f"checkpoint_policy must be one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
     if policy != "best" or run.host.best_supported:

@@ -1,8 +1,8 @@
 """The checkpoints of one trial, each a directory `checkpoint_<batches>` in the trial's directory.
 
-A checkpoint is written into a staging directory, gets its `manifest.json` (format version, sizes, checksums) last, and
-is then renamed into place; or uploaded, with the manifest last. A directory without a valid manifest is not a
-checkpoint: readers fall back to the previous one.
+A checkpoint is written into a staging directory, its `manifest.json` (format version, sizes, checksums) last, and then
+renamed into place or uploaded, again with the manifest last. A directory without a valid manifest is not a checkpoint:
+readers fall back to the one before.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _warned: set[str] = set()
 
 
 def _warn(checkpoint: str, why: str) -> None:
-    """Warn once per process: a damaged checkpoint is read again and again."""
+    """Warn once per process, since a damaged checkpoint is found at every read."""
     if why not in _warned:
         _warned.add(why)
         log.warning("skipping a checkpoint: %s", why)
 
 
 class CheckpointStore:
-    """The checkpoints of one trial, in a local directory, which need not exist yet. A checkpoint's id is its path.
+    """The checkpoints of one trial in a local directory, which need not exist yet. A checkpoint's id is its path.
 
     The store can be pickled. `commit` may be called from any thread, but not concurrently.
     """
@@ -60,13 +60,13 @@ class CheckpointStore:
 
     def __init__(self, trial_dir: Path) -> None:
         self.trial_dir = trial_dir
-        self.transferred = 0  # grows with each attempt and each chunk of a transfer with a remote store
+        self.transferred = 0  # grows with each attempt and each chunk of an upload or download
         self._patience_s = PATIENCE_S
-        self._opened: tuple[str, Path] | None = None  # by open_latest(), and not verified again when it is opened next
+        self._opened: tuple[str, Path] | None = None  # verified by open_latest(); the next open() need not verify it
 
     @property
     def outputs(self) -> Location:
-        """The location of a trial's other files, which are not deleted with its checkpoints."""
+        """The location for a trial's other files, which are kept when checkpoints are deleted."""
         return Location.of(self.trial_dir).child("outputs")
 
     def id_of(self, batches: int) -> str:
@@ -78,15 +78,19 @@ class CheckpointStore:
         return int(match[1])
 
     def stage(self, batches: int) -> Path:
-        """A new, empty local directory for the files of the next checkpoint."""
+        """Make an empty local directory for the files of the next checkpoint."""
         staging = self.trial_dir / f"{_STAGING}{batches}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         staging.mkdir(parents=True)
         self._opened = None  # it may be replaced
         return staging
 
     def commit(self, staging: Path, batches: int, known: Mapping[str, Listed] | None = None) -> str:
-        """Turn a directory from `stage` into the checkpoint at this number of batches, atomically, in place of an
-        earlier one, and return its id. `known` as in `write_manifest`."""
+        """Turn a directory from `stage` into the checkpoint at this number of batches, atomically, and return its id.
+        An earlier one is replaced. `known` as in `write_manifest`.
+
+        Raises:
+            OSError: the disk is full or fails; with a remote store also `StorageError`, after minutes of retries.
+        """
         write_manifest(staging, known or {})
         target = Path(self.id_of(batches))
         if target.exists():
@@ -100,22 +104,22 @@ class CheckpointStore:
         return str(target)
 
     def add(self, staging: Path, batches: int) -> dict[str, Listed]:
-        """Upload this machine's part of a checkpoint that another machine will commit; only to a remote store."""
+        """Upload this machine's part of a checkpoint that another machine will commit. Remote stores only."""
         raise AssertionError("parts of a checkpoint in a directory are staged together")
 
     def force_to_disk(self, batches: int) -> None:
-        """Make the checkpoint survive a power failure, for which a commit does not wait; before the one that it
-        replaces is deleted."""
+        """Make a checkpoint survive a power failure, which a commit does not wait for. Call this before deleting the
+        checkpoint that it replaces."""
         force_to_disk(Path(self.id_of(batches)))
 
     def listed(self) -> list[tuple[int, str]]:
         """(batches, id) of each directory named like a checkpoint, latest first; not verified."""
-        found = [int(match[1]) for name in self._names() if (match := _NAME.fullmatch(name))]
-        return [(batches, self.id_of(batches)) for batches in sorted(found, reverse=True)]
+        numbers = [int(match[1]) for name in self._names() if (match := _NAME.fullmatch(name))]
+        return [(batches, self.id_of(batches)) for batches in sorted(numbers, reverse=True)]
 
     def find(self, batches: int) -> str | None:
-        """The id of the checkpoint at this number of batches; None if it does not exist or is damaged. In a remote
-        store only the names and sizes of files are checked."""
+        """The id of the checkpoint at this number of batches; None if there is none or it is damaged. In a remote store
+        only the names and sizes of files are checked."""
         try:
             self._check(self.id_of(batches))
         except (CheckpointError, FileNotFoundError):
@@ -135,13 +139,15 @@ class CheckpointStore:
         return (Path(self.id_of(batches)) / name).read_bytes()
 
     def latest(self) -> str | None:
-        """The id of the latest valid checkpoint. Warns once about each damaged one, which is skipped."""
-        found = self.open_latest()
-        return None if found is None else found[0]
+        """The id of the latest valid checkpoint. Damaged ones are skipped, each with one warning."""
+        opened = self.open_latest()
+        return None if opened is None else opened[0]
 
     def open_latest(self, on_damage: Callable[[str, str], None] = _warn) -> tuple[str, Path] | None:
-        """The id of the latest valid checkpoint, and its local directory from `open`. `on_damage` is called with the id
-        of each damaged one, and the reason; by default it warns once."""
+        """The id of the latest valid checkpoint, and its local directory from `open`.
+
+        `on_damage` is called with the id of each damaged checkpoint and the reason. Default: warn once.
+        """
         for _, checkpoint in self.listed():
             try:
                 self._opened = checkpoint, self.open(checkpoint)
@@ -152,8 +158,16 @@ class CheckpointStore:
         return None
 
     def open(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
-        """The verified local directory of a checkpoint of this trial by its id, or of any other by path or URI. A
-        remote one is downloaded by one of the machine's processes, and kept until `close`. `only` as in `verify`."""
+        """Verify a checkpoint of this trial by its id, or any other by path or URI, and return its local directory.
+
+        One of the machine's processes downloads a remote checkpoint; the copy is kept until `close`. `only` as in
+        `verify`.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint.
+            CheckpointError: the checkpoint is damaged.
+            StorageError: the store can't be reached.
+        """
         opened = self._opened
         if not only:
             self._opened = None
@@ -161,7 +175,7 @@ class CheckpointStore:
             return opened[1]
         location = self._location(checkpoint)
         if location.is_local:
-            # A checkpoint of this trial may be half written or half deleted; any other path was given by the user.
+            # A checkpoint of this trial may be half written or half deleted; any other path is the user's.
             return verify(location.path, without_manifest=location.path.parent != self.trial_dir, only=only)
         return _downloaded(self._remote(location), self.trial_dir, only=only)
 
@@ -174,13 +188,13 @@ class CheckpointStore:
         _remove(self.trial_dir, _DOWNLOADED)
 
     def delete(self, batches: int) -> None:
-        """Remove a checkpoint, if it exists; its manifest first, so that a half-deleted one is invalid."""
+        """Remove a checkpoint if it exists, its manifest first, so that a half-deleted one is invalid."""
         path = Path(self.id_of(batches))
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove the temporary files of a killed writer. Only for the trial's single writer, before it writes."""
+        """Remove the temporary files of a killed writer. Called by the trial's only writer before it writes."""
         _remove(self.trial_dir, _STAGING, _REPLACED, _DOWNLOADED)
 
     def _remote(self, location: Location) -> RemoteDirectory:
@@ -200,8 +214,8 @@ class CheckpointStore:
 
 
 class RemoteStore(CheckpointStore):
-    """The checkpoints of one trial in an object store; their ids are URIs. They are staged and opened in `scratch`, a
-    local directory."""
+    """The checkpoints of one trial in an object store. Their ids are URIs; they are staged and opened in the local
+    directory `scratch`."""
 
     is_remote = True
 
@@ -228,7 +242,7 @@ class RemoteStore(CheckpointStore):
         return listed_in(staging, {})
 
     def force_to_disk(self, batches: int) -> None:
-        """Nothing to do: an acknowledged upload is durable."""
+        """No-op: an acknowledged upload is durable."""
 
     def read(self, batches: int, name: str) -> bytes:
         return self._remote(self._at(batches)).read(name)
@@ -256,8 +270,8 @@ def store_at(location: Location, scratch: Path) -> CheckpointStore:
 
 @contextlib.contextmanager
 def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: bool = False) -> Iterator[Path]:
-    """The verified local directory of any checkpoint, by path, URI or location; for the block, if it is downloaded.
-    `without_manifest` as in `verify`, for local directories."""
+    """Verify any checkpoint, by path, URI or location, and yield its local directory; a download is removed at the end
+    of the block. `without_manifest` as in `verify`, for local directories."""
     place = Location.of(checkpoint)
     if place.is_local:
         yield verify(place.path, without_manifest=without_manifest)
@@ -267,7 +281,7 @@ def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: b
 
 
 def _downloaded(remote: RemoteDirectory, to: Path, *, only: Collection[str] = ()) -> Path:
-    """A verified copy of a remote checkpoint in the directory `to`; `only` as in `verify`."""
+    """Download a remote checkpoint into the directory `to`, and verify it; `only` as in `verify`."""
     name = remote.location
     sizes = remote.sizes()
     if not sizes:

@@ -1,4 +1,4 @@
-"""The local disk: the files in a directory, flushing them so that they survive a power failure, scratch directories."""
+"""The local disk: listing files, flushing them so that they survive a power failure, scratch directories."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "dray-scratch-"
-NEW_S = 60.0  # a directory that is younger may not have been locked yet
+NEW_S = 60.0  # a younger directory may not be locked yet
 
 
 def files_in(directory: Path) -> list[str]:
-    """The names of all files in a directory and below, relative to it."""
+    """The paths of all files below a directory, relative to it."""
     # Strings, because pathlib takes longer than the disk.
     start = len(os.path.join(directory, ""))
     return [
@@ -28,7 +28,7 @@ def files_in(directory: Path) -> list[str]:
 
 
 def force_to_disk(directory: Path) -> None:
-    """Flush a directory to the disk: its contents, its name, and its parent's name."""
+    """Flush a directory to the disk, with its contents, its name and its parent's name."""
     # Strings, because pathlib takes as long as the disk.
     root = os.path.abspath(directory)
     folders, files = [os.path.dirname(root), os.path.dirname(os.path.dirname(root))], []
@@ -36,7 +36,7 @@ def force_to_disk(directory: Path) -> None:
         folders.append(folder)
         paths = [os.path.join(folder, name) for name in names]
         files += [path for path in paths if not os.path.islink(path)]
-    # All writes are started before the first is waited for, which halves the time.
+    # All writes are started before waiting for the first, which halves the time.
     for paths, work in ((files, begin_writing), (files, os.fsync), (folders, _fsync_folder)):
         for path in paths:
             with _opened(path) as descriptor:
@@ -44,7 +44,7 @@ def force_to_disk(directory: Path) -> None:
 
 
 def begin_writing(file: int) -> None:
-    """Ask the system to start writing a file's cached pages to the disk, and to drop the clean ones; does not wait."""
+    """Ask the system to write a file's cached pages to the disk and to drop the clean ones, without waiting."""
     # This is advice, which not every file system accepts.
     with contextlib.suppress(OSError):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -72,39 +72,39 @@ def _raise(error: OSError) -> None:
 
 
 @contextlib.contextmanager
-def scratch(what: str) -> Iterator[Path]:
-    """A new directory, removed at the end of the block; its name has `what` it is for.
+def scratch(purpose: str) -> Iterator[Path]:
+    """Yield a new directory whose name contains `purpose`, and remove it at the end of the block.
 
-    Its process holds a lock on it, which the system releases if it is killed: the next process that makes a directory
-    removes those that nobody holds.
+    The process holds a lock on the directory, which the system releases if it is killed. The next process that makes a
+    scratch directory removes all that nobody has locked.
     """
     _remove_abandoned(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{what}-") as directory, locked(directory, fcntl.LOCK_EX):
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{purpose}-") as directory, locked(directory, fcntl.LOCK_EX):
         yield Path(directory)
 
 
 @contextlib.contextmanager
 def locked(directory: str | Path, lock: int) -> Iterator[None]:
-    """Lock a directory as `flock` does, also against this process."""
+    """Lock a directory by `flock`, also against other descriptors of this process."""
     with _opened(directory) as descriptor:
         fcntl.flock(descriptor, lock)
         yield
 
 
-def scratch_until_exit(what: str) -> Path:
+def scratch_until_exit(purpose: str) -> Path:
     directory = contextlib.ExitStack()
     atexit.register(directory.close)
-    return directory.enter_context(scratch(what))
+    return directory.enter_context(scratch(purpose))
 
 
 @functools.cache
 def _remove_abandoned(root: Path) -> None:
-    """Remove this user's directories whose process was killed; once in a process."""
-    for place in root.glob(f"{PREFIX}*"):
-        # A lock is held, another process removes it, or what is in it is nested too deeply to be removed.
+    """Remove scratch directories of this user's killed processes; once per process."""
+    for path in root.glob(f"{PREFIX}*"):
+        # Errors: a lock is held, another process removes the directory, or its contents are nested too deeply.
         flags = os.O_DIRECTORY | os.O_NOFOLLOW
-        with contextlib.suppress(OSError, RecursionError), _opened(place, flags) as descriptor:
-            found = os.fstat(descriptor)
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > NEW_S:
+        with contextlib.suppress(OSError, RecursionError), _opened(path, flags) as descriptor:
+            status = os.fstat(descriptor)
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > NEW_S:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(place, ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Storage errors, one class for each thing that the user can do about them."""
+"""Storage errors, one class for each remedy."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ class StorageFull(OSError):
 
 
 class StorageError(OSError):
-    """A store refused a request, or could not be reached despite retries; or a directory can't be written to."""
+    """A store refused a request or could not be reached despite retries, or a directory is not writable."""
 
 
 @contextlib.contextmanager
 def writing(staging: Path) -> Iterator[None]:
-    """Write and commit a checkpoint in the block. If that fails, the staged files are removed."""
+    """A block that writes and commits a checkpoint. If it fails, the staged files are removed.
+
+    Raises:
+        StorageFull: the disk or the store is full.
+    """
     try:
         yield
     except BaseException as error:
@@ -41,7 +45,7 @@ def writing(staging: Path) -> Iterator[None]:
 
 
 def is_full(error: BaseException | None) -> OSError | None:
-    """The full-disk error that caused this one, or None: `torch.save` raises a RuntimeError because of it."""
+    """The full-disk error that caused this one, if any: `torch.save` wraps it in a RuntimeError."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return error
@@ -50,7 +54,7 @@ def is_full(error: BaseException | None) -> OSError | None:
 
 
 class Outage:
-    """A failure that comes and goes: warns that it `fails` at the first error, that it `works` at the first success."""
+    """An intermittent failure: logs `fails` at its first error, and `works` at the first success after it."""
 
     def __init__(self, log: logging.Logger, *, fails: str, works: str) -> None:
         self._log, self._fails, self._works = log, fails, works
@@ -62,7 +66,7 @@ class Outage:
         self._on = True
 
     def ended(self) -> None:
-        """An attempt has succeeded, and nothing that failed before is missing."""
+        """Call it when an attempt has succeeded and has made up for the failed ones."""
         if self._on:
             self._log.warning("%s", self._works)
         self._on = False

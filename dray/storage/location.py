@@ -1,6 +1,6 @@
-"""The location of files: a local directory, or a prefix in an object store.
+"""Locations of files: a local directory, or a prefix in an object store.
 
-A remote location is a URI with its filesystem's options in the query, such as
+A remote location is a URI with the filesystem's options in the query, such as
 `s3://bucket/results?endpoint_override=minio:9000&scheme=http`. Secrets are kept apart, and never shown.
 S3 and GCS are accessed by pyarrow; all others (`az://`, `abfs://`, ...) by fsspec.
 """
@@ -41,12 +41,17 @@ class Location:
     """A local directory, or a prefix in an object store."""
 
     uri: str  # `s3://bucket/prefix?region=...`, or the path of a local directory
-    # Names and values: access_key and secret_key of S3, account_key of Azure, ... By default, the environment's.
+    # (name, value): access_key and secret_key for S3, account_key for Azure, ... Default: those of the environment
     secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, where: str | os.PathLike[str] | Location) -> Location:
-        """From a path or a URI, which may contain credentials (`s3://KEY:SECRET@bucket`, `?account_key=...`)."""
+        """Make a location of a path or a URI, which may contain credentials (`s3://KEY:SECRET@bucket`,
+        `?account_key=...`).
+
+        Raises:
+            ValueError: the URI is invalid.
+        """
         if isinstance(where, Location):
             return where
         text = os.fspath(where).removeprefix("file://")
@@ -54,8 +59,8 @@ class Location:
         if match is None:
             return cls(str(Path(text).expanduser()))
         scheme, place, query = match.group(1).lower(), match.group(2).strip("/"), match.group(3) or ""
-        found = parse_qsl(query, keep_blank_values=True)
-        secrets = [(name, value) for name, value in found if _SECRET.fullmatch(name)]
+        arguments = parse_qsl(query, keep_blank_values=True)
+        secrets = [(name, value) for name, value in arguments if _SECRET.fullmatch(name)]
         if ":" in place.partition("/")[0]:  # bucket names have no colon; a secret may contain a slash
             pair, at, rest = place.partition("@")
             if scheme != "s3" or not at:
@@ -68,9 +73,9 @@ class Location:
             place = rest
         if not place:
             raise ValueError(f"{scheme}://{place} has no bucket; write {scheme}://BUCKET/PREFIX")
-        options = [(name, value) for name, value in found if not _SECRET.fullmatch(name)]
+        options = [(name, value) for name, value in arguments if not _SECRET.fullmatch(name)]
         known = {"s3": _S3 + _S3_SECRETS, "gs": _GCS, "gcs": _GCS}.get(scheme)
-        for name, _ in found:
+        for name, _ in arguments:
             if known is not None and name not in known:
                 raise ValueError(f"{scheme}://{place} has an unknown option {name!r}; known are {', '.join(known)}")
         return cls(f"{scheme}://{place}" + (f"?{urlencode(options)}" if options else ""), tuple(secrets))
@@ -93,15 +98,15 @@ class Location:
         return Location("/".join((base.rstrip("/"), *names)) + mark + query, self.secrets)
 
     def with_secrets_of(self, other: Location) -> Location:
-        """This location with the other's secrets, if it has none and is in the same store."""
-        mine, its = (_REMOTE.fullmatch(each.uri) for each in (self, other))
-        if self.secrets or mine is None or its is None:
+        """This location with the other's secrets, if it has none of its own and is in the same store."""
+        here, there = (_REMOTE.fullmatch(each.uri) for each in (self, other))
+        if self.secrets or here is None or there is None:
             return self
-        stores = {(*each.group(1, 3), each.group(2).partition("/")[0]) for each in (mine, its)}  # with the bucket
+        stores = {(*each.group(1, 3), each.group(2).partition("/")[0]) for each in (here, there)}  # with the bucket
         return Location(self.uri, other.secrets) if len(stores) == 1 else self
 
     def filesystem(self) -> tuple[Any, str]:
-        """The `pyarrow.fs.FileSystem`, shared by all locations in a store, and the path in it."""
+        """The `pyarrow.fs.FileSystem`, which all locations in a store share, and the path in it."""
         from pyarrow.fs import LocalFileSystem
 
         match = _REMOTE.fullmatch(self.uri)
@@ -132,9 +137,9 @@ def _filesystem(scheme: str, bucket: str, query: str, secrets: tuple[tuple[str, 
                 **options,
                 request_timeout=REQUEST_TIMEOUT_S,
                 connect_timeout=REQUEST_TIMEOUT_S / 3,
-                # dray retries, for longer.
+                # dray itself retries, for longer.
                 retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),
-                # So that a small file takes one request.
+                # Writes a small file with one request.
                 allow_delayed_open=True,
             )
         case "gs" | "gcs":

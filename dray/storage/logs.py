@@ -1,7 +1,7 @@
-"""Uploads the logs of trials to the object store that has their checkpoints, and downloads them.
+"""Uploads the logs of trials to the object store with their checkpoints, and downloads them.
 
-A rank appends to `logs/rank_0.log` on its machine. If its trial continues on another machine, there is another such
-file there. In the store the name of each file therefore includes the time of its first line, whoever copies it:
+A rank appends to `logs/rank_0.log` on its machine. If its trial continues on another machine, that has a file of the
+same name. In the store, a file's name therefore includes the time of its first line:
 `logs/rank_0.20261121T190202.123Z.log`.
 """
 
@@ -22,7 +22,7 @@ from dray.storage.remote import RemoteDirectory
 log = logging.getLogger(__name__)
 
 EVERY_S = 10.0  # how often logs are uploaded: a lost machine loses at most this much of them
-#: The greatest average rate. A log that has grown is uploaded as a whole again, so large ones are uploaded less often.
+#: The maximum average rate. A log that has grown is uploaded again as a whole, so large logs are uploaded less often.
 BYTES_PER_S = 1 << 20
 PATIENCE_S = 5.0
 NAME = re.compile(r"rank_(\d+)(?:\.[\dTZ.]+)?\.log")  # a log's name, on a machine or in a store
@@ -39,16 +39,16 @@ def stored_as(path: Path) -> str:
 
 
 def fetch_logs(trial: Location, local: Path, into: Path) -> None:
-    """Download a trial's logs into a directory, except those of this machine, which are in `local`."""
+    """Download a trial's logs into a directory, except this machine's, which are in `local`."""
     remote = RemoteDirectory(trial.child("logs"), patience_s=PATIENCE_S)
-    mine = {stored_as(path) for path in local.glob("rank_*.log")}
-    remote.download(into, [name for name in remote.sizes() if NAME.fullmatch(name) and name not in mine])
+    local_names = {stored_as(path) for path in local.glob("rank_*.log")}
+    remote.download(into, [name for name in remote.sizes() if NAME.fullmatch(name) and name not in local_names])
 
 
 @dataclass(slots=True)
 class _Log:
     remote: RemoteDirectory
-    size: int = 0  # bytes that are in the store
+    size: int = 0  # bytes in the store
     ended: bool = False
 
 
@@ -66,14 +66,14 @@ class LogUploader:
         self._thread: threading.Thread | None = None
 
     def begin(self, path: Path, trial: Location) -> None:
-        """Upload this log of a trial, which need not exist yet, to its location in the store from now on."""
+        """Start to upload a log, which need not exist yet, to the trial's location in the store."""
         self._logs[path] = _Log(RemoteDirectory(trial.child("logs"), patience_s=PATIENCE_S))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dray-logs", daemon=True)
             self._thread.start()
 
     def end(self, path: Path) -> None:
-        """Upload this log once more: nothing more is written to it. Does nothing without `begin`."""
+        """Upload this log a last time: it is complete. No-op without `begin`."""
         if path in self._logs:
             self._logs[path].ended = True
 
@@ -94,7 +94,7 @@ class LogUploader:
                 except OSError as error:  # StorageError, or a local file that can't be read
                     failures[path] = error
                     continue
-                if ended and self._logs[path] is growing:  # else the trial is back, and its log grows again
+                if ended and self._logs[path] is growing:  # otherwise the trial is back, and its log grows again
                     del self._logs[path]
             wait_s = max(EVERY_S, sent / BYTES_PER_S)
             if not failures:
@@ -107,7 +107,7 @@ class LogUploader:
 
 
 def _upload(path: Path, growing: _Log) -> int:
-    """Upload a log if it has grown. Returns the number of bytes sent."""
+    """Upload a log if it has grown, and return the number of bytes sent."""
     with contextlib.suppress(FileNotFoundError):
         content = path.read_bytes()
         if len(content) != growing.size:

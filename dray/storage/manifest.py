@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-DETERMINED_STATE = "state_dict.pth"  # where Determined keeps a trial's state; dray's has another name
+DETERMINED_STATE = "state_dict.pth"  # Determined's file for a trial's state; dray's has another name
 _PROGRESS = "progress.json"
 
 
@@ -31,11 +31,11 @@ class Listed:
 
 
 def write_manifest(directory: Path, known: Mapping[str, Listed]) -> None:
-    """Write a checkpoint's manifest. `known` are the entries of files whose checksums are known, also of those that
-    other machines have uploaded; other files are read."""
+    """Write a checkpoint's manifest. `known` has the entries of files whose checksums are known, including those that
+    other machines have uploaded; all other files are read."""
     listed = sorted((listed_in(directory, known) | dict(known)).items())
     files = {name: {"size": each.size, "sha256": each.sha256} for name, each in listed}
-    # Renamed when complete: some file systems copy a directory to rename it, and could copy half a manifest.
+    # Renamed when complete: some file systems rename a directory by copying it, and could copy half a manifest.
     partial = directory / (MANIFEST + ".tmp")
     partial.write_text(json.dumps({"format_version": FORMAT_VERSION, "files": files}, indent=1))
     partial.rename(directory / MANIFEST)
@@ -50,7 +50,7 @@ def listed_in(directory: Path, known: Mapping[str, Listed]) -> dict[str, Listed]
 
 
 def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
-    """The entries of a manifest file of this content, by file name; `checkpoint` is named in errors."""
+    """The entries in the content of a manifest file, by file name; errors name the `checkpoint`."""
     try:
         manifest = json.loads(content)
         version = manifest["format_version"]
@@ -62,12 +62,12 @@ def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(checkpoint, f"its {MANIFEST} can't be read ({error!r})") from error
     cure = "upgrade dray" if isinstance(version, int) and version > FORMAT_VERSION else "use an earlier version of dray"
-    what = f"has format version {version}, but this version of dray reads {FORMAT_VERSION}"
-    raise CheckpointError(f"{checkpoint} {what}; {cure}")
+    fault = f"has format version {version}, but this version of dray reads {FORMAT_VERSION}"
+    raise CheckpointError(f"{checkpoint} {fault}; {cure}")
 
 
 def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: object) -> None:
-    """Check that a checkpoint, which has files of these sizes in bytes, has exactly those that its manifest lists."""
+    """Check that a checkpoint's files, by their sizes in bytes, are exactly those that its manifest lists."""
     for name, expected in listed.items():
         if name not in sizes:
             raise _damaged(checkpoint, f"{name} is missing")
@@ -77,20 +77,24 @@ def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: ob
         raise _damaged(checkpoint, f"{extra} is not in its manifest")
 
 
-def _damaged(checkpoint: object, what: str) -> CheckpointError:
-    return CheckpointError(f"{checkpoint} is damaged: {what}; use an earlier checkpoint")
+def _damaged(checkpoint: object, fault: str) -> CheckpointError:
+    return CheckpointError(f"{checkpoint} is damaged: {fault}; use an earlier checkpoint")
 
 
 def verify(
     checkpoint: Path, name: object = None, *, without_manifest: bool = False, only: Collection[str] = ()
 ) -> Path:
-    """Return `checkpoint`, a local directory, if it is valid. One that Determined wrote has no checksums, and passes.
+    """Return `checkpoint`, a local directory, if it is valid. Determined's have no checksums, and pass.
 
     Args:
-        name: its name in errors; by default its path.
-        without_manifest: also accept, with a warning, a checkpoint of dray without a manifest. For a path given by the
-            user: it may be a copy made in `on_checkpoint_write_end`, before the manifest was written.
-        only: if not empty, read only these files; of the others the sizes are compared.
+        name: the name in errors. Default: the path.
+        without_manifest: accept, with a warning, a checkpoint of dray without a manifest. For a path from the user: it
+            may be a copy made in `on_checkpoint_write_end`, before the manifest was written.
+        only: if not empty, read only these files, and compare just the sizes of the others.
+
+    Raises:
+        FileNotFoundError: there is no such directory.
+        CheckpointError: it is not a checkpoint, or it is damaged.
     """
     name = checkpoint if name is None else name
     if not checkpoint.is_dir():
@@ -103,11 +107,11 @@ def verify(
             return checkpoint
         raise never_completed(name)
     listed = parse_manifest((checkpoint / MANIFEST).read_bytes(), name)
-    found = [file for file in files_in(checkpoint) if (checkpoint / file).is_file()]  # no pipes or links to nowhere
-    check_files({file: (checkpoint / file).stat().st_size for file in found}, listed, name)
+    files = [file for file in files_in(checkpoint) if (checkpoint / file).is_file()]  # no pipes or links to nowhere
+    check_files({file: (checkpoint / file).stat().st_size for file in files}, listed, name)
     for file, expected in listed.items():
         if (not only or file in only) and sha256_of(checkpoint / file) != expected.sha256:
-            raise _damaged(name, f"{file} is not what was written")
+            raise _damaged(name, f"{file} does not match its checksum")
     return checkpoint
 
 
@@ -116,7 +120,7 @@ def never_completed(checkpoint: object) -> CheckpointError:
 
 
 def holds_a_trial(directory: Path) -> bool:
-    """Whether a directory has a trial's state, of dray or of Determined; it may be incomplete."""
+    """Whether a directory has a trial's state, dray's or Determined's, complete or not."""
     return (directory / _PROGRESS).is_file() or determined_state(directory) is not None
 
 
@@ -127,12 +131,12 @@ def determined_state(checkpoint: Path) -> Path | None:
 
 
 def is_determined(names: Collection[str]) -> bool:
-    # A part of a checkpoint of dray's may have a file of such a name too, from a callback.
+    # A part of dray's checkpoint may also have a file of that name, from a callback.
     return DETERMINED_STATE in names and MANIFEST not in names and _PROGRESS not in names
 
 
 def _is_harmless(name: str) -> bool:
-    """Whether a file need not be listed: Ray's `.metadata.json`, hidden files of file systems, and bytecode in code/,
+    """Whether a file need not be listed: Ray's `.metadata.json`, hidden files of a file system, and bytecode in code/,
     which Python checks against its source."""
     parts = name.split("/")
     return name == MANIFEST or parts[-1].startswith(".") or "__pycache__" in parts

@@ -38,9 +38,11 @@ _REFUSED = re.compile(
 class RemoteDirectory:
     """The files below a location in an object store.
 
-    Every method raises `StorageError` if the store refuses a request, or can't be reached for `patience_s`, and
-    FileNotFoundError if a file that it reads does not exist. `progressed` is called at each attempt and each chunk of a
-    transfer. A local directory works too.
+    `progressed` is called at each attempt and each chunk of a transfer. A local directory works too.
+
+    Raises:
+        StorageError: in every method, if the store refuses a request or can't be reached for `patience_s`.
+        FileNotFoundError: in methods that read, if a file does not exist.
     """
 
     def __init__(
@@ -51,14 +53,14 @@ class RemoteDirectory:
         self._progressed = progressed
 
     def sizes(self) -> dict[str, int]:
-        """The size in bytes of each file, by its name relative to this location; empty without files."""
+        """The size in bytes of each file, by its name relative to this location."""
 
         def listing(filesystem: Any, path: str) -> dict[str, int]:
             from pyarrow.fs import FileSelector, FileType
 
-            found = filesystem.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
+            entries = filesystem.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
             files = {
-                info.path.lstrip("/")[len(path) + 1 :]: info.size or 0 for info in found if info.type == FileType.File
+                info.path.lstrip("/")[len(path) + 1 :]: info.size or 0 for info in entries if info.type == FileType.File
             }
             files.pop("", None)  # a marker object for a directory
             return files
@@ -80,9 +82,9 @@ class RemoteDirectory:
         self._tried("write to", put)
 
     def upload(self, directory: Path, *, last: str, keep: Collection[str] = ()) -> None:
-        """Replace the files here, except those in `keep`, by a local directory's files; the file `last` is sent last.
+        """Replace the files here, except those in `keep`, with a local directory's, the file `last` at the end.
 
-        An earlier file of that name is removed first, so that the directory is incomplete in the meantime.
+        An earlier file of that name is removed first, which marks the directory as incomplete in the meantime.
         """
         before, names = self.sizes(), files_in(directory)
         if last in before:
@@ -96,7 +98,7 @@ class RemoteDirectory:
         self._send(directory, last)
 
     def add(self, directory: Path, *, without: str) -> None:
-        """Add a local directory's files to those here. The file `without`, which marks them as complete, is removed."""
+        """Add a local directory's files. The file `without`, which marks a complete directory, is removed."""
         if without in self.sizes():
             self._remove(without)
         _in_parallel(lambda name: self._send(directory, name), files_in(directory))
@@ -105,7 +107,7 @@ class RemoteDirectory:
         """Download these files into a local directory, which is created."""
         directory.mkdir(parents=True, exist_ok=True)
         for name in names:
-            # The names come from the store, and must not lead out of the directory.
+            # The names come from the store, and must not escape the directory.
             if ".." in name.split("/") or name.startswith("/"):
                 raise CheckpointError(f"{self.location} has a file {name!r}, which is not a valid name in a checkpoint")
         _in_parallel(lambda name: self._fetch(directory, name), names)
@@ -122,7 +124,7 @@ class RemoteDirectory:
         self.write(name, content)
         try:
             if self.read(name) != content:
-                raise StorageError(f"{self.location} returns other content than was written to it")
+                raise StorageError(f"{self.location} returned content that differs from what was written to it")
         finally:
             self._remove(name)
 
@@ -165,20 +167,20 @@ class RemoteDirectory:
                 raise
             except (ValueError, TypeError, ImportError) as error:
                 raise StorageError(f"can't {doing} {self.location}: {error}") from error
-            except Exception as error:  # each filesystem of fsspec raises its own
+            except Exception as error:  # each filesystem of fsspec has its own exceptions
                 if is_full(error):
                     raise
-                why, what = one_line(error), f"can't {doing} {self.location}"
+                why, failure = one_line(error), f"can't {doing} {self.location}"
                 if _REFUSED.search(why) or time.monotonic() + wait > deadline:
-                    raise StorageError(f"{what}: {why}") from error
+                    raise StorageError(f"{failure}: {why}") from error
                 if wait == FIRST_WAIT_S:
-                    log.warning("%s; retrying for %.0f s: %s", what, self._patience_s, why)
+                    log.warning("%s; retrying for %.0f s: %s", failure, self._patience_s, why)
                 time.sleep(wait)
                 wait = min(2 * wait, LONGEST_WAIT_S)
 
 
 def _in_parallel(work: Callable[[str], None], names: Iterable[str]) -> None:
-    """Call `work` on several names at a time. Raises the first error, and starts no more calls after it."""
+    """Call `work` on the names in parallel. After an error no more calls start, and the first error is raised."""
     with ThreadPoolExecutor(PARALLEL) as pool:
         for _ in pool.map(work, names):
             pass

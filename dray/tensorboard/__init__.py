@@ -1,1 +1,1 @@
-"""Where Determined has it: `dray.tensorboard.metric_writers.pytorch.TorchWriter`."""
+"""`dray.tensorboard.metric_writers.pytorch.TorchWriter`, at the path that it has in Determined."""

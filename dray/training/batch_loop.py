@@ -1,4 +1,4 @@
-"""The loop over the training batches of one rank: the hot path. It runs ahead of the device."""
+"""The loop over one rank's training batches: the hot path. It runs ahead of the device."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dray.training.errors import DataExhausted
 from dray.training.metrics.training import TrainingMetrics
 from dray.training.parallel.agreement import Agreement
 from dray.training.trial import Rank, by_name, epoch_start_of
-from dray.training.usage import Usage, counted
+from dray.training.usage import Usage, count_flops
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
 class BatchLoop:
-    """Trains on batches, and advances the position. For the fields see `Executor`."""
+    """Trains on batches, and advances the position. `Executor` describes the fields."""
 
     rank: Rank
     data: Iterator[Any]
@@ -41,9 +41,13 @@ class BatchLoop:
         self._epoch_starts = [epoch_start_of(callback) for callback in self.rank.callbacks.values()]
 
     def train(self, until: int) -> list[Any]:
-        """Train until `until` batches have been trained in total, or to where the ranks agree to stop.
+        """Train until `until` batches have been trained in total, or to the batch at which the ranks agree to stop.
 
-        Returns what this rank contributes to the reducers.
+        Returns:
+            This rank's contributions to the reducers.
+
+        Raises:
+            DataExhausted: the data ended before.
         """
         optimisation = self.rank.optimisation
         optimisation.training_mode()
@@ -63,11 +67,11 @@ class BatchLoop:
         if position.trained >= agreement.stop_at and agreement.must_stop(position.trained):
             return
         try:
-            # The range first in zip(), so that no batch is drawn that is not trained on.
+            # The range comes first in zip(), so that no batch is drawn without being trained on.
             since = clock()
             for batch_idx, batch in zip(range(position.trained, until), self.data, strict=False):
                 waited_s += clock() - since
-                records += batch_length(batch)  # raises for an empty batch, or one of an unknown type
+                records += batch_length(batch)  # raises if the batch is empty or of an unknown type
                 if batch_tokens is not None:
                     if (count := batch_tokens(batch)) is None:
                         raise TypeError("get_batch_tokens() must return a number, the tokens in the batch; got None")
@@ -91,7 +95,7 @@ class BatchLoop:
                     for callback in rank.callbacks.values():
                         callback.on_training_epoch_end(epoch_idx)
                     epoch_idx, batch_in_epoch = epoch_idx + 1, 0
-                # Before another batch is drawn: that may draw random numbers, which the resumed run must draw itself.
+                # Stop before the next batch is drawn, which may draw random numbers that belong to the resumed run.
                 if batch_idx + 1 >= agreement.stop_at and agreement.must_stop(batch_idx + 1):
                     return
                 since = clock()
@@ -107,15 +111,14 @@ class BatchLoop:
         """Train on the first batch, and count its FLOPs."""
         self._train_batch = train_batch
         records = self.rank.batch_length(batch)
-        metrics, flops = counted(partial(train_batch, batch=batch, **at))
+        metrics, flops = count_flops(partial(train_batch, batch=batch, **at))
         self.usage.flops_per_record = flops / records
         log.info("training takes %.4g FLOPs a record, forward and backward", flops / records)
         return metrics
 
 
 def _recorded(batches: Iterator[Any]) -> Iterator[Any]:
-    """The batches, with a range in the profiler's trace for the wait for each, named as torch names those of its own
-    loaders."""
+    """The batches; the profiler's trace shows the wait for each under the name that torch uses for its own loaders."""
     end = object()
     while True:
         with torch.profiler.record_function("enumerate(DataLoader)#next"):

@@ -11,7 +11,7 @@ from typing import Any
 class PyTorchCallback:
     """Base class of the callbacks that `PyTorchTrial.build_callbacks` returns. Override the hooks you need.
 
-    Hooks run on every rank unless stated otherwise, in the order of the dict that `build_callbacks` returned. An
+    Unless stated otherwise, hooks run on every rank, in the order of the dict that `build_callbacks` returned. An
     exception in a hook ends training. A callback with state overrides `state_dict` and `load_state_dict`.
 
     Order: on_trial_startup, (loaders are built), on_checkpoint_load_start, load_state_dict, on_training_start; then
@@ -21,81 +21,106 @@ class PyTorchCallback:
     """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        """Before the data loaders are built. The run starts at this batch, from this checkpoint: 0 and None for a fresh
-        trial."""
-
-    def on_trial_shutdown(self) -> None:
-        """The last hook, called once, also after an error; callbacks in reverse order."""
-
-    def on_training_start(self) -> None:
-        """After state was loaded, before the first batch."""
-
-    def on_training_epoch_start(self, epoch_idx: int) -> None:
-        """Before the first batch of an epoch, not when resuming within one."""
-
-    def on_training_epoch_end(self, epoch_idx: int) -> None:
-        """After the last batch of an epoch."""
-
-    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        """After each workload, that is, before each report, validation and checkpoint.
+        """Called before the data loaders are built.
 
         Args:
-            avg_metrics: averages over ranks and the workload's batches; the custom reducers' metrics; and the "batches"
+            first_batch_idx: the batch at which this run starts, 0 for a fresh trial.
+            checkpoint_uuid: the checkpoint from which it resumes, None for a fresh trial.
+        """
+
+    def on_trial_shutdown(self) -> None:
+        """Called once at the end, even after an error; callbacks in reverse order."""
+
+    def on_training_start(self) -> None:
+        """Called after state is loaded, before the first batch."""
+
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        """Called before the first batch of an epoch, but not when training resumes within one."""
+
+    def on_training_epoch_end(self, epoch_idx: int) -> None:
+        """Called after the last batch of an epoch."""
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        """Called after each workload, that is, before each report, validation and checkpoint.
+
+        Args:
+            avg_metrics: averages over ranks and the workload's batches, the custom reducers' metrics, and the "batches"
                 and "epochs" trained.
-            batch_metrics: the metrics of each batch, averaged over ranks, without those of custom reducers.
+            batch_metrics: each batch's metrics averaged over ranks, without those of custom reducers.
         """
 
     def on_validation_start(self) -> None:
-        """Before a validation."""
+        """Called before a validation."""
 
     def on_validation_epoch_start(self) -> None:
-        """Before the first batch of a validation. Not called with `evaluate_full_dataset`."""
+        """Called before the first batch of a validation, but not with `evaluate_full_dataset`."""
 
     def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-        """After the last batch of a validation; `outputs` is what `evaluate_batch` returned for each on this rank, with
-        tensors as numpy arrays. Not called with `evaluate_full_dataset`."""
+        """Called after the last batch of a validation, but not with `evaluate_full_dataset`.
+
+        Args:
+            outputs: the results of `evaluate_batch` on this rank, one per batch, with tensors as NumPy arrays.
+        """
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        """After a validation, with its metrics reduced over batches and ranks, the same on each rank. Copy the dict to
-        keep it: on the chief "batches" and "epochs" are added later."""
+        """Called after a validation.
+
+        Args:
+            metrics: metrics reduced over batches and ranks, the same on each rank. Copy the dict to keep it: on the
+                chief, "batches" and "epochs" are added later.
+        """
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        """Before a checkpoint's state ("models_state_dict", ...) is loaded; it may be changed."""
+        """Called before a checkpoint is loaded.
+
+        Args:
+            checkpoint: its state, with keys such as "models_state_dict"; the hook may change it.
+        """
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        """Before a checkpoint's state is written, on the chief; it may be changed."""
+        """Called on the chief before a checkpoint is written.
+
+        Args:
+            checkpoint: its state, with keys such as "models_state_dict"; the hook may change it.
+        """
 
     def on_checkpoint_end(self, checkpoint_dir: str) -> None:
-        """Deprecated: use `on_checkpoint_write_end`. Called just before it."""
+        """Deprecated: use `on_checkpoint_write_end`, which is called just after it."""
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        """After the files of a checkpoint have been written, on the chief.
+        """Called on the chief after the files of a checkpoint are written.
 
-        The directory is renamed or uploaded when the hook returns. Files added there become part of the checkpoint, and
-        so do fields added to its `metadata.json`. To read it later keep the id that `on_checkpoint_upload_end` gets.
+        Args:
+            checkpoint_dir: a temporary directory, which is renamed or uploaded when the hook returns. Files added here,
+                and fields added to its `metadata.json`, become part of the checkpoint. To read the checkpoint later,
+                keep the id that `on_checkpoint_upload_end` gets.
         """
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """After a checkpoint is complete; `uuid` is its id, for `Trainer.fit(latest_checkpoint=...)`."""
+        """Called when a checkpoint is complete.
+
+        Args:
+            uuid: the checkpoint's id, for `Trainer.fit(latest_checkpoint=...)`.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """This callback's state: tensors, numpy arrays, numbers, strings; dicts, lists, tuples and sets of them."""
+        """Return this callback's state: tensors, NumPy arrays, numbers, strings; dicts, lists, tuples, sets of them."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a state from `state_dict`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """Whether callbacks of any rank have hooks that cost something on all ranks."""
+    """The hooks with a cost on all ranks that a callback of any rank has."""
 
     batch_metrics: bool  # on_training_workload_end, which gets the metrics of each batch
     checkpoints: bool  # a hook for written checkpoints: training waits for the write
 
 
 def checked_callbacks(callbacks: Any) -> dict[str, PyTorchCallback]:
-    """What `build_callbacks()` returned, as a new dict."""
+    """Check the result of `build_callbacks()`, and copy it."""
     if not isinstance(callbacks, dict) or not all(isinstance(each, PyTorchCallback) for each in callbacks.values()):
         raise TypeError(
             f"build_callbacks() must return a dict of pytorch.PyTorchCallback instances by name, got {callbacks!r}"
@@ -111,7 +136,7 @@ def checked_callbacks(callbacks: Any) -> dict[str, PyTorchCallback]:
 
 
 def overrides(callback: PyTorchCallback, hook: str) -> bool:
-    """Whether a callback overrides a hook of `PyTorchCallback`, whose hooks do nothing."""
+    """Whether a callback overrides a hook of `PyTorchCallback`."""
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(PyTorchCallback, hook)
 
 

@@ -1,4 +1,4 @@
-"""`get_cluster_info()`: which trial of which experiment this process runs, and where."""
+"""`get_cluster_info()`: the trial that this process runs, and its place in the cluster."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ class TrialInfo:
 @lacks("determined.ClusterInfo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterInfo:
-    """Where this process runs.
+    """The trial that this process runs, and its place in the cluster.
 
     Args:
+        trial: the trial.
         latest_checkpoint: the checkpoint to pass to `Trainer.fit(latest_checkpoint=...)`; None for a fresh trial.
         slot_ids: the trial's slots on this node, one per worker.
         container_addrs: the address of each of the trial's nodes.
-        container_slot_counts: how many slots the trial has on each node.
+        container_slot_counts: the number of the trial's slots on each node.
         container_rank: the index of this node among them.
         user_data: the config's `data` section, with its secrets; left out of the repr.
     """
@@ -64,7 +65,7 @@ class ClusterInfo:
 
     @property
     def gpu_uuids(self) -> list[str]:
-        """UUIDs of the GPUs that this process sees (the trial's on this node), as in `nvidia-smi -L`."""
+        """UUIDs of the GPUs that are visible to this process (the trial's on this node), as in `nvidia-smi -L`."""
         import torch
 
         return [f"GPU-{torch.cuda.get_device_properties(n).uuid}" for n in range(torch.cuda.device_count())]
@@ -74,7 +75,7 @@ _current: ClusterInfo | None = None
 
 
 def get_cluster_info() -> ClusterInfo | None:
-    """The cluster and the trial that this process belongs to; None in a local run.
+    """Return the trial that this process runs and its place in the cluster; None in a local run.
 
     >>> get_cluster_info() is None
     True
@@ -86,7 +87,7 @@ def get_cluster_info() -> ClusterInfo | None:
 
 @contextlib.contextmanager
 def use_cluster_info(info: ClusterInfo | None) -> Iterator[None]:
-    """In the block, `get_cluster_info()` returns `info`."""
+    """Within the block, `get_cluster_info()` returns `info`."""
     global _current
     previous, _current = _current, info
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 class InvalidHP(Exception):
-    """Raise it for hyperparameters that make no sense: the trial ends, and the search tries others.
+    """Raise this for hyperparameters that make no sense: the trial ends, and the search tries others.
 
-    It may be raised in the trial's constructor, methods and callbacks. Unsaved training is saved first.
+    Raise it in the trial's constructor, methods or callbacks. Unsaved training is saved first.
 
     Args:
         msg: the reason, for the log.
@@ -20,10 +20,10 @@ class InvalidHP(Exception):
 
 
 class ShouldExit(Exception):
-    """Raise it to leave training now, in any function that the trainer calls. Unsaved training is saved first.
+    """Raise this in any function that the trainer calls, to end training now. Unsaved training is saved first.
 
     Args:
-        skip_exit_checkpoint: do not save.
+        skip_exit_checkpoint: end without saving.
     """
 
     def __init__(self, skip_exit_checkpoint: bool = False) -> None:
@@ -32,7 +32,7 @@ class ShouldExit(Exception):
 
 
 class TrialEnded(ShouldExit):
-    """The program kept reporting after the search stopped it; this ends it."""
+    """Ends a program that kept reporting after the search stopped it."""
 
     def __init__(self, why: str) -> None:
         super().__init__(skip_exit_checkpoint=True)
@@ -40,11 +40,11 @@ class TrialEnded(ShouldExit):
 
 
 class DataExhausted(RuntimeError):
-    """The training data ended before `max_length` was reached. What was trained is saved."""
+    """The training data ended before `max_length` was reached. The training so far is saved."""
 
 
 class SearcherMetricError(ValueError):
-    """Validation does not return the metric that the search compares: no trial of the experiment can succeed."""
+    """Validations lack the metric that the search compares, so no trial of the experiment can succeed."""
 
 
 class PeerFailed(RuntimeError):

@@ -17,7 +17,7 @@ from dray.training.trial import Rank, by_name
 
 
 class ValidationMetrics:
-    """What `evaluate_batch` returned for each batch on this rank."""
+    """The results of `evaluate_batch` on this rank, batch by batch."""
 
     def __init__(self) -> None:
         self._batches = 0
@@ -39,18 +39,18 @@ class ValidationMetrics:
         self._batches += 1
         for name, value in metrics.items():
             if type(value) is torch.Tensor and value.is_cpu and value.dim() == 0 and value.dtype in _NUMPY:
-                # Fast path for most metrics: there is no device to wait for, and a number needs no copy.
+                # A fast path for most metrics: there is no device to wait for, and a number needs no copy.
                 columns[name].append(np.array(value.item(), _NUMPY[value.dtype]))
             else:
                 columns[name].append(detached(value))
 
     def take(self) -> list[dict[str, Any]]:
-        """Every batch's metrics, with tensors as NumPy arrays, all fetched from the device together."""
+        """Each batch's metrics. Tensors become NumPy arrays, all fetched from the device together."""
         columns = {name: _fetch(values) for name, values in self._columns.items()}
         return [{name: column[i] for name, column in columns.items()} for i in range(self._batches)]
 
 
-#: The dtypes that `to_numpy` gives tensors of these.
+#: The NumPy dtype in which `to_numpy` returns a tensor.
 _NUMPY = {
     torch.float64: np.float64,
     torch.float32: np.float32,
@@ -63,7 +63,7 @@ _NUMPY = {
 
 
 def _fetch(values: list[Any]) -> Sequence[Any]:
-    # Tensors of the same dtype, as they mostly are, are fetched together. Stacking several dtypes would change them.
+    # Tensors usually have the same dtype, and are fetched together. Stacking different dtypes would convert them.
     if {type(value) for value in values} == {torch.Tensor} and len({value.dtype for value in values}) == 1:
         with contextlib.suppress(RuntimeError):  # different shapes or devices
             return [np.asarray(row) for row in to_numpy(torch.stack(values))]
@@ -71,7 +71,7 @@ def _fetch(values: list[Any]) -> Sequence[Any]:
 
 
 def reducers_of(choice: Any, names: Sequence[str]) -> dict[str, Reducer]:
-    """The reducer for each metric, from what `evaluation_reducer()` returned."""
+    """The reducer of each metric, from the result of `evaluation_reducer()`."""
     if isinstance(choice, Reducer):
         return dict.fromkeys(names, choice)
     if not isinstance(choice, dict) or not all(isinstance(reducer, Reducer) for reducer in choice.values()):
@@ -87,7 +87,7 @@ def reducers_of(choice: Any, names: Sequence[str]) -> dict[str, Reducer]:
 
 
 def reduce_batches(rows: Sequence[Mapping[str, Any]], reducers: Mapping[str, Reducer]) -> dict[str, float]:
-    """One rank's share of the validation metrics."""
+    """Reduce one rank's validation metrics over its batches."""
     reduced = {}
     for name, reducer in reducers.items():
         values = [row[name] for row in rows]
@@ -105,7 +105,7 @@ def reduce_batches(rows: Sequence[Mapping[str, Any]], reducers: Mapping[str, Red
 def combine_ranks(
     parts: Sequence[tuple[Mapping[str, float], int]], reducers: Mapping[str, Reducer]
 ) -> dict[str, float]:
-    """Validation metrics over all ranks, from the (metrics, number of batches) of the ranks that had any."""
+    """Reduce validation metrics over ranks, from the (metrics, number of batches) of ranks that had batches."""
     if len(parts) == 1:
         return dict(parts[0][0])
     counts = [count for _, count in parts]
@@ -120,7 +120,7 @@ class Share:
     """One rank's share of a validation."""
 
     metrics: Mapping[str, Any]  # over its own batches
-    reduced: list[Any]  # for the reducers that the trial has wrapped
+    reduced: list[Any]  # contributions to the reducers that the trial has wrapped
     reducers: Mapping[str, Reducer] = field(default_factory=dict)
     batches: int = 0
 
@@ -130,18 +130,18 @@ class Evaluation:
     """Evaluates a trial's models on one rank.
 
     Args:
-        data: None on the ranks that don't evaluate.
-        full_dataset: evaluate by `evaluate_full_dataset`, on the chief; with a sharded model on all ranks, as each has
-            a part of the weights, and the chief's metrics count.
-        spare: one batch for the ranks that have one less than others, who wait for them: a forward pass of a sharded
-            model takes all. What comes of it does not count.
+        data: the batches; None on ranks that don't evaluate.
+        full_dataset: evaluate by `evaluate_full_dataset` on the chief. With a sharded model all ranks evaluate, since
+            each has a part of the weights, and the chief's metrics count.
+        spare: a batch to run, without counting its results, on a rank that has one batch less than others: all ranks
+            take part in a forward pass of a sharded model.
     """
 
     rank: Rank
     data: Any
     full_dataset: bool
     spare: Any = None
-    batches: int = field(default=0, init=False)  # of the latest validation that are done
+    batches: int = field(default=0, init=False)  # done in the latest validation
 
     def __post_init__(self) -> None:
         trial = self.rank.trial
@@ -152,17 +152,17 @@ class Evaluation:
         self._evaluate_all = self.rank.optimisation.forward(by_name(trial.evaluate_full_dataset, "data_loader"))
 
     def share(self, *, test_mode: bool) -> Share:
-        """Evaluate this rank's data; with `test_mode` one batch of it."""
+        """Evaluate this rank's data, or just one batch in `test_mode`."""
         self.rank.reducers.reset(training=False)
         self.rank.optimisation.eval_mode()
         for callback in self.rank.callbacks.values():
             callback.on_validation_start()
         if self.full_dataset:
-            found = self._of_full_dataset() if self.data is not None else {}
-            return Share(metrics=found, reduced=self.rank.reducers.per_slot(training=False))
+            metrics = self._full_dataset_metrics() if self.data is not None else {}
+            return Share(metrics=metrics, reduced=self.rank.reducers.per_slot(training=False))
         for callback in self.rank.callbacks.values():
             callback.on_validation_epoch_start()
-        rows = self._of_batches(test_mode)
+        rows = self._batch_metrics(test_mode)
         for callback in self.rank.callbacks.values():
             callback.on_validation_epoch_end(rows)
         reducers = reducers_of(self.rank.trial.evaluation_reducer(), list(rows[0])) if rows else {}
@@ -173,13 +173,13 @@ class Evaluation:
             batches=len(rows),
         )
         if self.spare is not None and not (test_mode and rows):
-            share = copy.deepcopy(share)  # reducers may go on with the values that they gave
+            share = copy.deepcopy(share)  # reducers may change the values that they returned
             for batch in self.spare:
                 self._evaluate_batch(batch=self._on_device(batch), batch_idx=len(rows))
         self.rank.optimisation.reshard()
         return share
 
-    def _of_batches(self, test_mode: bool) -> list[dict[str, Any]]:
+    def _batch_metrics(self, test_mode: bool) -> list[dict[str, Any]]:
         metrics = ValidationMetrics()
         evaluate_batch, batch_length = self._evaluate_batch, self.rank.batch_length
         for batch_idx, batch in enumerate(self.data):
@@ -193,18 +193,19 @@ class Evaluation:
     def _on_device(self, batch: Any) -> Any:
         return batch if self.rank.to_device is None else self.rank.to_device(batch)
 
-    def _of_full_dataset(self) -> dict[str, Any]:
-        found = self._evaluate_all(data_loader=self.data)
-        if not isinstance(found, dict):
+    def _full_dataset_metrics(self) -> dict[str, Any]:
+        metrics = self._evaluate_all(data_loader=self.data)
+        if not isinstance(metrics, dict):
             raise TypeError(
-                f"evaluate_full_dataset() must return a dict of metrics, got {found!r} of type {type(found).__name__}"
+                "evaluate_full_dataset() must return a dict of metrics, "
+                f"got {metrics!r} of type {type(metrics).__name__}"
             )
         self.rank.optimisation.reshard()
-        return jsonable(found, source="evaluate_full_dataset()")
+        return jsonable(metrics, source="evaluate_full_dataset()")
 
     def combine(self, shares: Sequence[Share]) -> dict[str, Any]:
-        """The metrics of all ranks' shares, in rank order. Each rank combines for itself, without another exchange."""
-        # Of a sharded model all ranks have evaluated the same full dataset.
+        """Combine the shares of all ranks, in rank order, into the metrics. Every rank does so, without an exchange."""
+        # With a sharded model, all ranks have evaluated the same full dataset.
         same = self.full_dataset and self.rank.optimisation.has_sharded
         shares = shares[:1] if same else self.rank.distinct(shares)
         reduced = jsonable(

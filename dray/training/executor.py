@@ -1,7 +1,7 @@
 """Performs the loop's commands with torch: trains, validates, publishes, and returns the outcome of each.
 
-Every rank has an executor. What differs between ranks (a stop requested on one of them, the host's answer to the chief)
-is agreed on here, in one exchange per command, before the loop gets the outcome.
+Every rank has an executor. Ranks may differ, for example if one was asked to stop or the chief got the host's answer.
+They agree here, in one exchange per command, before the loop gets the outcome.
 """
 
 from __future__ import annotations
@@ -52,32 +52,31 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingShare:
-    """What each rank shares with the others after training."""
+    """One rank's message to the others after training."""
 
     trained: int  # batches in total
     leave: Leave | None
     steps: int
     sums: Sums
     reduced: list[Any] | None
-    scalars: Values | None  # each batch's metrics, if TensorBoard shows them
+    scalars: Values | None  # each batch's metrics, if they go to TensorBoard
     usage: UsageShare
-    stopped: bool  # the chief knows that the search has stopped the trial where it was saved last
+    stopped: bool  # on the chief: the search has stopped the trial at its last checkpoint
     norms: Norms
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Executor:
-    """Performs the commands of one rank. `training_data` is endless and already at the right position; the `profiler`
-    is torch's, stepped after each batch."""
+    """Performs the commands of one rank."""
 
     rank: Rank
     host: Host
-    training_data: Iterator[Any]
+    training_data: Iterator[Any]  # endless, and already at the right position
     evaluation: Evaluation
     checkpointer: Checkpointer
     hooks: Hooks
     scalars: TensorBoard
-    profiler: Any = None
+    profiler: Any = None  # a `torch.profiler.profile`, stepped after each batch
     flops_per_record: Flops = None
 
     def __post_init__(self) -> None:
@@ -103,17 +102,20 @@ class Executor:
             optimisation.gradient_check = GradientCheck(optimisation.models)
         optimisation.begin()
         self._hints = Hints(rank)
-        # Metrics that are not published yet.
+        # Metrics not published yet.
         self._training: dict[str, Any] | None = None
         self._validation: dict[str, Any] | None = None
         if rank.is_chief and self.scalars.enabled and position.trained > 0:
-            # A trial that was killed resumes from its last checkpoint, and writes some batches again. The validation at
-            # that checkpoint stays.
+            # A trial that was killed resumes from its last checkpoint, and writes some batches a second time. The
+            # validation at that checkpoint stays.
             self.scalars.restart(position.trained + 1)
 
     def run(self, plan: Plan, at: Progress) -> Progress:
-        """Run a plan from `at` to its end, under the profiler; returns where it ended. InvalidHP and DataExhausted are
-        raised after what was trained has been saved."""
+        """Run a plan from `at` to its end, under the profiler, and return the final progress.
+
+        Raises:
+            InvalidHP, DataExhausted: raised after the training so far has been saved.
+        """
         steps = drive(plan, at)
         outcome: Outcome | None = None
         with self.agreement.listening(), self._watched(), self.profiler or contextlib.nullcontext():
@@ -124,7 +126,7 @@ class Executor:
                     self.checkpointer.finish()
                     self.agreement.raise_error()
                     return end.value  # type: ignore[no-any-return]
-                # Outside the try: a StopIteration that escapes from a trial's code is the trial's error, not our end.
+                # Outside of that try, because a StopIteration from the trial's code is an error, not the plan's end.
                 try:
                     outcome = self.perform(command)
                 except BaseException:
@@ -174,13 +176,13 @@ class Executor:
         reduced, leave = agreement.section(lambda: self._batches.train(command.until), training=True)
         taken, late = agreement.catch(lambda: (metrics.take_values(), [] if check is None else check.norms()))
         leave = leave or late
-        # After an abort the metrics are garbage, or can't be read at all.
+        # After an abort the metrics are garbage or unreadable.
         values, norms = ({}, []) if taken is None or (leave is not None and leave.aborted) else taken
         stopped: bool | None = False
         if leave is None or leave.reason is not Reason.FAILED:
             stopped, late = agreement.catch(self.checkpointer.saver.answer)
             leave = leave or late
-        mine = TrainingShare(
+        share = TrainingShare(
             trained=position.trained,
             leave=leave,
             steps=optimisation.steps,
@@ -191,7 +193,7 @@ class Executor:
             stopped=bool(stopped),
             norms=norms,
         )
-        ranks = agreement.exchange(mine, leave)
+        ranks = agreement.exchange(share, leave)
         distinct = rank.distinct(ranks)
         self._usage.add_ranks([each.usage for each in ranks], [each.usage for each in distinct])
         scalars = [each.scalars for each in distinct if each.scalars]
@@ -214,12 +216,12 @@ class Executor:
             self._training = averages or None
             save = leave is None or self._may_save(leave, torn=len({each.steps for each in ranks}) > 1)
             return Outcome(batches=position.trained, leave=True, save_on_leave=save, interrupted=leave is None)
-        found = rank.reducers.cross_slot([each.reduced or [] for each in distinct], training=True)
-        check_names(found, averages, "train_batch()")
-        averages.update({name: to_numpy(value) for name, value in found.items()})
+        reduced_metrics = rank.reducers.cross_slot([each.reduced or [] for each in distinct], training=True)
+        check_names(reduced_metrics, averages, "train_batch()")
+        averages.update({name: to_numpy(value) for name, value in reduced_metrics.items()})
         self._training = averages
         if rank.is_chief:
-            self.scalars.write_metrics(position.trained, found)
+            self.scalars.write_metrics(position.trained, reduced_metrics)
         if self.hooks.batch_metrics:
             _, leave = agreement.on_all(lambda: self._workload_end(averages))
             if leave is not None:
@@ -227,13 +229,13 @@ class Executor:
         return Outcome(batches=position.trained)
 
     def _may_save(self, leave: Leave, *, torn: bool = False) -> bool:
-        """Whether what was trained can be saved, though a rank leaves. `torn`: ranks have made different numbers of
+        """Whether the training so far can be saved although a rank leaves. `torn`: ranks have made different numbers of
         steps, so some shards would be older than others."""
         if not leave.save or not self.rank.optimisation.has_sharded:
             return leave.save
         if lost := torn or self.rank.optimisation.has_lost_gradients:
             log.warning(
-                "a rank left in the middle of %s: what was trained since the last checkpoint is lost, as the model is "
+                "a rank left in the middle of %s: training since the last checkpoint is lost, because the model is "
                 "sharded. To keep it, call context.set_stop_requested(True)",
                 "a batch" if torn else "an aggregation of gradients",
             )
@@ -257,16 +259,16 @@ class Executor:
                 lambda: evaluation.share(test_mode=command.test_mode), training=self.rank.optimisation.has_sharded
             )
             if leave is None:
-                found = evaluation.combine(shares)
-                answers, leave = self.agreement.on_all(lambda: self._validated(found, command.compare))
+                metrics = evaluation.combine(shares)
+                answers, leave = self.agreement.on_all(lambda: self._validated(metrics, command.compare))
         if leave is not None:
             return Outcome(leave=True, save_on_leave=self._may_save(leave))
         is_best, reached = answers[0]
         return Outcome(is_best=is_best, decides=reached == "rung", length_reached=reached == "end")
 
-    def _validated(self, found: dict[str, Any], compare: bool) -> tuple[bool, Reached]:
-        """Call the callbacks; then ask the host whether this validation is the best, and what it has reached."""
-        shown = dict(found)
+    def _validated(self, metrics: dict[str, Any], compare: bool) -> tuple[bool, Reached]:
+        """Call the callbacks, then ask the host whether this validation is the best, and whether it reaches a rung."""
+        shown = dict(metrics)
         for callback in self.rank.callbacks.values():
             callback.on_validation_end(shown)
         # Metrics that callbacks add to the dict are reported too.
@@ -300,12 +302,12 @@ class Executor:
                 _, leave = self.agreement.catch(lambda: self.checkpointer.uploaded(uuid))
             self._usage.saved(time.perf_counter() - began)
         if rank.is_chief:
-            # Not in the report of the checkpoint, so that two identical runs have identical checkpoints.
+            # Left out of the checkpoint's report, so that two identical runs have identical checkpoints.
             report = replace(report, system=self._usage.flush(at_once=command.decides or command.final))
             self.scalars.write_system(report.batches, report.system or {})
-        # Published before any rank leaves: what the host does on a stop may end this process.
-        mine = (position.stop is StopRequest.REQUESTED, leave)
-        stop, ranks = on_chief(rank.peers, "publishing metrics", lambda: self.checkpointer.saver.publish(report), mine)
+        # Published before any rank leaves, since the host may end this process at a stop.
+        own = (position.stop is StopRequest.REQUESTED, leave)
+        stop, ranks = on_chief(rank.peers, "publishing metrics", lambda: self.checkpointer.saver.publish(report), own)
         if self.agreement.agree([row[1] for row in ranks]) is not None:
             # Nothing is lost: the checkpoint has just been saved.
             self.agreement.raise_error()

@@ -1,4 +1,4 @@
-"""Warnings of trials that train, but not what they mean to: each once, after the first batches that show it."""
+"""Warnings about trials that don't train what they should, each logged once, after the first batches that show it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ log = logging.getLogger(__name__)
 
 
 class Hints:
-    """Looks at a trial between batches, on the chief."""
+    """Watches a trial between batches, on the chief."""
 
     def __init__(self, rank: Rank) -> None:
         self._optimisation = rank.optimisation
         self._warns_of_eval = self._warns_of_untrained = True
         saved = {id(each) for model in rank.optimisation.models for each in model.parameters()}
         attributes = {} if rank.callbacks else getattr(rank.trial, "__dict__", {})  # a callback may save them
-        #: The models in no wrapped model: checkpoints do not hold them.
+        # Modules outside of any wrapped model, which checkpoints do not hold.
         self._unwrapped = {
             name: [each for each in module.parameters() if id(each) not in saved and not each.is_inference()]
             for name, module in attributes.items()
@@ -30,7 +30,7 @@ class Hints:
         self._versions = {name: self._version(name) for name in self._unwrapped}
 
     def warn(self) -> None:
-        """Warn of what the batches so far show. Not before them, as train_batch() may set a model's mode itself."""
+        """Warn, after the first batches: train_batch() may set a model's mode itself."""
         self._warn_if_untrained()
         if self._warns_of_eval and self._trains_in_eval():
             log.warning(
@@ -55,7 +55,7 @@ class Hints:
             return
         self._warns_of_untrained = False
         if not optimisation.has_trained:
-            optimisation.has_trained = True  # not looked for in later steps
+            optimisation.has_trained = True  # later steps need not look for it
             log.warning(
                 "the first %d batches have trained no wrapped model: %s",
                 batches,
@@ -68,7 +68,7 @@ class Hints:
             )
 
     def _trains_in_eval(self) -> bool:
-        """Whether a model that is trained, or a part of it with dropout, is in eval mode. A frozen part may be."""
+        """Whether a trained model, or a trained part of one with dropout, is in eval mode. Frozen parts may be."""
         optimizers = self._optimisation.optimizers
         trained = {id(each) for optimizer in optimizers for each in parameters_of(optimizer) if each.requires_grad}
         models = [bare(model) for model in self._optimisation.models]

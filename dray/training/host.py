@@ -14,147 +14,162 @@ from dray.training.parallel.distributed import DistributedContext
 from dray.training.plan import Plan
 from dray.training.units import TrainUnit
 
-#: What a validation has reached, for a search that measures length by a metric.
+#: The point that a validation has reached, for a search that measures length by a metric.
 Reached = Literal["nothing", "rung", "end"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was measured since the last report, and the checkpoint that was made with it."""
+    """Measurements since the last report, and the checkpoint made with them."""
 
-    batches: int  # trained in total, per slot
-    epochs: float | None = None  # the same in epochs; None if the data has no length
+    batches: int  # trained in total on each slot
+    epochs: float | None = None  # trained in total; None if the data have no length
     training: Mapping[str, object] | None = None  # averaged over the batches since the last report and over ranks
     validation: Mapping[str, object] | None = None
     decides: bool = False  # the loop waits here for the search's decision (at a rung, or the end)
     final: bool = False
     interrupted: bool = False  # the run was asked to stop, and ends here to be resumed later
-    checkpoint: str | None = None  # what `Host.commit` returned; None if nothing was saved, or it is not committed yet
+    checkpoint: str | None = None  # the id from `Host.commit`; None if nothing was saved or it is not committed yet
     system: Mapping[str, float] | None = None  # figures of `dray.training.usage`; only in some reports
     groups: Mapping[str, Mapping[str, object]] | None = None  # further metrics of a program with its own loop
-    length: float | None = None  # in the search's unit, if a program states it; None: derived from the others
+    length: float | None = None  # in the search's unit, if a program states it; None: derived from batches or epochs
     compared: bool = True  # whether a search may compare this validation
 
 
 class Host(Protocol):
-    """Where a trial runs: this process, processes of torchrun, or a Ray worker.
+    """Runs a trial: in this process, in torchrun's processes, or in a Ray worker.
 
-    Methods are called on the chief only, unless stated otherwise. `commit` may be called in another thread, one
-    checkpoint after another, and reports be published meanwhile; but one that the search decides on only once its
-    checkpoint is committed, and nothing else meanwhile. `new_checkpoint` and `add_to_checkpoint` are called on the
-    first rank of each machine that has a part of a checkpoint. Attributes are the same on every rank of a trial, except
-    the trial seed: the chief's counts.
+    Unless stated otherwise, methods are called on the chief only. `commit` may be called in another thread, for one
+    checkpoint after another, while reports are published. A report that the search decides on is published only once
+    its checkpoint is committed, and nothing else is published meanwhile. `new_checkpoint` and `add_to_checkpoint` are
+    called on the first rank of each machine with a part of a checkpoint. All attributes are the same on every rank of a
+    trial, except the trial seed, of which the chief's is used.
     """
 
-    #: Identify this run in logs and results.
+    #: They identify this run in logs and results.
     experiment_id: int
     trial_id: int
-    #: Seeds Python's, NumPy's and torch's RNGs, and the order of shuffled data.
+    #: The seed of Python's, NumPy's and torch's RNGs, and of the order of shuffled data.
     trial_seed: int
     #: The value of `get_cluster_info().latest_checkpoint`, for `fit(latest_checkpoint=...)`: an id or a path.
     latest_checkpoint: str | None
-    #: The directory of event files. Need not exist.
+    #: The directory of event files, which need not exist.
     tensorboard_path: Path
-    #: The directory of source code that is copied into `code/` of each checkpoint; None for nothing.
+    #: The directory of source code to copy into each checkpoint's `code/`; None for nothing.
     code_dir: Path | None
-    #: Texts to mask in that copy, besides the secrets of the trial's config; see `dray.masking`.
+    #: Strings to mask in that copy, besides the secrets in the trial's config; see `dray.masking`.
     secrets: Sequence[str]
-    #: A checkpoint whose state a fresh trial starts from, at batch 0; or None.
+    #: The checkpoint from whose state a fresh trial starts, at batch 0; or None.
     source_checkpoint: str | None
     #: The length set by the search; None leaves it to `fit(max_length=...)`.
     max_length: TrainUnit | None
     #: Absolute lengths at which the search decides.
     rungs: Sequence[TrainUnit]
-    #: When to validate and save if `fit()` does not say; None: only at rungs and at the end.
+    #: When to validate and save if `fit()` does not specify it; None: only at rungs and at the end.
     validation_period: TrainUnit | None
     checkpoint_period: TrainUnit | None
-    #: The validation metrics that the search compares; none if there is no search, or it compares nothing.
+    #: The validation metrics that the search compares; empty if there is no search or it compares nothing.
     metrics: Sequence[str]
-    #: Whether `checkpoint_policy="best"` is possible: only in an experiment is its best validation known.
+    #: Whether `checkpoint_policy="best"` is possible: only an experiment knows its best validation.
     best_supported: bool
     #: Whether a commit goes over a network.
     is_remote: bool
 
     def is_best(self, validation: Mapping[str, object]) -> bool:
-        """Whether this validation is the best of the experiment. Called with `checkpoint_policy="best"`, unless a
-        checkpoint is saved in any case, because the report decides."""
+        """Whether this validation is the best of the experiment. Called with `checkpoint_policy="best"`, unless the
+        report decides, since then a checkpoint is saved in any case."""
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
-        """What this validation has reached, if the search measures length by a metric. Called at every validation; a
-        SearcherMetricError if the metric is missing, or its value is not a length."""
+        """The point that this validation has reached, if the search measures length by a metric. Called at every
+        validation.
+
+        Raises:
+            SearcherMetricError: the metric is missing, or its value is not a length.
+        """
 
     def training(self, plan: Plan, begin: int, peers: DistributedContext) -> AbstractContextManager[None]:
-        """The block in which a plan is performed, from batch `begin` on, by every rank together; ends with a
-        KeyboardInterrupt on every rank if the user has interrupted the training of any."""
+        """The block in which all ranks together perform a plan, from batch `begin` on.
+
+        Raises:
+            KeyboardInterrupt: on every rank at the end of the block, if the user has interrupted any of them.
+        """
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        """Poll this function, in any thread, on every rank, for its (batches trained, batches validated)."""
+        """Use this function, on every rank and from any thread, to poll (batches trained, batches validated)."""
 
     def new_checkpoint(self, batches: int) -> Path:
-        """An empty directory to write a checkpoint into, at this many batches."""
+        """Make an empty directory for the files of a checkpoint at this number of batches."""
 
     def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
-        """Commit the files in `staging` as the checkpoint at `report.batches`, all or nothing; returns its id. `known`
-        are files whose checksums are known, with all that `add_to_checkpoint` returned on other machines."""
+        """Commit the files in `staging` as the checkpoint at `report.batches`, all or nothing, and return its id.
+        `known` has the files whose checksums are known, including those from `add_to_checkpoint` on other machines."""
 
     def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
-        """Upload a part of a checkpoint that the chief on another machine commits, to a remote store; returns its
-        files, for `commit`."""
+        """Upload this machine's part of a checkpoint to a remote store, and return its files, with which the chief on
+        another machine calls `commit`."""
 
     def open_checkpoint(self, checkpoint: str) -> Path:
-        """The directory of a checkpoint, verified. Called on the first rank of each machine, or on every rank; a
-        FileNotFoundError or CheckpointError if there is none, or it is damaged."""
+        """Verify a checkpoint, and return its directory. Called on the first rank of each machine, or on every rank.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint.
+            CheckpointError: the checkpoint is damaged.
+        """
 
     def last_checkpoint(self) -> str | None:
-        """The id that `fit(latest_checkpoint="last")` stands for; None: there is none, training begins at batch 0."""
+        """The id for `fit(latest_checkpoint="last")`; None if there is no checkpoint, so training begins at batch 0."""
 
     def stop_requested(self) -> bool:
-        """Whether training is to stop soon, to be resumed later: at a batch that all ranks agree on, with a checkpoint.
+        """Whether training should save and stop, at a batch that all ranks agree on, to be resumed later.
 
-        Called repeatedly on every rank, not in the training's thread. One rank's request stops all.
+        Called repeatedly on every rank, in a thread other than the training's. One rank's request stops all.
         """
 
     def publish(self, report: Report) -> bool:
-        """Pass on a report; returns whether training should stop here."""
+        """Pass on a report, and return whether training should stop here."""
 
 
 @runtime_checkable
 class ProgramHost(Host, Protocol):
-    """A host that can also run programs with their own loop: what `dray.core` needs in addition.
+    """A host that can also run programs with their own loop, for `dray.core`.
 
     Called on the chief only, except `opened` and `interrupted`.
     """
 
-    #: The remaining lengths at which the search decides, and the last one; ascending, in its own unit. () if the search
-    #: sets no length.
+    #: The remaining lengths at which the search decides, ascending and including the last, in the search's unit; empty
+    #: if it sets no length.
     lengths: Sequence[float]
-    #: Where files that are no checkpoints are kept, next to the trial's checkpoints.
+    #: The location for files other than checkpoints, next to the trial's checkpoints.
     outputs: Location
 
     def open_checkpoint(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
-        """As `Host.open_checkpoint`; with `only`, just these files are verified, in any rank and at any time."""
+        """Like `Host.open_checkpoint`. With `only`, just these files are verified, on any rank and at any time."""
 
     def opened(self) -> None:
-        """The program has called `core.init()`. On every rank."""
+        """Called on every rank when the program has called `core.init()`."""
 
     def report(self, report: Report) -> bool:
-        """Pass on a report; returns whether the program should save what it needs and return. As `publish`, but the
-        host finds out from the report whether the search decides here.
+        """Pass on a report, and return whether the program should save its state and return. Unlike with `publish`, the
+        host derives from the report whether the search decides here.
 
         Raises:
-            SearcherMetricError: the first validation lacks the metric that the search compares; or the report does not
-                have the trial's length in the search's unit.
-            TrialEnded: the program was asked to stop before, and kept reporting.
+            SearcherMetricError: the first validation lacks the metric that the search compares; or the report lacks the
+                trial's length in the search's unit.
+            TrialEnded: the program kept reporting after it was asked to stop.
         """
 
     def interrupted(self) -> None:
-        """The program knows that it is asked to stop, and ends soon, to be resumed later."""
+        """Called when the program has acknowledged a request to stop: it ends soon, and is resumed later."""
 
     def checkpoint_id(self, batches: int) -> str:
-        """The id of the checkpoint that `commit` makes at this many batches."""
+        """The id of the checkpoint that `commit` makes at this number of batches."""
 
     def delete_checkpoint(self, checkpoint: str) -> None:
-        """Delete a checkpoint of this trial; a ValueError if it is another trial's."""
+        """Delete a checkpoint of this trial.
+
+        Raises:
+            ValueError: the checkpoint is another trial's.
+        """
 
     def best_validation(self) -> float | None:
-        """The best value of the search's metric reported by any trial; None if there is none, or no search."""
+        """The best value of the search's metric that a trial has reported; None if there is none, or no search."""

@@ -1,4 +1,4 @@
-"""The training loop, pure: it decides what comes next, and the executor does it.
+"""The training loop as a pure generator: it decides the next command, and the executor performs it.
 
 `drive(plan, at)` yields commands and is sent the outcome of each. It knows neither torch nor host nor search; all
 arithmetic on progress is here and in `plan`. Every rank runs it: equal outcomes give equal commands, so all ranks take
@@ -25,7 +25,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validate:
-    """Validate, on one batch if `test_mode`. `compare`: find out whether it is the best validation so far."""
+    """Validate, on one batch if `test_mode`; if `compare`, find out whether this is the best validation so far."""
 
     test_mode: bool = False
     compare: bool = False
@@ -33,7 +33,7 @@ class Validate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """Report to the host what was measured since the last report, with a checkpoint if `save`.
+    """Report measurements since the last report to the host, with a checkpoint if `save`.
 
     `decides`: the search may answer with a stop. `final`: this is the last report. `interrupted`: the run was asked to
     stop here, to be resumed later.
@@ -54,14 +54,14 @@ class Outcome:
     """The outcome of a command, equal on all ranks.
 
     batches: after Train: batches trained in total; fewer than `until` only with `leave`.
-    is_best: after Validate with `compare`: it is the best validation so far.
-    decides, length_reached: after Validate, if the search measures length by a metric: it decides here; the trial has
-        reached its length.
-    stop: after Publish: the search, the host or the trial asks to stop here. After Train: the search has decided on the
-        last report only now, and stops the trial there: what was trained since is dropped.
+    is_best: after Validate with `compare`: this is the best validation so far.
+    decides, length_reached: after Validate, if the search measures length by a metric: the search decides here; the
+        trial has reached its length.
+    stop: after Publish: the search, the host or the trial requests a stop here. After Train: the search has decided on
+        the last report only now, and stops the trial there; training since then is dropped.
     leave: after Train or Validate: end at once, without another validation (ShouldExit, InvalidHP, no more data).
-    save_on_leave: with leave: save what is not yet saved.
-    interrupted: with leave, after Train: the host asked for a stop.
+    save_on_leave: with leave: save the training since the last checkpoint.
+    interrupted: with leave, after Train: the host requested a stop.
     """
 
     batches: int = 0
@@ -75,7 +75,7 @@ class Outcome:
 
 
 def drive(plan: Plan, at: Progress) -> Generator[Command, Outcome, Progress]:
-    """Yield the commands that take a run from `at` to the end of `plan`; return where it ended."""
+    """Yield the commands that take a run from `at` to the end of `plan`, and return the final progress."""
     if plan.step_zero_validation and at.batches == 0 and at.validated is None:
         outcome = yield Validate(test_mode=plan.test_mode, compare=plan.compares(at))
         if outcome.leave:
@@ -90,7 +90,7 @@ def drive(plan: Plan, at: Progress) -> Generator[Command, Outcome, Progress]:
             return at
         at = at.trained(outcome.batches)
         if not outcome.leave and plan.validates(at):
-            # A trial that leaves during its validation loses nothing: its batches count.
+            # If the trial leaves during its validation, the trained batches still count.
             validated = yield Validate(test_mode=plan.test_mode, compare=plan.compares(at))
             at = at if validated.leave else at.just_validated()
             outcome = validated
@@ -101,7 +101,7 @@ def drive(plan: Plan, at: Progress) -> Generator[Command, Outcome, Progress]:
             return at
         last = plan.ends(at) or outcome.length_reached
         decides = plan.decides(at) or outcome.decides or last
-        # Saved before the search decides, so that a trial that is stopped or paused here loses nothing.
+        # Save before the search decides, so that a trial that is stopped or paused here loses nothing.
         save = decides or plan.saves(at) or (at.validated == at.batches and plan.saves_validation(outcome.is_best))
         at = at.just_saved() if save else at
         outcome = yield Publish(at=at, save=save, decides=decides, final=last)

@@ -1,4 +1,4 @@
-"""LR schedulers, stepped by the trainer."""
+"""LR schedulers that the trainer steps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ log = logging.getLogger(__name__)
 
 
 class LRScheduler:
-    """A scheduler of `torch.optim.lr_scheduler`, and when the trainer steps it.
+    """A scheduler of `torch.optim.lr_scheduler` that the trainer steps.
 
     Args:
-        frequency: batches, epochs or optimizer steps (by step_mode) between its steps.
+        scheduler: the scheduler.
+        step_mode: when to step it.
+        frequency: step only after every so many batches, epochs or optimizer steps, depending on step_mode. Default: 1.
 
-    `context.wrap_lr_scheduler` makes it. Made by hand, for a scheduler that the trial steps itself:
+    Raises:
+        TypeError: step_mode is not a StepMode.
+        ValueError: frequency is below 1.
+
+    `context.wrap_lr_scheduler` makes one. Here one is made by hand, for a scheduler that the trial steps itself:
 
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     >>> halving = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -35,7 +41,7 @@ class LRScheduler:
     """
 
     class StepMode(enum.Enum):
-        """When `scheduler.step()` is called.
+        """The time at which the trainer calls `scheduler.step()`.
 
         Attributes:
             STEP_EVERY_EPOCH: after the last batch of an epoch; with gradient aggregation, after the last optimizer step
@@ -60,7 +66,7 @@ class LRScheduler:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """The scheduler's optimizer; None if it has no such attribute."""
+        """The scheduler's optimizer; None if the scheduler has no such attribute."""
         return getattr(self._scheduler, "optimizer", None)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -68,19 +74,19 @@ class LRScheduler:
         self._scheduler.step(*args, **kwargs)
 
     def get_last_lr(self) -> list[float]:
-        """The learning rates, one per parameter group of the optimizer."""
+        """Return the learning rates, one per parameter group of the optimizer."""
         return self._scheduler.get_last_lr()  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's state, as saved in checkpoints."""
+        """Return the scheduler's state, as saved in checkpoints."""
         return self._scheduler.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a state from `state_dict`."""
         self._scheduler.load_state_dict(state_dict)
 
     def after_batch(self, batch_idx: int, *, epoch_length: int | None, aggregation_frequency: int) -> None:
-        """Step as often as is due after a batch. Called by the trainer."""
+        """Perform the steps that are due after a batch. Called by the trainer."""
         if (batch_idx + 1) % aggregation_frequency == 0:
             for _ in range(self._steps_due(batch_idx, epoch_length, aggregation_frequency)):
                 try:
@@ -97,7 +103,7 @@ class LRScheduler:
                     ) from None  # torch's own error says less
 
     def _steps_due(self, batch_idx: int, epoch_length: int | None, aggregation_frequency: int) -> int:
-        """How many steps are due after a batch at which the optimizer stepped."""
+        """The number of steps that are due after a batch in which the optimizer stepped."""
         frequency, trained = self._frequency, batch_idx + 1
         match self._step_mode:
             case LRScheduler.StepMode.STEP_EVERY_BATCH:
@@ -105,7 +111,7 @@ class LRScheduler:
             case LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP:
                 return int((trained // aggregation_frequency) % frequency == 0)
             case LRScheduler.StepMode.STEP_EVERY_EPOCH if epoch_length is not None:
-                # Epochs that end after this step and no later than the optimizer's next one.
+                # Count the epochs that end after this step and no later than the optimizer's next one.
                 before, after = batch_idx // epoch_length, (batch_idx + aggregation_frequency) // epoch_length
                 return after // frequency - before // frequency
         return 0
@@ -127,31 +133,31 @@ def follow_length(
     *,
     before: int,
     now: int,
-    asked: bool,
+    uses_total: bool,
 ) -> None:
-    """Replace, in a checkpoint's state, schedules that were made for `before` batches by those made for `now`.
+    """In a checkpoint's state, replace schedules that were made for `before` batches with new ones for `now` batches.
 
-    The trial's constructor has made them at step 0, and here they are stepped to the saved position: each rate follows
-    from the one before. A schedule that was made with the same arguments as the saved one was not made for the length,
-    and continues as saved, with a warning if it may have an end. If the trial has `asked` for `get_total_batches`,
-    schedules with functions (LambdaLR), which can't be compared, are taken to depend on it.
+    The trial's constructor made the new ones at step 0. Here they are stepped to the saved position, since each rate
+    follows from the one before. A schedule with the same arguments as the saved one does not depend on the length, and
+    continues as saved, with a warning if it may have an end. Schedules with functions (LambdaLR) can't be compared, and
+    are assumed to depend on the length if the trial `uses_total` batches.
     """
     saved, groups = state.get("lr_schedulers_state_dict", []), state.get("optimizers_state_dict", [])
     if len(saved) != len(schedules) or len(groups) != len(optimizers):
-        return  # an error when it is loaded
-    made = [
+        return  # loading the state raises an error
+    initial = [
         copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in each.param_groups])
         for each in optimizers
     ]
     replayed = _replay([each._scheduler for each in schedules], [part.get("last_epoch", 0) for part in saved])
     for index, schedule in enumerate(schedules):
         scheduler, name = schedule._scheduler, type(schedule._scheduler).__name__
-        if replayed and (_differ(schedule.state_dict(), saved[index]) or (asked and _has_functions(scheduler))):
+        if replayed and (_differ(schedule.state_dict(), saved[index]) or (uses_total and _has_functions(scheduler))):
             saved[index] = schedule.state_dict()
             number = next(n for n, each in enumerate(optimizers) if each is schedule.optimizer)
-            rows = zip(groups[number]["param_groups"], optimizers[number].param_groups, made[number], strict=False)
+            rows = zip(groups[number]["param_groups"], optimizers[number].param_groups, initial[number], strict=False)
             for target, group, first in rows:
-                # The rate, and what else the schedule sets (momentum). The rest is the checkpoint's.
+                # Take the rate, and others that the schedule sets (momentum), from here; the rest from the checkpoint.
                 target.update({key: group[key] for key in first if key == "lr" or group[key] != first[key]})
             log.info("%s follows the new length, %d batches instead of %d", name, now, before)
         elif not isinstance(scheduler, _ENDLESS):
@@ -166,7 +172,7 @@ def follow_length(
 
 
 def _replay(schedulers: Sequence[Any], positions: Sequence[int]) -> bool:
-    """Step schedulers to positions, in turns, as several may change one optimizer; returns whether all took them."""
+    """Step schedulers to positions, in turns since several may change one optimizer; return whether all got there."""
     steps = [
         position
         if isinstance(each, lr_scheduler.LRScheduler) and not isinstance(each, lr_scheduler.ReduceLROnPlateau)
@@ -174,13 +180,13 @@ def _replay(schedulers: Sequence[Any], positions: Sequence[int]) -> bool:
         for each, position in zip(schedulers, positions, strict=True)
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of schedules that step before the optimizer
+        warnings.simplefilter("ignore")  # about schedulers that step before the optimizer
         try:
             for number in range(max(steps, default=0)):
                 for each, position in zip(schedulers, steps, strict=True):
                     if number < position:
                         each.step()
-        except (ValueError, TypeError):  # it ends before; or its step() needs an argument
+        except (ValueError, TypeError):  # a scheduler ends before, or its step() needs an argument
             return False
     return True
 
@@ -192,11 +198,11 @@ def _has_functions(scheduler: Any) -> bool:
     )
 
 
-def _differ(made: Any, saved: Any) -> bool:
-    """Whether two states at one position are those of schedules with different arguments."""
-    if isinstance(made, dict) and isinstance(saved, dict):
-        # Not the rates, which the trial's own code may have changed; nor what another version of torch does not save.
-        return any(_differ(made[key], saved[key]) for key in (made.keys() & saved.keys()) - {"_last_lr", "base_lrs"})
-    if isinstance(made, (list, tuple)) and isinstance(saved, (list, tuple)):
-        return len(made) != len(saved) or any(map(_differ, made, saved))
-    return bool(made != saved)
+def _differ(fresh: Any, saved: Any) -> bool:
+    """Whether two states at the same position belong to schedules with different arguments."""
+    if isinstance(fresh, dict) and isinstance(saved, dict):
+        # Leaves out rates, which the trial's code may have changed, and keys that only one version of torch saves.
+        return any(_differ(fresh[key], saved[key]) for key in (fresh.keys() & saved.keys()) - {"_last_lr", "base_lrs"})
+    if isinstance(fresh, (list, tuple)) and isinstance(saved, (list, tuple)):
+        return len(fresh) != len(saved) or any(map(_differ, fresh, saved))
+    return bool(fresh != saved)

@@ -1,4 +1,4 @@
-"""Optimizer steps: gradient aggregation, clipping, zeroing, LR schedulers; and their state for checkpoints."""
+"""Optimizer steps, with gradient aggregation, clipping, zeroing and LR schedulers; and their state for checkpoints."""
 
 from __future__ import annotations
 
@@ -24,8 +24,14 @@ if TYPE_CHECKING:
 
 
 class Optimisation:
-    """The models, optimizers and LR schedulers of a trial. Gradients are summed over `aggregation_frequency` batches
-    before an optimizer steps, and with `average_aggregated_gradients` divided by that number."""
+    """The models, optimizers and LR schedulers of a trial.
+
+    Gradients are summed over `aggregation_frequency` batches before an optimizer steps, and divided by that number with
+    `average_aggregated_gradients`.
+
+    Raises:
+        ValueError: aggregation_frequency is below 1.
+    """
 
     def __init__(
         self, position: Position, aggregation_frequency: int = 1, average_aggregated_gradients: bool = True
@@ -38,48 +44,44 @@ class Optimisation:
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.lr_schedulers: list[LRScheduler] = []
-        #: Saved and restored, whether the trial or `amp` uses it.
-        self.scaler: Any = None
+        self.scaler: Any = None  # of the trial or of `amp`; saved and restored
         self.amp: MixedPrecision | None = None
-        #: How many optimizer steps this rank has made since its training began.
-        self.steps = 0
-        #: Whether a step has been made with a gradient of a wrapped model.
-        self.has_trained = False
+        self.steps = 0  # optimizer steps on this rank since its training began
+        self.has_trained = False  # a step has used a gradient of a wrapped model
         self.gradient_check: GradientCheck | None = None
-        #: Each module's mode before a validation; empty in training.
-        self._modes: list[tuple[torch.nn.Module, bool]] = []
+        self._modes: list[tuple[torch.nn.Module, bool]] = []  # of each module before a validation; empty in training
         self._synchronising = True
 
     @cached_property
     def has_sharded(self) -> bool:
-        """Whether a model is sharded: its forward passes are collectives, in training and validation. First used when
-        all models are wrapped."""
+        """Whether a model is sharded, so that forward passes are collectives, in training and in validation. First used
+        after all models are wrapped."""
         return any(map(sharding.is_sharded, self.models))
 
     @cached_property
     def _fsdp_modules(self) -> list[FSDPModule]:
-        """Of all models; first used in training, when all are wrapped."""
+        """The FSDP modules of all models; first used after all models are wrapped."""
         return [module for model in self.models for module in sharding.fsdp_modules(model)]
 
     def reshard(self) -> None:
-        """Free the parameters that models have gathered for a forward pass without a backward pass. Their next one
-        would use them as they are, though the optimizer has stepped."""
+        """Free parameters that models have gathered for a forward pass without a backward pass. The next forward pass
+        would otherwise reuse them, although the optimizer has stepped."""
         for module in self._fsdp_modules:
             module.reshard()
 
     @property
     def steps_now(self) -> bool:
-        """Whether the current batch is the last of its aggregation. Always true outside training."""
+        """Whether the current batch is the last of its aggregation; always true outside training."""
         batch_idx = self.position.batch_idx
         return batch_idx is None or (batch_idx + 1) % self.aggregation_frequency == 0
 
     def forward(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of the trial that runs models; with `amp` under autocast."""
+        """Wrap a method of the trial that runs models: with `amp`, it runs under autocast."""
         return method if self.amp is None else self.amp.forward(method)
 
     def begin(self) -> None:
-        """Have modules that define `train()` set themselves up for training. Otherwise all stay as the trial left them,
-        such as batch norm whose statistics are frozen, or a teacher."""
+        """Let modules that define their own `train()` prepare for training. Modes stay as the trial has set them, for
+        example for a teacher, or for batch norm with frozen statistics."""
         modules = [module for model in self.models for module in bare(model).modules()]
         in_eval = [module for module in modules if not module.training]
         for module in modules:
@@ -90,7 +92,7 @@ class Optimisation:
                 module.eval()
 
     def training_mode(self) -> None:
-        """Set each module's mode to what it was before the validations since the last batch."""
+        """Restore each module's mode from before the validations since the last batch."""
         # A module comes before its children, whose modes it sets too.
         for module, mode in self._modes:
             if module.training is not mode:
@@ -104,7 +106,7 @@ class Optimisation:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Within the block data-parallel models exchange nothing with other ranks, even with gradients."""
+        """Within the block, data-parallel models exchange nothing with other ranks, even with gradients enabled."""
         models = [model for model in self.models if isinstance(model, ddp.DDPModel)]
         for model in models:
             model.runs_alone = True
@@ -115,12 +117,12 @@ class Optimisation:
                 model.runs_alone = False
 
     def before_batch(self) -> None:
-        """Have ranks that hold whole gradients exchange them only in the batches that step."""
+        """If ranks hold whole gradients, exchange them only in batches in which the optimizer steps."""
         if self.aggregation_frequency > 1 and self.steps_now is not self._synchronising:
             self._synchronising = self.steps_now
             for model in self.models:
                 if isinstance(model, DistributedDataParallel):
-                    # Set directly: the context manager `no_sync()` can't enclose the user's forward and backward.
+                    # Set directly, because `no_sync()` as a context manager can't enclose the user's code.
                     model.require_backward_grad_sync = self._synchronising
             for module in self._fsdp_modules:
                 sharding.set_gradient_sync(module, self._synchronising)
@@ -143,7 +145,7 @@ class Optimisation:
         auto_zero_grads: bool = True,
         scaler: Any = None,
     ) -> None:
-        """Average, clip, step, zero; does nothing in a batch before the last of its aggregation."""
+        """Average, clip, step and zero. No-op in a batch before the last of its aggregation."""
         if self.aggregation_frequency > 1 and not self._ends_aggregation(optimizer, auto_zero_grads):
             return
         self.steps += 1
@@ -167,7 +169,7 @@ class Optimisation:
             self.reshard()
 
     def _ends_aggregation(self, optimizer: torch.optim.Optimizer, auto_zero_grads: bool) -> bool:
-        """Whether the optimizer steps in this batch; then its gradients are averaged."""
+        """Return whether the optimizer steps in this batch, after averaging its gradients."""
         frequency = self.aggregation_frequency
         if not auto_zero_grads:
             raise ValueError(
@@ -179,7 +181,7 @@ class Optimisation:
         return self.steps_now
 
     def _step(self, optimizer: torch.optim.Optimizer, clip_grads: Callable[[Any], Any] | None, scaler: Any) -> None:
-        """A step in mixed precision, or of a sharded model."""
+        """Step in mixed precision or with a sharded model."""
         amp, plain = self.amp, contextlib.nullcontext()
 
         def clip() -> None:
@@ -216,7 +218,11 @@ class Optimisation:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; a ValueError if numbers, names or shapes differ."""
+        """Restore a state from `state_dict`.
+
+        Raises:
+            ValueError: the numbers of models, optimizers or schedulers differ, or names or shapes of parameters.
+        """
         self.load_models(state)
         for index, (optimizer, saved) in enumerate(
             zip(self.optimizers, state.get("optimizers_state_dict", ()), strict=False)
@@ -234,24 +240,24 @@ class Optimisation:
             self.scaler.load_state_dict(state["scaler_state_dict"])
 
     def load_models(self, state: dict[str, Any]) -> None:
-        """Restore the models only. Raises as `load_state_dict`."""
+        """Restore only the models. Raises the errors of `load_state_dict`."""
         left_out = state.get("pretrained_sha256") or [{}] * len(self.models)
         models = [bare(model) for model in self.models]
         _load_all(models, state, "models_state_dict", "model", lambda n, own: with_shared(models[n], own, left_out[n]))
 
     @property
     def has_lost_gradients(self) -> bool:
-        """Whether the sum of an unfinished aggregation was lost: of a sharded model each rank kept a part of it, which
-        needs the connections of gradients."""
+        """Whether the sum of an unfinished aggregation is lost: each rank has a part of a sharded model's sum, and the
+        process group of the gradients, which would add them up, is closed."""
         unfinished = self.position.trained % self.aggregation_frequency != 0
         return unfinished and not all(map(ddp.is_connected, filter(sharding.is_sharded, self.models)))
 
     def pending_gradients(self) -> list[list[torch.Tensor | None]] | None:
-        """This rank's gradients by model and parameter, which the next batch adds to; None if all are zeroed.
+        """This rank's gradients by model and parameter, to which the next batch adds; None if all are zeroed.
 
-        These are gradients in the middle of an aggregation, and any that the trial's code keeps. Only those in buckets
-        of DistributedDataParallel are copied. Of a sharded model, their sum over the ranks: all ranks call this
-        together.
+        They come from the middle of an aggregation, or from a trial that keeps gradients. Only gradients in buckets of
+        DistributedDataParallel are copied. The gradients of a sharded model are first summed over the ranks, so all
+        ranks call this together.
         """
         self.reshard()
         for model in self.models:
@@ -292,7 +298,7 @@ def _load_all(
 
 
 def bare(model: torch.nn.Module) -> torch.nn.Module:
-    """The user's own module, without DDP or torch.compile around it: its state has no prefix."""
+    """The user's own module, without the wrappers of DDP and torch.compile, which add prefixes to its state."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -307,18 +313,18 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _apart(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient without the rest of its bucket, which would be pickled with it."""
+    """A copy of a gradient that lies in a bucket, since the whole bucket would be pickled with it."""
     if sharding.is_dtensor(gradient) or gradient.layout is not torch.strided:
         return gradient
     return gradient.clone() if gradient.untyped_storage().nbytes() > gradient.nbytes else gradient
 
 
 def _divide(gradients: Sequence[torch.Tensor | None], divisor: int) -> None:
-    """Divide all gradients, in few kernels."""
+    """Divide all gradients with few kernels."""
     alike: dict[Any, list[torch.Tensor]] = defaultdict(list)
     for gradient in gradients:
         if gradient is not None:
             part = sharding.local(gradient)
             alike[type(part), part.device, part.dtype, part.layout].append(part)
-    for found in alike.values():
-        torch._foreach_div_(found, divisor)
+    for gradients_alike in alike.values():
+        torch._foreach_div_(gradients_alike, divisor)

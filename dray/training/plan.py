@@ -1,4 +1,4 @@
-"""What a training run is to do and when, in batches: all that the loop asks before each step."""
+"""The plan of a training run: the batches at which the loop reports, validates, saves and ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLICIES: tuple[Policy, ...] = ("best", "all", "none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Batches at which something is due: every `period`-th one; with `numbers` only those multiples of it.
+    """The batches at which an action is due: all multiples of `period`, or only the `numbers`-th multiples.
 
     `Epoch([1, 5])` with 20 batches per epoch is `Schedule(period=20, numbers=(1, 5))`: due at 20 and at 100.
     """
@@ -29,7 +29,7 @@ class Schedule:
         return rest == 0 and number > 0 and (self.numbers is None or number in self.numbers)
 
     def next(self, batches: int, limit: int) -> int:
-        """The first batch after `batches` at which it is due, or `limit` if that comes first."""
+        """The first batch after `batches` at which the action is due, or `limit` if that comes first."""
         number = batches // self.period + 1
         if self.numbers is None:
             return min(number * self.period, limit)
@@ -43,19 +43,19 @@ class Schedule:
 class Plan:
     """A training run to perform."""
 
-    length: int  # total batches, counted from the trial's first one, also when resuming
-    epoch_length: int | None = None  # batches per epoch, None if the data has no length (one endless epoch)
+    length: int  # total batches, counted from the start of the trial
+    epoch_length: int | None = None  # batches per epoch; None if the data have no length (one endless epoch)
     # When to publish training metrics, validate and save; None: only at the end.
     report: Schedule | None = None
     validate: Schedule | None = None
     checkpoint: Schedule | None = None
-    rungs: tuple[int, ...] = ()  # batches at which the search decides: there the trial validates, saves and publishes
-    policy: Policy = "all"  # save after a validation that is the experiment's best ("best"), after any, or after none
+    rungs: tuple[int, ...] = ()  # batches at which the search decides, so the trial validates, saves and publishes
+    policy: Policy = "all"  # save after a validation that is the experiment's best ("best"), after all or after none
     step_zero_validation: bool = False  # validate before the first batch of a fresh run
-    test_mode: bool = False  # validate on one batch; `length` is such that only one is trained
+    test_mode: bool = False  # validate on one batch; `length` then allows for one batch of training
 
     def next_due(self, batches: int) -> int:
-        """The total batches at which something is due next, more than `batches`."""
+        """The next number of total batches, above `batches`, at which anything is due."""
         due = min((rung for rung in self.rungs if batches < rung), default=self.length)
         due = min(due, self.length)
         for schedule in (self.report, self.validate, self.checkpoint):
@@ -67,7 +67,7 @@ class Plan:
         return at.batches >= self.length
 
     def decides(self, at: Progress) -> bool:
-        """Whether the search decides on what is published here."""
+        """Whether the search decides on the report published here."""
         return self.ends(at) or at.batches in self.rungs
 
     def validates(self, at: Progress) -> bool:
@@ -77,7 +77,7 @@ class Plan:
         return self.checkpoint is not None and self.checkpoint.due(at.batches)
 
     def compares(self, at: Progress) -> bool:
-        """Whether a validation here is saved only if it is the best so far."""
+        """Whether a validation here leads to a checkpoint only if it is the best so far."""
         return self.policy == "best" and not self.decides(at)
 
     def saves_validation(self, is_best: bool) -> bool:
@@ -89,14 +89,18 @@ MAX_TRACED = 1000
 
 
 def window_fault(begin: int, end: object) -> str:
-    """What is wrong with `end_after_batch` as the last batch that torch's profiler traces; "" if nothing."""
+    """The error in `end_after_batch`, the last batch that torch's profiler traces; "" if it is valid."""
     if is_int(end) and begin <= end < begin + MAX_TRACED:
         return ""
     return f"must be {begin} (begin_on_batch) to {begin + MAX_TRACED - 1}, as traces are held in memory, got {end!r}"
 
 
 def batches_of(length: TrainUnit, *, name: str, epoch_length: int | None, global_batch_size: int | None = None) -> int:
-    """A length in batches; a ValueError if it has none."""
+    """Convert a length to batches.
+
+    Raises:
+        ValueError: it is a schedule, is below 1, or can't be converted without an epoch length or global batch size.
+    """
     if not isinstance(length.value, int):
         raise ValueError(f"{name}={length!r} is a schedule; a length needs an int, such as {type(length).__name__}(10)")
     if length.value < 1:
@@ -124,14 +128,14 @@ def check_unit(unit: TrainUnit | None, name: str) -> None:
 
 
 def schedule_of(unit: TrainUnit | None, *, name: str, epoch_length: int | None) -> Schedule | None:
-    """A period or a schedule, in batches. An int of zero or less means every batch (or epoch)."""
+    """Convert a period or a schedule to batches. An int of zero or less means every batch (or epoch)."""
     if unit is None:
         return None
     stride = _sized(unit, name, epoch_length) if isinstance(unit, Epoch) else 1
     if isinstance(unit.value, int):
         return Schedule(period=max(1, unit.value) * stride)
     numbers = unit.value
-    # A set, as it may be tested after every batch.
+    # A set, because it may be tested after every batch.
     return Schedule(period=stride, numbers=frozenset(numbers) if isinstance(numbers, (list, tuple)) else numbers)
 
 

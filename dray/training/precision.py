@@ -1,4 +1,4 @@
-"""Mixed precision: autocast in the forward pass, and gradient scaling; and a hint for GPUs that have TF32."""
+"""Mixed precision (autocast in the forward pass, gradient scaling), and a hint for GPUs with TF32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class MixedPrecision:
-    """torch's autocast and gradient scaler; a dtype with the exponents of float32 needs no scaler."""
+    """torch's autocast and gradient scaler. A dtype with the exponent range of float32 needs no scaler."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, scaler: Any = None) -> None:
         self.device = device
@@ -27,27 +27,27 @@ class MixedPrecision:
         self._stepped = False
 
     def forward(self, function: Callable[P, T]) -> Callable[P, T]:
-        """The function, under autocast. Casts of weights are cached during a call."""
+        """Wrap a function to run under autocast, which caches casts of weights during a call."""
         return torch.autocast(self.device.type, dtype=self.dtype)(function)  # type: ignore[no-any-return]
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Backward from the scaled loss; also when called in the forward function."""
+        """Run backward from the scaled loss, also when called inside the forward function."""
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        # Autocast is for the forward pass only: backward uses the dtypes chosen there.
+        # Autocast is for the forward pass only; backward uses the dtypes chosen there.
         with torch.autocast(self.device.type, enabled=False):
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """Within the block weights are updated: without autocast, as some optimizers multiply matrices. Casts of the
-        old weights are dropped, as another forward pass of the same batch needs the new ones."""
+        """A block that updates weights. It runs without autocast, since some optimizers multiply matrices. At its end
+        cached casts are dropped, since another forward pass of the same batch needs the new weights."""
         with torch.autocast(self.device.type, enabled=False):
             yield
         torch.clear_autocast_cache()
 
     def step(self, optimizer: torch.optim.Optimizer, clip: Callable[[], Any] | None) -> None:
-        """Unscale, clip, step; no step if a gradient is infinite or NaN."""
+        """Unscale, clip and step, but don't step if a gradient is infinite or NaN."""
         if self.scaler is None:
             if clip is not None:
                 clip()
@@ -55,8 +55,9 @@ class MixedPrecision:
             return
         states = self.scaler._per_optimizer_states
         if states[id(optimizer)]["stage"] is OptState.STEPPED:
-            # A scaler has an optimizer step once between updates, which would change the scale of gradients that other
-            # optimizers have still to step with. Start over, but keep what the first step has found for the update.
+            # A scaler lets an optimizer step once between updates. Updating now would change the scale of gradients
+            # with which other optimizers have yet to step. So start over, but keep the first step's findings for the
+            # update.
             states[object()] = states.pop(id(optimizer))
         if clip is not None:
             self.scaler.unscale_(optimizer)
@@ -74,10 +75,10 @@ class MixedPrecision:
 _PRODUCTS = {f"{name}Backward0" for name in ("Addmm", "Mm", "Bmm", "Baddbmm", "Linear")}
 
 
-def warn_if_left_off(loss: torch.Tensor, device: torch.device) -> None:
-    """Warn if most matrix products behind a loss are in float32 and nobody chose their precision, on a GPU with TF32.
+def warn_if_tf32_is_off(loss: torch.Tensor, device: torch.device) -> None:
+    """On a GPU with TF32, warn if most matrix products behind a loss are in float32 and nobody chose their precision.
 
-    Autocast, of the trainer or the trial's own, and `fully_shard`'s mixed precision show in the dtypes of the graph.
+    The dtypes in the graph reflect autocast, the trainer's or the trial's own, and `fully_shard`'s mixed precision.
     """
     try:
         is_chosen = torch.backends.cuda.matmul.fp32_precision != "none"
@@ -90,13 +91,13 @@ def warn_if_left_off(loss: torch.Tensor, device: torch.device) -> None:
         log.warning(
             "matrix products are in float32 without TF32, at a fraction of this GPU's speed: call "
             'torch.set_float32_matmul_precision("high") in the trial\'s constructor, or train in mixed precision; '
-            '"highest" keeps them as they are, without this hint'
+            '"highest" keeps full float32 and silences this hint'
         )
 
 
 def _products(loss: torch.Tensor) -> Counter[torch.dtype]:
-    """The matrix products of a graph, by the dtype of their results."""
-    found: Counter[torch.dtype] = Counter()
+    """Count the matrix products in a graph by the dtype of their results."""
+    products: Counter[torch.dtype] = Counter()
     seen: set[Any] = set()
     nodes: list[Any] = [loss.grad_fn]
     while nodes:
@@ -105,6 +106,6 @@ def _products(loss: torch.Tensor) -> Counter[torch.dtype]:
             continue
         seen.add(node)
         if node.name() in _PRODUCTS:
-            found[node._input_metadata[0].dtype] += 1
+            products[node._input_metadata[0].dtype] += 1
         nodes += [earlier for earlier, _ in node.next_functions]
-    return found
+    return products

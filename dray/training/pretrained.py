@@ -1,4 +1,4 @@
-"""Pretrained weights that all trials in a process share: frozen, in memory once, and left out of checkpoints."""
+"""Pretrained weights that all trials in a process share: frozen, in memory only once, left out of checkpoints."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=torch.nn.Module)
 
-MARK = "_dray_pretrained"  # the attribute of a parameter with its `Weight`; a copy of the parameter does not have it
+MARK = "_dray_pretrained"  # the attribute that links a parameter to its `Weight`; copies of the parameter lack it
 
 
 class Weight:
-    """A pretrained tensor in memory that trials share, or this rank's shard of a whole one; of the module `kept`."""
+    """A pretrained tensor in memory that trials share, or this rank's shard of it. `kept` is the module it is from."""
 
-    sha256: str  # of the dtype, shape and content of the whole tensor
+    sha256: str  # of the whole tensor's dtype, shape and content
 
     def __init__(self, tensor: torch.Tensor, whole: Weight | None = None, kept: Pretrained[Any] | None = None) -> None:
         self._tensor = tensor.detach()
@@ -44,46 +44,46 @@ class Weight:
         digest.update(_bytes(self._tensor).cpu().numpy().data)
         self.sha256 = digest.hexdigest()
 
-    def at(self, tensor: torch.Tensor) -> Weight:
+    def moved_to(self, tensor: torch.Tensor) -> Weight:
         weight = copy.copy(self)
         weight._tensor = tensor
         return weight
 
     def share(self, parameter: torch.nn.Parameter | None = None) -> torch.nn.Parameter:
-        """A frozen parameter in the same memory: a new one, or this one from now on."""
+        """Let a parameter use the same memory: this one, or a new frozen one."""
         if parameter is None:
             parameter = torch.nn.Parameter(self._tensor, requires_grad=False)
         parameter.data = self._tensor
         setattr(parameter, MARK, self)
         return parameter
 
-    def is_in(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter that shared this memory, which may have been moved since, holds what was loaded."""
-        mine, there = self._tensor, _local(parameter)
+    def equals(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter that shared this memory, and may have moved since, still has the loaded values."""
+        loaded, current = self._tensor, _local(parameter)
         return (
-            (there.dtype, there.shape) == (mine.dtype, mine.shape)
-            and _checksum(there) == self._checksum  # which is the same in another order
-            and (there.device != mine.device or torch.equal(_bytes(there), _bytes(mine)))
+            (current.dtype, current.shape) == (loaded.dtype, loaded.shape)
+            and _checksum(current) == self._checksum  # which does not depend on the order of elements
+            and (current.device != loaded.device or torch.equal(_bytes(current), _bytes(loaded)))
         )
 
     def is_intact(self) -> bool:
-        """Whether it holds what was loaded. Reads all of it, and so notices writes that autograd does not count."""
+        """Whether the tensor still has the loaded values. Reads all of it, so finds writes that autograd misses."""
         return _checksum(self._tensor) == self._checksum
 
 
 class Pretrained(Generic[M]):
-    """A module that is kept, frozen from now on, whose copies share its weights."""
+    """A kept module, frozen from now on, whose copies share its weights."""
 
     def __init__(self, module: M) -> None:
         self._module = module.requires_grad_(False)
-        # Subclasses of Parameter (quantised weights) hold more than their tensor: each copy has its own.
+        # Subclasses of Parameter (quantised weights) hold more than a tensor, and are not shared.
         self._parameters = [each for each in module.parameters() if type(each) is torch.nn.Parameter]
         self._weights = [Weight(each, kept=self) for each in self._parameters]
         self._file: BinaryIO | None = None
 
     @property
     def in_file(self) -> bool:
-        """Whether the weights are in a file, and not in memory."""
+        """Whether the weights are in a file instead of in memory."""
         return self._file is not None
 
     def is_intact(self) -> bool:
@@ -91,53 +91,53 @@ class Pretrained(Generic[M]):
         return self.in_file or all(weight.is_intact() for weight in self._weights)
 
     def copy(self) -> M:
-        """A copy with frozen parameters in the same memory, and everything else of its own."""
+        """Copy the module. Only its frozen parameters share memory with this one."""
         weights = zip(self._parameters, self._loaded(), strict=True)
         return copy.deepcopy(self._module, {id(each): weight.share() for each, weight in weights})
 
     def write(self, stack: contextlib.ExitStack) -> Path:
         path = stack.enter_context(scratch("pretrained")) / "weights.pt"
-        with path.open("wb") as file:  # not by its name: then a full disk is a RuntimeError
+        with path.open("wb") as file:  # given a path, torch would raise a RuntimeError when the disk is full
             torch.save([weight._tensor for weight in self._loaded()], file)
         return path
 
     def move_to(self, path: Path, sharing: Iterable[torch.nn.Parameter]) -> None:
-        """Keep the weights in a file that `write` has written, and nowhere else. It may be deleted then. The parameters
-        share the weights, unless the trial has changed or cast them."""
+        """Keep the weights only in a file from `write`, which may be deleted afterwards. The parameters in `sharing`
+        then share the file's pages, unless the trial has changed or cast them."""
         self._file = path.open("rb")
         moved = dict(zip(self._weights, self._loaded(), strict=True))
         for parameter in sharing:
-            if (weight := _weight_of(parameter)) in moved and weight.is_in(parameter):
+            if (weight := _weight_of(parameter)) in moved and weight.equals(parameter):
                 moved[weight].share(parameter)
-        self._weights = [weight.at(weight._tensor.to("meta")) for weight in self._weights]
-        # In a copy: the function may have returned a module that others have too.
+        self._weights = [weight.moved_to(weight._tensor.to("meta")) for weight in self._weights]
+        # Change a copy, because the user's function may have kept the module that it returned.
         empty = [torch.nn.Parameter(torch.empty(0), requires_grad=False) for _ in self._parameters]
         self._module = copy.deepcopy(self._module, dict(zip(map(id, self._parameters), empty, strict=True)))
         self._parameters = empty
 
     def _loaded(self) -> list[Weight]:
-        """The weights; if they are in the file, in pages of it, which processes share unless they write into them."""
+        """The weights. A file is mapped, so that processes share its pages until they write to them."""
         if self._file is None:
             return self._weights
         path = f"/dev/fd/{self._file.fileno()}"
         tensors = torch.load(path, mmap=True, map_location="cpu", weights_only=True)
-        return [weight.at(tensor) for weight, tensor in zip(self._weights, tensors, strict=True)]
+        return [weight.moved_to(tensor) for weight, tensor in zip(self._weights, tensors, strict=True)]
 
 
 def share_on_machine(model: torch.nn.Module, peers: DistributedContext) -> None:
-    """Move what is kept of the pretrained weights of a model that is to be sharded into files, one for all ranks of a
-    machine. All ranks call this together."""
+    """Move the kept pretrained weights of a model into files, one per machine, before the model is sharded. All ranks
+    call this together."""
     parameters = {id(each): each for each in shared_parameters(model).values()}.values()
     for kept in dict.fromkeys(_weight_of(each).kept for each in parameters):
         if kept is None:
             continue
         in_file, intact = zip(*peers.allgather((kept.in_file, kept.is_intact())), strict=True)
-        if all(in_file) or not all(intact):  # one that the trial has changed is to be loaded again
+        if all(in_file) or not all(intact):  # weights that a trial has changed will be loaded again
             continue
         try:
-            with contextlib.ExitStack() as stack, on_failure(lambda _: None):  # the trial goes on
+            with contextlib.ExitStack() as stack, on_failure(lambda _: None):  # the trial continues
                 path = open_together(peers, partial(kept.write, stack), "writing its pretrained weights")
-                with all_or_none(peers, "reading its pretrained weights"):  # before they are deleted
+                with all_or_none(peers, "reading its pretrained weights"):  # before the file is deleted
                     kept.move_to(path, parameters)
         except (OSError, PeerFailed) as error:
             log.warning("each process keeps its pretrained weights in memory; set TMPDIR to a larger disk: %s", error)
@@ -156,7 +156,7 @@ def _weight_of(parameter: torch.Tensor) -> Weight:
 
 
 def unshare(parameters: Iterable[torch.Tensor]) -> None:
-    """Give parameters that are to be changed memory of their own."""
+    """Give parameters that will be changed their own memory."""
     for parameter in parameters:
         if hasattr(parameter, MARK):
             if not _weight_of(parameter).is_shard:
@@ -166,7 +166,7 @@ def unshare(parameters: Iterable[torch.Tensor]) -> None:
 
 @contextlib.contextmanager
 def sharding(model: torch.nn.Module) -> Iterator[None]:
-    """A block that shards a model: the shards of its shared weights are known as such afterwards."""
+    """A block that shards a model. At its end, shards of shared weights are marked as such."""
     whole = {name: _weight_of(parameter) for name, parameter in shared_parameters(model).items()}
     yield
     if whole:
@@ -176,19 +176,19 @@ def sharding(model: torch.nn.Module) -> Iterator[None]:
 
 
 def unshare_changed_shards(models: Sequence[torch.nn.Module], peers: DistributedContext) -> None:
-    """Have checkpoints hold the pretrained weights of which a rank has changed its shard. All ranks call this
+    """Have checkpoints include each pretrained weight with a shard that its rank has changed. All ranks call this
     together."""
     shared = [parameter for model in models for parameter in shared_parameters(model).values()]
     shards = [parameter for parameter in shared if _weight_of(parameter).is_shard]
     if shards:  # on all ranks
-        ranks = peers.allgather([not _weight_of(shard).is_in(shard) for shard in shards])
+        ranks = peers.allgather([not _weight_of(shard).equals(shard) for shard in shards])
         unshare(shard for shard, *changed in zip(shards, *ranks, strict=True) if any(changed))
 
 
 def digest_of(models: Sequence[torch.nn.Module]) -> str:
-    """One text for all pretrained weights of models; "" if they have none."""
-    found = [{name: _weight_of(each).sha256 for name, each in shared_parameters(model).items()} for model in models]
-    return hashlib.sha256(repr(found).encode()).hexdigest() if any(found) else ""
+    """A digest of all pretrained weights in the models; "" if there are none."""
+    digests = [{name: _weight_of(each).sha256 for name, each in shared_parameters(model).items()} for model in models]
+    return hashlib.sha256(repr(digests).encode()).hexdigest() if any(digests) else ""
 
 
 def check_same(digests: Sequence[str]) -> None:
@@ -202,13 +202,16 @@ def check_same(digests: Sequence[str]) -> None:
 
 
 def without_shared(model: torch.nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
-    """A model's state dict without its shared weights, and their SHA-256 by name. A weight that the trial has changed
-    nevertheless, such as by merging an adapter into it, is in the state dict. (Shards: `unshare_changed_shards`.)"""
+    """A model's state dict without its shared weights, and their SHA-256 by name.
+
+    A weight that the trial has changed, for example by merging an adapter into it, stays in the state dict. For shards
+    see `unshare_changed_shards`.
+    """
     state = model.state_dict()
     left_out = {
         name: _weight_of(parameter).sha256
         for name, parameter in shared_parameters(model).items()
-        if _weight_of(parameter).is_shard or _weight_of(parameter).is_in(parameter)
+        if _weight_of(parameter).is_shard or _weight_of(parameter).equals(parameter)
     }
     for name in left_out:
         del state[name]
@@ -216,8 +219,13 @@ def without_shared(model: torch.nn.Module) -> tuple[dict[str, Any], dict[str, st
 
 
 def with_shared(model: torch.nn.Module, saved: Mapping[str, Any], left_out: Mapping[str, str]) -> Mapping[str, Any]:
-    """A saved state dict, complete again with the weights that were left out, by their SHA-256; a ValueError if the
-    model has not loaded the same. Weights that the state dict changes are no longer shared."""
+    """Complete a saved state dict with the weights that were left out, of which `left_out` has the SHA-256.
+
+    Weights that the state dict itself contains are no longer shared.
+
+    Raises:
+        ValueError: the model has not loaded the same weights.
+    """
     shared = shared_parameters(model)
     unshare(shared[name] for name in shared.keys() & saved.keys())
     for name, sha256 in left_out.items():
@@ -232,15 +240,15 @@ def with_shared(model: torch.nn.Module, saved: Mapping[str, Any], left_out: Mapp
             )
     if not left_out:
         return saved
-    # A parameter is not copied onto itself.
+    # The parameters themselves: loading does not copy a parameter onto itself.
     complete = OrderedDict({**saved, **{name: shared[name] for name in left_out}})
     complete._metadata = getattr(saved, "_metadata", None)  # type: ignore[attr-defined]
     return complete
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    found: torch.Tensor = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
-    return found
+    local: torch.Tensor = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+    return local
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -248,7 +256,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """The sum of a tensor's words, which takes about as long as to read it once."""
+    """The sum of a tensor's words, which takes about as long as reading the tensor once."""
     data = _bytes(tensor)
     if data.storage_offset() % 4:
         data = data.clone()

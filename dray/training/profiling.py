@@ -1,4 +1,4 @@
-"""A window of batches that torch's profiler traces, as `profiling` in a config asks; on a GPU with its memory."""
+"""The config's `profiling` section: torch's profiler traces a window of batches, and on a GPU also its memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from dray.training.units import is_int
 log = logging.getLogger(__name__)
 
 BATCHES = 10  # the length of a window without an end
-MAX_EVENTS = 100_000  # allocations that a snapshot of GPU memory goes back
+MAX_EVENTS = 100_000  # the number of latest allocations in a snapshot of GPU memory
 
 
 class Window(profile):
-    """Traces the batches from `begin_on_batch` to `end_after_batch` of a run whose first batch has the number `first`.
-    A run that ends in the window, also by an error, writes what it has."""
+    """Traces batches `begin_on_batch` to `end_after_batch` of a run that begins at batch `first`.
+
+    A run that ends within the window, even by an error, writes its trace up to there.
+    """
 
     def __init__(
         self,
@@ -32,7 +34,7 @@ class Window(profile):
         end_after_batch: int | None = None,
     ) -> None:
         self._begin = begin_on_batch
-        if not is_int(begin_on_batch) or begin_on_batch < 0:  # a program's config is not checked before
+        if not is_int(begin_on_batch) or begin_on_batch < 0:  # nothing else checks a program's config
             raise ValueError(f"profiling.begin_on_batch must be an int >= 0, got {begin_on_batch!r}")
         self._end = begin_on_batch + BATCHES - 1 if end_after_batch is None else end_after_batch
         if fault := window_fault(begin_on_batch, self._end):
@@ -49,7 +51,7 @@ class Window(profile):
 
     def start_trace(self) -> None:
         if self._records_memory:
-            # Python's frames only: symbols of C++ would take minutes.
+            # Only Python's frames: resolving C++ symbols would take minutes.
             torch.cuda.memory._record_memory_history(stacks="python", max_entries=MAX_EVENTS, clear_history=True)
         super().start_trace()
 
@@ -61,7 +63,7 @@ class Window(profile):
                 torch.cuda.memory._dump_snapshot(snapshot)  # type: ignore[no-untyped-call]
             log.info("wrote a profile of batches %d to %d to %s", self._begin, self._end, self._directory)
         except (OSError, RuntimeError) as error:
-            # It must not end the training, nor take the place of the error that does.
+            # A failure here must neither end the training nor hide the error that ends it.
             log.warning("a profile could not be written to %s: %s", self._directory, error)
         finally:
             if self._records_memory:

@@ -1,4 +1,4 @@
-"""How far training has come: the one source of truth for skipping, epochs, schedules and checkpoints."""
+"""The progress of training: the single source of truth for skipping, epochs, schedules and checkpoints."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Progress:
 
 
 class StopRequest(enum.Enum):
-    """Whether the trial's own code has asked to stop. A request counts for one run of the loop."""
+    """A request of the trial's own code to stop, which applies to one run of the loop."""
 
     NO = 0
     REQUESTED = 1
@@ -48,7 +48,7 @@ class StopRequest(enum.Enum):
 
 
 class Position:
-    """The position in a training run. `Progress` is made of it, once per command of the loop."""
+    """The position in a training run, from which a `Progress` is made once per command of the loop."""
 
     __slots__ = ("batch_idx", "epoch_length", "initial_batch", "stop", "trained")
 
@@ -58,8 +58,8 @@ class Position:
         self.start(0)
 
     def start(self, batches: int) -> None:
-        self.batch_idx: int | None = None  # the batch being trained, from 0, None before training
-        self.initial_batch = self.trained = batches  # in total; one that is interrupted does not count
+        self.batch_idx: int | None = None  # the batch being trained, from 0; None before training
+        self.initial_batch = self.trained = batches  # in total; an interrupted batch does not count
         if self.stop is StopRequest.OBEYED:
             self.stop = StopRequest.NO
 
@@ -69,7 +69,7 @@ class Position:
 
     @property
     def epochs(self) -> float | None:
-        """Epochs trained, with fractions; None if they have no length."""
+        """Epochs trained, with fractions; None if an epoch has no length."""
         return None if self.epoch_length is None else self.trained / self.epoch_length
 
     def epoch_of(self, batch_idx: int) -> int:

@@ -1,4 +1,4 @@
-"""RNGs and deterministic algorithms: what makes two runs of a trial the same."""
+"""RNGs and deterministic algorithms, which make two runs of a trial the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def seed_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed Python, NumPy and torch (CPU) for a block, and restore their states after it."""
+    """Seed Python, NumPy and torch (CPU) within the block, and restore their states at its end."""
     before = (random.getstate(), np.random.get_state(), torch.get_rng_state())
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -42,7 +42,7 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def packed(python: Any, numpy: Any, cpu: torch.Tensor) -> dict[str, Any]:
-    """For `restore`: results of `random.getstate()`, `numpy.random.get_state()` and `torch.get_rng_state()`."""
+    """Convert results of `random.getstate()`, `numpy.random.get_state()` and `torch.get_rng_state()` for `restore`."""
     version, words, gauss = python
     name, keys, position, has_gauss, cached = numpy
     return {
@@ -59,7 +59,7 @@ def packed(python: Any, numpy: Any, cpu: torch.Tensor) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any], device: torch.device) -> None:
-    """Restore what `capture` returned. The CUDA state is restored only if `device` is one, and it was captured."""
+    """Restore a state from `capture`; its CUDA state, if any, only if `device` is a GPU."""
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     np.random.set_state(
@@ -70,7 +70,7 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-#: Environment variables, which CUDA's libraries read when they are first used. Those already set stay as they are.
+#: Environment variables that CUDA's libraries read at their first use. A variable that is already set keeps its value.
 VARIABLES = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it, older versions of torch refuse to multiply matrices
     "NCCL_NVLS_ENABLE": "0",  # reductions in NVSwitches may add in another order in each call
@@ -78,9 +78,9 @@ VARIABLES = {
 
 
 @contextlib.contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
-    """Within the block, if `wanted`, torch uses deterministic algorithms; an operation without one raises an error."""
-    if not wanted:
+def deterministic(enable: bool) -> Iterator[None]:
+    """If `enable`, torch uses deterministic algorithms within the block; an operation without one raises an error."""
+    if not enable:
         yield
         return
     enabled = torch.are_deterministic_algorithms_enabled()

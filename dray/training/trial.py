@@ -1,4 +1,4 @@
-"""One rank's part of a trial, and protocols of what is called; `dray.pytorch` has the classes that users extend."""
+"""One rank's part of a trial, and the protocols of the user's code; users extend the classes in `dray.pytorch`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,15 @@ class Trial(Protocol):
 
 
 def by_name(method: Callable[..., Any], *names: str, required: int | None = None) -> Callable[..., Any]:
-    """A trial's method, to be called with these keyword arguments; a method with other names gets them by position. It
-    must take the first `required` of them, by default all."""
+    """Adapt a trial's method to calls with these keyword arguments. If its parameters have other names, it gets them by
+    position.
+
+    Args:
+        required: the number of arguments, from the first, that the method must take. Default: all.
+
+    Raises:
+        TypeError: the method takes other arguments.
+    """
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):
@@ -44,7 +51,7 @@ def by_name(method: Callable[..., Any], *names: str, required: int | None = None
     for count in counts[1:]:
         if _binds(signature, **dict.fromkeys(names[:count])):
             return lambda **given: method(**{name: given[name] for name in names[:count]})
-    # Not if it has the names in another order.
+    # Pass by position only if the names that it does have are in this order.
     if all(own.index(name) == place for place, name in enumerate(names) if name in own):
         for count in counts:
             if _binds(signature, *names[:count]):
@@ -62,7 +69,7 @@ def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
 
 
 def epoch_start_of(callback: PyTorchCallback) -> Callable[[int], None]:
-    """A callback's `on_training_epoch_start`, which may lack its argument, as in old versions of Determined."""
+    """A callback's `on_training_epoch_start`, which may lack the argument, as in old versions of Determined."""
     hook: Any = callback.on_training_epoch_start
     if inspect.signature(hook).parameters:
         return hook  # type: ignore[no-any-return]
@@ -73,28 +80,21 @@ def epoch_start_of(callback: PyTorchCallback) -> Callable[[int], None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rank:
-    """The user's code on one rank, what it trains, and the other ranks.
-
-    Args:
-        to_device: moves a batch to the device; None leaves batches where they are.
-        peers: the ranks of the trial.
-        batch_length, batch_tokens: the trial's `get_batch_length`, and its `get_batch_tokens` if it has one.
-        sharing: how many neighbouring ranks get the same data, by tensor parallelism.
-    """
+    """One rank's part of a trial: the user's code, the models that it trains, and the other ranks."""
 
     trial: Trial
     callbacks: Mapping[str, PyTorchCallback]
     optimisation: Optimisation
     reducers: ReducerRegistry
     device: torch.device
-    to_device: Callable[[Any], Any] | None
-    peers: DistributedContext
-    batch_length: Callable[[Any], int]
-    batch_tokens: Callable[[Any], int] | None = None
-    sharing: int = 1
+    to_device: Callable[[Any], Any] | None  # moves a batch to the device; None leaves batches where they are
+    peers: DistributedContext  # the ranks of the trial
+    batch_length: Callable[[Any], int]  # the trial's `get_batch_length`
+    batch_tokens: Callable[[Any], int] | None = None  # the trial's `get_batch_tokens`, if it has one
+    sharing: int = 1  # the number of neighbouring ranks that get the same data, by tensor parallelism
 
     def distinct(self, ranks: Sequence[T]) -> Sequence[T]:
-        """What all ranks have, without that of ranks that had the same data as another."""
+        """The values of ranks with different data, from those of all ranks."""
         return ranks[:: self.sharing]
 
     @property
@@ -106,5 +106,5 @@ class Rank:
         return self.optimisation.position
 
 
-#: Called with the trial's models, in its thread.
+#: Functions to call with the trial's models, in its thread.
 before_training: list[Callable[[Sequence[torch.nn.Module]], None]] = []

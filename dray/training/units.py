@@ -1,4 +1,4 @@
-"""Lengths, periods and schedules of training, as a user writes them: `Batch(100)`, `Epoch([1, 5])`."""
+"""Lengths, periods and schedules of training in the user's units: `Batch(100)`, `Epoch([1, 5])`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 class TrainUnit:
-    """A period, a schedule or a length, in the unit of the subclass. Use `Batch` or `Epoch`.
+    """A period, a schedule or a length in the unit of the subclass. Use `Batch` or `Epoch`.
 
-    An int is a length, or a period (`Batch(100)`: every 100 batches; zero or less: every batch). A container, anything
-    that supports `in`, is a schedule, counted from 1 (`Batch([1, 5, 10])`: after batches 1, 5 and 10). Anything else
-    is a TypeError.
+    Args:
+        value: an int for a length or a period (`Batch(100)`: every 100 batches; zero or less: every batch); or a
+            container, anything that supports `in`, for a schedule counted from 1 (`Batch([1, 5, 10])`: after batches
+            1, 5 and 10).
+
+    Raises:
+        TypeError: the value is neither.
     """
 
     def __init__(self, value: int | Container[int]) -> None:
@@ -42,19 +46,18 @@ class TrainUnit:
 
 
 class Batch(TrainUnit):
-    """Batches: each is one call of `train_batch` on every slot.
+    """Batches, each of which is one call of `train_batch` on every slot.
 
     >>> Batch(100)
     Batch(100)
     """
 
 
-ENDLESS = Batch(2**53)
-"""The length of a trial that ends by something other than a number of batches."""
+ENDLESS = Batch(2**53)  # the length of a trial whose end does not depend on a number of batches
 
 
 class Epoch(TrainUnit):
-    """Epochs: whole passes over the training data, each with as many batches as the chief's shard.
+    """Epochs, whole passes over the training data, each with as many batches as the chief's shard.
 
     >>> Epoch([1, 5])
     Epoch([1, 5])
@@ -62,14 +65,14 @@ class Epoch(TrainUnit):
 
 
 class Records(TrainUnit):
-    """Records: `Records(n)` is the number of batches, rounded up, that have n records at the global batch size.
+    """Records: `Records(n)` is the number of batches, rounded up, that contain n records at the global batch size.
 
-    Only for lengths in an experiment's config; `Trainer.fit()` takes `Batch` and `Epoch`.
+    For lengths in an experiment's config only; `Trainer.fit()` takes `Batch` and `Epoch`.
     """
 
 
 def amount(number: str, unit: str) -> str:
-    """A length in words. A unit other than batches, epochs and records has no plural.
+    """A length in words. Units other than batches, epochs and records have no plural.
 
     >>> amount("1", "epochs"), amount("2", "batches"), amount("1", "wall_clock")
     ('1 epoch', '2 batches', '1 wall_clock')
@@ -79,7 +82,7 @@ def amount(number: str, unit: str) -> str:
 
 
 def in_batches(period: TrainUnit | None, global_batch_size: int) -> TrainUnit | None:
-    """Convert a period in records, which `fit()` does not take, to batches; any other is returned unchanged.
+    """Convert a period in records, which `fit()` does not take, to batches; return others unchanged.
 
     >>> in_batches(Records(100), 64)
     Batch(2)

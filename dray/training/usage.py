@@ -1,4 +1,4 @@
-"""FLOPs of training: a GPU's peak, and the model's own, as torch counts them."""
+"""Where a trial's time goes, its machine usage, and its FLOPs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 
-#: FLOPs for one record, or that they are to be counted in the first batch; None: not known.
+#: FLOPs per record, or "count" to count them in the first batch; None: unknown.
 Flops: TypeAlias = float | Literal["count"] | None
 
 _PEAK_TFLOPS: list[tuple[str, float]] = [
@@ -29,12 +29,12 @@ _PEAK_TFLOPS: list[tuple[str, float]] = [
     ("V100", 125), ("T4", 65),
     ("MI355X", 2500), ("MI325X", 1307), ("MI300X", 1307), ("MI300A", 981), ("MI250X", 191.5),
 ]  # fmt: skip
-"""Dense bfloat16 (float16 where there is none) by the vendors' data sheets, and words of the GPU's name; the first that
-matches counts. torch sees each half of an MI250X as a GPU."""
+"""The peaks of dense bfloat16 (else float16) in the vendors' data sheets, by words in the GPU's name; the first match
+counts. torch sees each half of an MI250X as a GPU."""
 
 
 def peak_flops(gpu: str) -> float | None:
-    """The peak of a GPU in FLOPs per second, without sparsity, by torch's name of it; None if it is not known.
+    """The peak of a GPU in FLOPs per second, without sparsity, by torch's name for it; None if unknown.
 
     >>> peak_flops("NVIDIA H100 80GB HBM3")
     989000000000000.0
@@ -46,14 +46,13 @@ def peak_flops(gpu: str) -> float | None:
     return next((tflops * 1e12 for name, tflops in _PEAK_TFLOPS if words.issuperset(name.split())), None)
 
 
-def counted(function: Callable[..., Any]) -> tuple[Any, int]:
-    """The result of a function, and the FLOPs of its matrix products, convolutions and attention, with their backward.
-
-    Compiled code runs without its compiler meanwhile.
-    """
+def count_flops(function: Callable[..., Any]) -> tuple[Any, int]:
+    """Call a function; return its result, and the FLOPs of its matrix products, convolutions and attention, forward and
+    backward. Compiled code runs without its compiler meanwhile."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    # Else torch would never compile code that it meets first in this mode. Without dynamo nothing is compiled.
+    # Without this, torch would never compile code that first runs in this mode. Unless dynamo is imported, nothing is
+    # compiled anyway.
     has_compiler = "torch._dynamo" in sys.modules
     eager = torch.compiler.set_stance("force_eager") if has_compiler else contextlib.nullcontext()
     with eager, warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
@@ -66,22 +65,22 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REPORT_EVERY_S = 5.0  # besides those at rungs and at the end of a trial
+REPORT_EVERY_S = 5.0  # besides reports at rungs and at the end of a trial
 MEASURE_EVERY_S = 1.0  # a measurement of the machine takes about 0.1 ms
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-#: The machine usage of a rank and its DataLoader workers, and how it is reduced over ranks.
+#: The machine usage of a rank and its DataLoader workers, with the function that reduces it over ranks.
 OVER_RANKS: dict[str, Callable[[list[Any]], float]] = {
     "cpu_cores": sum,  # seconds of CPU time per second
-    "memory_gb": sum,  # resident; what processes share is counted in each
-    "gpu_percent": fmean,  # of the time in which something ran on the GPU; needs pynvml
+    "memory_gb": sum,  # resident; memory that processes share counts in each
+    "gpu_percent": fmean,  # share of the time in which a kernel ran; needs pynvml
     "gpu_memory_gb": max,  # reserved by torch
-    "gpu_peak_memory_gb": max,  # the most that tensors have held of it since the trial began
-    "gpu_alloc_retries": sum,  # torch found too little free memory, and gave back all that it could
-    "gpu_ooms": sum,  # it was out of memory nevertheless
+    "gpu_peak_memory_gb": max,  # the maximum that tensors have occupied since the trial began
+    "gpu_alloc_retries": sum,  # torch ran short of memory, and freed its cached blocks
+    "gpu_ooms": sum,  # it was out of memory even then
 }
 
 
@@ -89,13 +88,13 @@ OVER_RANKS: dict[str, Callable[[list[Any]], float]] = {
 class UsageShare:
     """One rank's part of a report."""
 
-    machine: Mapping[str, float]  # without what could not be measured
+    machine: Mapping[str, float]  # figures that could be measured
     records: float
     tokens: float
 
 
 class Usage:
-    """Measures one rank's usage. `flops_per_record` is for forward and backward, of all ranks that share a record."""
+    """Measures one rank's usage. `flops_per_record`: forward and backward, on all ranks that share a record."""
 
     def __init__(self, device: torch.device, flops_per_record: Flops = None) -> None:
         self.flops_per_record = flops_per_record
@@ -114,7 +113,8 @@ class Usage:
         self._slots = 1
 
     def trained(self, records: float, tokens: float, data_s: float) -> None:
-        """Add what this rank has trained; it waited `data_s` for data, a part of the training time in `record`."""
+        """Add trained records and tokens, and the time `data_s` that this rank waited for data, a part of the training
+        time in `record`."""
         self._records += records
         self._tokens += tokens
         self._data_s += data_s
@@ -135,20 +135,20 @@ class Usage:
         now, device = time.monotonic(), self._device
         elapsed = now - self._measured_at
         if elapsed >= MEASURE_EVERY_S or (not self._machine and elapsed > 0.05):
-            found: dict[str, float | None] = {}
+            figures: dict[str, float | None] = {}
             if (processes := self._measured("processes", _processes)) is not None:
                 cpu_s = self._measured("cpu_cores", lambda: self._grown_cpu_s(processes))
-                found["cpu_cores"] = None if cpu_s is None else cpu_s / elapsed
-                found["memory_gb"] = self._measured("memory_gb", lambda: _memory_gb_of(processes))
+                figures["cpu_cores"] = None if cpu_s is None else cpu_s / elapsed
+                figures["memory_gb"] = self._measured("memory_gb", lambda: _memory_gb_of(processes))
             if device.type == "cuda":
-                found.update(self._measured("gpu_memory_gb", lambda: _gpu_memory(device)) or {})
-                found["gpu_percent"] = self._measured("gpu_percent", lambda: float(torch.cuda.utilization(device)))
-            self._machine = {name: value for name, value in found.items() if value is not None}
+                figures.update(self._measured("gpu_memory_gb", lambda: _gpu_memory(device)) or {})
+                figures["gpu_percent"] = self._measured("gpu_percent", lambda: float(torch.cuda.utilization(device)))
+            self._machine = {name: value for name, value in figures.items() if value is not None}
             self._measured_at = now
         return self._machine
 
     def _measured(self, name: str, measure: Callable[[], T]) -> T | None:
-        """What `measure` returns; None once it has failed."""
+        """The result of `measure`; None once it has failed."""
         if name in self._failed:
             return None
         try:
@@ -165,24 +165,25 @@ class Usage:
         return sum(seconds - before.get(process, 0.0) for process, seconds in self._cpu_s.items())
 
     def share(self) -> UsageShare:
-        """This rank's machine usage, at most a second old, and what it has trained since the last call."""
+        """This rank's machine usage, at most a second old, and its records and tokens since the last call."""
         share = UsageShare(self._measure(), float(self._records), float(self._tokens))
         self._records = self._tokens = 0.0
         return share
 
     def add_ranks(self, ranks: Sequence[UsageShare], distinct: Sequence[UsageShare]) -> None:
-        """Add the shares of all ranks, of which `distinct` have trained on different data."""
+        """Add the shares of all ranks; `distinct` are those of ranks with different data."""
         self._slots = len(ranks)
         self._ranks = [share.machine for share in ranks]
         records, tokens = self._work
         self._work = records + sum(each.records for each in distinct), tokens + sum(each.tokens for each in distinct)
 
     def flush(self, *, at_once: bool) -> dict[str, float] | None:
-        """The usage since the last call, if it is time for a report or `at_once`; phases without any time left out.
+        """The usage since the last call, if a report is due or `at_once`; otherwise None.
 
-        Seconds by phase: training_s, data_s (waiting for data), validating_s, checkpointing_s (while training waited),
-        waiting_s. batches_per_second over training and waiting for data, and so are the records, tokens and FLOPs of
-        all ranks. Machine usage is reduced by `OVER_RANKS`.
+        It has the seconds spent in each phase: training_s, data_s (waiting for data), validating_s, checkpointing_s
+        (while training waited), waiting_s. Phases that took no time are left out. The rates of batches, and of all
+        ranks' records, tokens and FLOPs, are over the time of training and waiting for data. Machine usage is reduced
+        by `OVER_RANKS`.
         """
         now = time.monotonic()
         if not at_once and now - self._flushed_at < REPORT_EVERY_S:
@@ -190,27 +191,27 @@ class Usage:
         training = self._spent["training"]
         seconds = {"training": 0.0, "data": self._data_s, **self._spent}
         seconds["training"] -= self._data_s
-        found = {f"{phase}_s": value for phase, value in seconds.items() if value > 0}
+        figures = {f"{phase}_s": value for phase, value in seconds.items() if value > 0}
         if self._batches and training > 0:
-            found["batches_per_second"] = self._batches / training
-            found.update(self._throughput(training))
+            figures["batches_per_second"] = self._batches / training
+            figures.update(self._throughput(training))
         for name, reduce in OVER_RANKS.items():
             if known := [machine[name] for machine in self._ranks if name in machine]:
-                found[name] = reduce(known)
+                figures[name] = reduce(known)
         self._data_s = 0.0
         self._spent = dict.fromkeys(self._spent, 0.0)
         self._flushed_at, self._batches, self._work = now, 0, (0.0, 0.0)
-        return found or None
+        return figures or None
 
     def _throughput(self, seconds: float) -> dict[str, float]:
         records, tokens = (work / seconds for work in self._work)
-        found = {"records_per_second": records, "tokens_per_second": tokens}
+        figures = {"records_per_second": records, "tokens_per_second": tokens}
         if isinstance(self.flops_per_record, int | float):
             flops = self.flops_per_record * records / self._slots
-            found["tflops_per_slot"] = flops / 1e12
+            figures["tflops_per_slot"] = flops / 1e12
             if self._device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(self._device))):
-                found["mfu_percent"] = 100 * flops / peak
-        return {name: value for name, value in found.items() if value > 0}
+                figures["mfu_percent"] = 100 * flops / peak
+        return {name: value for name, value in figures.items() if value > 0}
 
 
 def _gpu_memory(device: torch.device) -> dict[str, float | None]:
@@ -225,19 +226,19 @@ def _gpu_memory(device: torch.device) -> dict[str, float | None]:
 
 
 def _processes() -> list[str]:
-    """This process, and those that this thread has started: DataLoader workers."""
+    """This process, and the children of this thread, its DataLoader workers."""
     with contextlib.suppress(OSError):  # not Linux
         return ["self", *Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()]
     return ["self"]
 
 
 def _cpu_s_of(processes: Sequence[str]) -> dict[str, float]:
-    found = {"self": time.process_time()}
+    seconds = {"self": time.process_time()}
     for process in processes[1:]:
         with contextlib.suppress(OSError, ValueError):  # the process has ended
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            found[process] = (int(fields[11]) + int(fields[12])) / _TICKS
-    return found
+            seconds[process] = (int(fields[11]) + int(fields[12])) / _TICKS
+    return seconds
 
 
 def _memory_gb_of(processes: Sequence[str]) -> float:

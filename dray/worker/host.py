@@ -159,7 +159,7 @@ class RayHost:
         checkpoint = self._store.commit(staging, report.batches, known)
         self.reports.unsaved.saved = report.batches
         log.info("saved %s", checkpoint)
-        self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.began)
+        self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.staged_at)
         self._commits += 1
         return checkpoint
 
@@ -189,7 +189,11 @@ class RayProgramHost(RayHost):
         return bool(self.reports.rungs.lengths) and not self.lengths
 
     def opened(self) -> None:
+<<<<<<< HEAD
         if self.reports.checks.is_alone:  # no trials are compared, so the program need not report
+=======
+        if self.reports.checks.is_single:  # nothing is compared, so a program need not report: it may evaluate a model
+>>>>>>> 784fddc9 (Words: pytorch, training and storage read as English; public functions name their errors again)
             self.reports.life.on("report")
 
     def report(self, report: Report) -> bool:

@@ -50,7 +50,7 @@ class Reports:
         self._link, self._lease, self._settings, self._is_program = link, lease, settings, is_program
         self.life = Lifecycle()
         self.unsaved = UnsavedRows()
-        self.checks = MetricChecks(settings.compared, is_alone=settings.is_single, stops_on_nan=settings.stops_on_nan)
+        self.checks = MetricChecks(settings.compared, is_single=settings.is_single, stops_on_nan=settings.stops_on_nan)
         self.rungs = Rungs(settings.lengths, lease.last_step)
         self.last_validation = LastValidation()
         self.why_diverged = ""

@@ -397,7 +397,7 @@ def test_a_damaged_checkpoint_is_found(digits: ExperimentDirectory, dray: Dray) 
     (digits.trial(3) / "checkpoint_10" / "manifest.json").unlink()
     said = dray("c", "verify", "digits")
     assert said.code == 1
-    assert "trial_2/checkpoint_10 is damaged: state-dict.pth is not what was written" in said.out
+    assert "trial_2/checkpoint_10 is damaged: state-dict.pth does not match its checksum" in said.out
     assert "trial_3/checkpoint_10 is not a checkpoint: it has no manifest.json" in said.out
     assert f"{TRIALS} checkpoints verified, 2 damaged" in said.out
     listed = json.loads(dray("c", "verify", "digits", "--json").out)

@@ -314,7 +314,9 @@ def test_each_machine_uploads_its_part_of_a_checkpoint_to_an_object_store(
             with context.checkpoint.restore_path(storage_id) as path:
                 found = sorted(file.read_text() for file in (path / "part").iterdir())
             with (
-                pytest.raises(RuntimeError, match="several machines wrote a file 'same'; put the rank into the names"),
+                pytest.raises(
+                    RuntimeError, match="several machines wrote a file named 'same'; put the rank into the names"
+                ),
                 context.checkpoint.store_path({"steps_completed": 5}, shard=True) as (path, _),
             ):
                 (path / "same").write_text("of two")
@@ -413,12 +415,12 @@ def test_a_damaged_checkpoint_is_an_error(home: Path) -> None:
         next(home.rglob("state")).write_text("y")
         # Read by every rank: the files that it does not return are verified when they are restored, once a machine.
         assert context.checkpoint.get_metadata(storage_id) == {"steps_completed": 1, "note": "x"}
-        damaged = pytest.raises(CheckpointError, match="state is not what was written")
+        damaged = pytest.raises(CheckpointError, match="state does not match its checksum")
         with damaged, context.checkpoint.restore_path(storage_id):
             pass
         metadata = next(home.rglob("metadata.json"))
         metadata.write_text(metadata.read_text().replace("x", "y"))
-        with pytest.raises(CheckpointError, match=r"metadata\.json is not what was written"):
+        with pytest.raises(CheckpointError, match=r"metadata\.json does not match its checksum"):
             context.checkpoint.get_metadata(storage_id)
         next(home.rglob("state")).write_text("longer")
         with pytest.raises(CheckpointError, match="state has 6 bytes"):

@@ -30,7 +30,7 @@ HANGS_S = 50
 
 def on_ranks(numbers: list[dict[str, int]], work: Callable[[DistributedContext], Any]) -> list[Any]:
     """Run `work` on every rank at once."""
-    # Not a TCPStore: it looks up its clients' names, which takes seconds where no name server answers.
+    # A TCPStore would look up its clients' names, which takes seconds if no name server answers.
     store = HashStore()
     store.set_timeout(timedelta(seconds=HANGS_S))
 
@@ -112,7 +112,7 @@ def test_only_the_chief_receives_what_is_gathered() -> None:
     assert chief == [everything, everything, everything, [0, 1, 2], [0, 1, 2], [0, 1, 2]]
     assert others == [[None, None, None, [0, 1, 2], None, [0, 1, 2]]] * 2
     assert [len(store.read) for store in stores] == [12, 4, 4]
-    # Only the last turn's: the store does not grow.
+    # Only the last turn's keys are left, so the store does not grow.
     assert shared.num_keys() == 3
 
 

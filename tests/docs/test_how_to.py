@@ -213,8 +213,8 @@ def test_large_model_learns(tmp_path: Path) -> None:
     assert last["validation_loss"] < first["validation_loss"] < 1.0
 
 
-def test_tests_in_the_table_of_large_models_exist() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (DOCS / "large-models.md").read_text()))
+def test_tests_of_sharded_models_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (DOCS.parent / "bench/results/sharded_tests.md").read_text()))
     tests = "".join(
         (DOCS.parent / f"tests/{name}.py").read_text()
         for name in (

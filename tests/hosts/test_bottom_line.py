@@ -62,7 +62,7 @@ def test_a_prompt_or_another_progress_bar_is_not_overwritten() -> None:
 
 def test_the_line_is_not_drawn_while_a_debugger_waits_for_a_command() -> None:
     class Commands(io.StringIO):
-        """What is drawn meanwhile would overwrite the prompt."""
+        """Reports progress while it waits for a command; drawing then would overwrite the prompt."""
 
         def readline(self, size: int = -1, /) -> str:
             debugger.stdout.write("first\n")

@@ -1,4 +1,4 @@
-"""What a local run shows: a bar in a terminal, lines in a file, nothing if logging is turned off."""
+"""The display of a local run: a bar in a terminal, lines in a file, nothing if logging is turned off."""
 
 from __future__ import annotations
 

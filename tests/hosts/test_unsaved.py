@@ -15,7 +15,7 @@ def rows(*batches: int) -> list[dict[str, Any]]:
 
 
 def carried(unsaved: UnsavedRows, staging: Path) -> list[dict[str, Any]]:
-    """What a checkpoint that is staged now carries."""
+    """The rows that a checkpoint staged now carries."""
     unsaved.stage(staging)
     return list(unsaved.take(staging).rows)
 

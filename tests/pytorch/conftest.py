@@ -50,11 +50,11 @@ def fit(host: FakeHost) -> Fit:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory, backend: str) -> Path:
-    """What the ranks of a module share."""
+    """The state that the ranks of a module share."""
     return tmp_path_factory.mktemp("ranks")
 
 
 @pytest.fixture(scope="module")
 def ranks(request: pytest.FixtureRequest, directory: Path, backend: str) -> list[dict[str, Any]]:
-    """What two ranks have made of the scenarios of this module, which is their script; see `serve`."""
+    """Two ranks' results in the scenarios of this module, which is their script; see `serve`."""
     return results_of(2, request.module.__file__, directory, backend)

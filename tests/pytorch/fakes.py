@@ -242,4 +242,4 @@ def callback(**hooks: Callable[..., Any]) -> dict[str, pytorch.PyTorchCallback]:
 
 
 FULL = {"evaluate_batch": pytorch.PyTorchTrial.evaluate_batch}
-"""What a trial with `evaluate_full_dataset` has besides."""
+"""Additional attributes of a trial with `evaluate_full_dataset`."""

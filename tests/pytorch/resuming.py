@@ -192,7 +192,7 @@ class TorchsSampler(Plain):
         return pytorch.DataLoader(Numbered(), self.context.get_per_slot_batch_size(), sampler=sampler)
 
 
-#: What is done, by the trial's class and the aggregation frequency.
+#: The trial's class and aggregation frequency, by kind.
 KINDS: dict[str, tuple[type[Plain], int]] = {
     "plain": (Plain, 1),
     "shuffled": (Shuffled, 1),

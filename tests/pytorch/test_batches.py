@@ -178,7 +178,7 @@ def test_a_sampler_without_a_whole_batch_ends_wherever_it_is_begun(sampler: list
 def test_a_step_has_the_same_records_when_resharded(
     records: int, batch_size: int, drop_last: bool, own: bool, before: int, now: int, skip: int
 ) -> None:
-    """Whatever the number of processes before and now, in a run that began with whole shards as without."""
+    """For any number of processes before and now, and for runs that began with whole shards or without."""
     arguments: dict[str, Any] = {"sampler": Counting(records)} if own else {"shuffle": True}
     # Another size than before: nothing but the division decides.
     made = DataLoader(range(records), 7, drop_last=drop_last, collate_fn=list, **arguments)
@@ -280,7 +280,7 @@ def test_the_loader_takes_what_torchs_takes_with_its_defaults() -> None:
 @pytest.mark.api("4.1")
 def test_arguments_reach_torchs_loader() -> None:
     def started(worker: int) -> None:
-        """Of a worker process."""
+        """Initialises a worker process."""
 
     arguments = {
         "num_workers": 2,

@@ -34,7 +34,7 @@ def _nothing_kept() -> Iterator[None]:
 
 
 class Value:
-    """What can be referred to weakly."""
+    """A value that supports weak references."""
 
 
 @pytest.fixture

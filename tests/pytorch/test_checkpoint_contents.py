@@ -1,4 +1,4 @@
-"""What a run leaves in its checkpoints beside the state, and what a run that goes on takes from there."""
+"""The contents of checkpoints besides the state, and their use in a resumed run."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_metadata_that_a_callback_adds_is_part_of_the_checkpoint(fit: Fit, host:
     assert json.loads((verify(saved) / "metadata.json").read_text())["data"] == "2026-11"
     pytorch.load_trial_from_checkpoint_path(saved, trial_class=OneWeight)
     (saved / "notes.txt").write_text("else")
-    with pytest.raises(CheckpointError, match=r"notes\.txt is not what was written"):
+    with pytest.raises(CheckpointError, match=r"notes\.txt does not match its checksum"):
         verify(saved)
 
 
@@ -126,7 +126,7 @@ def test_the_first_batch_is_known_where_the_host_knows_the_checkpoint(fit: Fit, 
     again = FakeHost(tmp_path / "again")
     again.latest_checkpoint = saved
     assert fit(Asking, again, max_length=Batch(4), latest_checkpoint=saved).asked == [3, 3]
-    # Not known before fit() is told.
+    # Unknown until fit() gets the checkpoint.
     told = FakeHost(tmp_path / "told")
     assert fit(Asking, told, max_length=Batch(4), latest_checkpoint=saved).asked == [0, 3]
 
@@ -153,7 +153,7 @@ def test_a_resumed_run_has_the_seed_of_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_rank_new_to_the_trial_gets_its_own_random_numbers(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
-    """Not those that it has trained its first batches with: as after a move from one process to two."""
+    """After a move from one process to two, the new rank does not repeat the random numbers of the first batches."""
     draws: list[float] = []
 
     drawing = trial(at_batch=lambda self, _: draws.append(torch.rand(()).item()))

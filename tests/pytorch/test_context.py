@@ -1,4 +1,4 @@
-"""What a trial's code can ask and tell its context."""
+"""The methods of a trial's context."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def models() -> Any:
 
 
 def golden(name: str) -> tuple[dict[str, Any], Path, int]:
-    """What a run of Determined's was; a checkpoint of it, `name` or `name/at-8`, and after how many batches."""
+    """A run of Determined, a checkpoint of it (`name` or `name/at-8`), and the number of batches trained by then."""
     name, _, which = name.partition("/")
     (at,) = (GOLDEN / name).glob(which or "at-*")
     return json.loads((GOLDEN / name / "run.json").read_text()), at, int(at.name.removeprefix("at-"))

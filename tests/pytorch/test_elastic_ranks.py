@@ -143,7 +143,7 @@ STORY = pytest.mark.parametrize("story", STORIES)
 
 @pytest.fixture(scope="module")
 def ranks(directory: Path, backend: str) -> list[dict[tuple[str, str, int], dict[str, Any]]]:
-    """What each rank has seen of each part of a story that it was there for."""
+    """Each rank's observations of those parts of a story in which it took part."""
     return [found["stories"] for found in results_of(4, __file__, directory, backend)]
 
 

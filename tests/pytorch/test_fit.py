@@ -1,4 +1,4 @@
-"""What `Trainer.fit()` does, by a trial whose weights and losses are known in closed form."""
+"""`Trainer.fit()`, tested by a trial whose weights and losses are known in closed form."""
 
 from __future__ import annotations
 

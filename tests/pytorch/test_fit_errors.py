@@ -1,4 +1,4 @@
-"""What is wrong with a trial is said as soon as it can be known; most of it is in tests/api/test_errors.py."""
+"""A faulty trial is reported as early as possible; most errors are tested in tests/api/test_errors.py."""
 
 from __future__ import annotations
 

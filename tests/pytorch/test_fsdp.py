@@ -629,7 +629,7 @@ def bytes_of_tensors() -> int:
 
 
 def kept(directory: Path) -> dict[str, Any]:
-    """What a rank has in memory of a pretrained model that it trains a head on, as a share of the model."""
+    """The share of a pretrained model that a rank has in memory while it trains a head on it."""
     shares, before = [], bytes_of_tensors()
     for _ in ("first trial", "next trial"):
         with (
@@ -855,7 +855,7 @@ def test_units_that_some_batches_of_an_aggregation_do_not_use_train_in_replicas_
 
 
 def test_scales_of_weights_in_float8_are_agreed_on_once_a_forward_pass(two: list[Runs]) -> None:
-    # Of eight batches, and three of validation.
+    # Eight batches of training, and three of validation.
     assert [rank["held"]["float8"]["scales"] for rank in two] == [8 + 3] * 2
 
 
@@ -1176,7 +1176,7 @@ OF_TWO = [
     *(by_hand, finetuned, kept, scaled, watched, tensor_parallel, without_replicas),
 ]
 OF_FOUR = [losses_of_four, held, skipping, memory, on_meta, both, replicated, by_hand]
-# What ranks compute is tested on gloo alone, and how they end on both backends.
+# The ranks' computations are tested on gloo alone, and the ends of training on both backends.
 ENDS = [left, left_tensor_parallel]
 
 if __name__ == "__main__":

@@ -228,7 +228,7 @@ def test_leaves_are_found_at_any_depth() -> None:
 
 @pytest.mark.api("2.28")
 def test_a_trial_may_move_its_batches_by_itself(fit: Fit, tmp_path: Path) -> None:
-    """What would be moved becomes a tensor, on a CPU too."""
+    """Arrays become tensors on a CPU too."""
 
     class Arrays(OneWeight):
         by_itself = False

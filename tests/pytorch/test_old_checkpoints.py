@@ -218,7 +218,7 @@ def test_an_incomplete_dray_checkpoint_is_not_mistaken_for_a_determined_one(whol
 
 
 class Best:
-    """What a callback of old kept as its state."""
+    """The state of a callback in an old checkpoint."""
 
     def __init__(self, loss: float) -> None:
         self.loss = loss

@@ -70,7 +70,7 @@ class Finetuned(OneWeight):
         return base(self.weights)
 
     def prepare(self) -> None:
-        """What to do before the model is wrapped."""
+        """Called before the model is wrapped."""
 
     def loss(self, batch: torch.Tensor) -> torch.Tensor:
         spread = batch * torch.arange(1, len(batch) + 1)[:, None]

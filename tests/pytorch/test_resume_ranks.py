@@ -55,7 +55,7 @@ def one(directory: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def ranks(backend: str, directory: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
-    """What both ranks have made of every kind."""
+    """The results of both ranks for every kind of trial."""
     return [found["kinds"] for found in results_of(2, __file__, directory, backend)]
 
 

@@ -302,7 +302,7 @@ def test_a_checkpoint_of_another_architecture_is_one_error(two: Found) -> None:
 
 
 def test_a_shard_in_the_state_of_a_callback_is_one_error(two: Found, directory: Path) -> None:
-    what = "the state of callback 'keeper' at ['first'] is a DTensor, of which the chief has only a shard"
+    what = "the state of callback 'keeper' at ['first'] is a DTensor, and the chief has only its shard"
     assert all(what in rank["keeper"]["error"] for rank in two)
     assert not list((directory / "keeper").glob(".staging-*"))
 
@@ -370,7 +370,7 @@ def test_a_damaged_shard_is_never_loaded(two: Found, directory: Path, tmp_path: 
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"sharded/rank_1.safetensors is not what was written"):
+    with pytest.raises(CheckpointError, match=r"sharded/rank_1.safetensors does not match its checksum"):
         pytorch.load_trial_from_checkpoint_path(checkpoint, trial_class=trial())
 
 

@@ -1,4 +1,4 @@
-"""What a trial leaves behind for TensorBoard, as TensorBoard reads it."""
+"""A trial's event files, read by TensorBoard itself."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_switched_off_nothing_is_written(fit: Fit, host: FakeHost, by: str) -> N
 def test_scalars_can_be_switched_on_and_off_while_training(fit: Fit, host: FakeHost) -> None:
     switching = trial(at_batch=lambda self, batch_idx: self.context.set_enable_tensorboard_logging(4 <= batch_idx < 8))
     fit(switching, init={"enable_tensorboard_logging": False}, max_length=Batch(12), reporting_period=Batch(2))
-    # What is on when a stretch begins and when it is reported, is written.
+    # Metrics are written if logging is on both at the start of a workload and at its report.
     assert scalars(host.tensorboard_path) == {"Determined/loss": losses(6, 8)}
 
 
@@ -112,7 +112,7 @@ def test_a_resumed_trial_writes_over_what_it_does_again(fit: Fit, host: FakeHost
 
 
 def hparams(directory: Path) -> list[dict[str, Any]]:
-    """What each of a directory's files says of the hyperparameters."""
+    """The hyperparameters in each of a directory's files."""
     found = []
     for file in sorted(directory.iterdir()):
         for event in EventFileLoader(str(file)).Load():

@@ -49,5 +49,5 @@ def test_there_is_none_with_autocast_or_if_the_precision_was_chosen_or_on_older_
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     elif why != "autocast":
         torch.set_float32_matmul_precision(why)
-    precision.warn_if_left_off(loss(torch.bfloat16 if why == "autocast" else None), GPU)
+    precision.warn_if_tf32_is_off(loss(torch.bfloat16 if why == "autocast" else None), GPU)
     assert not caplog.records

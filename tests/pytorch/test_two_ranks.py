@@ -333,7 +333,7 @@ def copies(directory: Path) -> dict[str, Any]:
 
 
 def words_of_all_lengths(directory: Path) -> list[list[Any]]:
-    """What each rank has to say may fit into the one exchange that there mostly is, or not, on one rank or on both."""
+    """A rank's message may or may not fit into the usual single exchange, on one rank or on both."""
     peers = DistributedContext.from_torch_distributed()
     room = TorchTransport.ROOM
     told: list[Any] = []
@@ -426,7 +426,7 @@ def backend() -> str:
 
 @pytest.fixture(scope="module", params=["gloo", "queued"])
 def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What the ranks have made of the scenarios `ENDS`, also on a backend that treats them as NCCL does."""
+    """The ranks' results in the scenarios `ENDS`, also on a backend that behaves like NCCL."""
     if request.param == "gloo":
         return request.getfixturevalue("ranks")  # type: ignore[no-any-return]
     return results_of(2, __file__, tmp_path_factory.mktemp("queued"), "queued")

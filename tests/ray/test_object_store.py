@@ -103,7 +103,7 @@ def story(s3: LocalS3, drive: Callable[..., Driver], tmp_path_factory: pytest.Te
     (_, damaged), (before, _) = store.listed()[:2]
     filesystem, place = store.filesystem_of(damaged)
     with filesystem.open_output_stream(f"{place}/state-dict.pth") as target:
-        target.write(b"not what was written")
+        target.write(b"does not match its checksum")
     number = len(attempts(record)[trial])
     driver = drive("resume", path)
     assert driver.wait() == 0, driver.log.read_text()

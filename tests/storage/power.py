@@ -16,7 +16,7 @@ class Disk:
         self._files: dict[int, bytes] = {}
         self._folders: dict[int, dict[str, int]] = {}
         self._fsync = os.fsync
-        # What is open keeps its number: another file that got it would pass for this one.
+        # An open file keeps its number, because another file with that number would be taken for it.
         self._open: list[int] = []
         weakref.finalize(self, _close, self._open)
         monkeypatch.setattr(os, "fsync", self._noted)
@@ -33,7 +33,7 @@ class Disk:
             self._files[number] = path.read_bytes()
 
     def holds(self, file: Path) -> bytes:
-        """What is left of a file's content if the power fails now."""
+        """The content of a file that would survive a power failure now."""
         return self._files.get(file.stat().st_ino, b"")
 
     def leaves(self, directory: Path, there: Path) -> Path:

@@ -30,7 +30,7 @@ def save(store: CheckpointStore, batches: int, content: str = "state") -> Path:
         (lambda path: (path / "manifest.json").write_text('{"format'), "is damaged"),
         (lambda path: (path / "state-dict.pth").unlink(), "state-dict.pth is missing"),
         (lambda path: (path / "state-dict.pth").write_text("states"), "has 6 bytes, but its manifest says 5"),
-        (lambda path: (path / "state-dict.pth").write_text("stale"), "not what was written"),
+        (lambda path: (path / "state-dict.pth").write_text("stale"), "does not match its checksum"),
     ],
 )
 def test_damage_is_named_in_the_error(tmp_path: Path, damage, says: str) -> None:  # type: ignore[no-untyped-def]
@@ -56,7 +56,7 @@ def test_a_checkpoint_that_has_just_been_found_is_opened_without_another_verific
     assert latest is not None
     (path / "state-dict.pth").write_text("stale")
     assert store.open(latest) == path, "not read again"
-    with pytest.raises(CheckpointError, match="not what was written"):
+    with pytest.raises(CheckpointError, match="does not match its checksum"):
         store.open(latest)
 
 

@@ -1,4 +1,4 @@
-"""What test_queued.py runs in two real processes: `python queued_ranks.py <directory>`, once a rank."""
+"""The program that test_queued.py runs in two real processes: `python queued_ranks.py <directory>`, once per rank."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_what_the_chief_does_counts_for_all() -> None:
     def told(work: Callable[[], str]) -> list[object]:
         def on_rank(context: DistributedContext) -> object:
             try:
-                return on_chief(context, "saving", work, mine=context.rank)
+                return on_chief(context, "saving", work, message=context.rank)
             except Exception as error:
                 return f"{type(error).__name__}: {error}"
 
@@ -83,7 +83,7 @@ def raises(error: BaseException) -> Callable[[], int]:
 
 
 def ends_training(*works: Callable[[], int]) -> list[str]:
-    """What each rank does after all have done their part."""
+    """The result of each rank after all have done their part."""
 
     def on_rank(context: DistributedContext) -> str:
         ranks = Agreement(context, stop_requested=lambda: False, trained=lambda: 0)
@@ -291,7 +291,7 @@ class Dead:
 
 
 def with_dead_peer(error: BaseException) -> tuple[str, FailureKind, list[tuple[BaseException, bool]]]:
-    """What the surviving rank raises after this error; and which errors it has reported, and if that was too late."""
+    """The surviving rank's exception after this error, the errors it has reported, and whether that was too late."""
     peers = Dead()
     context = DistributedContext(**nodes(2)[0], transport=peers)
     ranks = Agreement(context, stop_requested=lambda: False, trained=lambda: 0)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and what it refuses to hold."""
+"""The contents of checkpoints, and state that they refuse."""
 
 from __future__ import annotations
 

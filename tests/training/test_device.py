@@ -31,7 +31,7 @@ from tests.pytorch.fakes import FakeHost
 
 
 class Gpus:
-    """What torch says of a machine's GPUs, each of which has a UUID."""
+    """Fakes torch's view of a machine's GPUs, each with a UUID."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.of_thread = threading.local()
@@ -48,7 +48,7 @@ class Gpus:
 
     @property
     def uuids(self) -> list[str]:
-        """What this thread sees; ranks are threads here."""
+        """The GPUs that this thread sees, since ranks are threads here."""
         return getattr(self.of_thread, "uuids", self._of_all)
 
     @uuids.setter
@@ -70,7 +70,7 @@ def test_a_process_trains_on_the_gpu_of_its_local_rank_or_the_only_one_it_sees_o
 
 
 def checked(gpus: Gpus, seen: list[list[str]]) -> list[str]:
-    """What each rank of a machine raises, given the GPUs that it sees."""
+    """The error of each rank on a machine, given the GPUs that it sees."""
 
     def work(context: DistributedContext) -> str:
         gpus.of_thread.uuids = seen[context.rank]

@@ -20,7 +20,7 @@ from dray.training.metrics.event_file import EventFile
 
 
 def read(directory: Path) -> Any:
-    """What TensorBoard shows of a directory."""
+    """The events that TensorBoard reads from a directory."""
     shown = EventAccumulator(str(directory), size_guidance={"scalars": 0})
     shown.Reload()
     return shown

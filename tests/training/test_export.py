@@ -100,7 +100,7 @@ def test_checkpoints_of_torchs_oldest_format_are_exported(tmp_path: Path) -> Non
 def test_what_is_no_tensor_is_kept_or_refused(tmp_path: Path) -> None:
     checkpoint = save(tmp_path / "checkpoint_1", {**MODEL, "_extra_state": {"scale": 3}}, DIMS)
     assert exported(checkpoint, tmp_path / "model")["_extra_state"] == {"scale": 3}
-    with pytest.raises(ValueError, match=r"_extra_state of the model's state is no tensor but a dict.*state-dict"):
+    with pytest.raises(ValueError, match=r"_extra_state in the model's state is a dict.*state-dict"):
         exported(checkpoint, tmp_path / "other", "safetensors")
     assert not (tmp_path / "other").exists()
 

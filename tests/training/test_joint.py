@@ -21,7 +21,7 @@ from tests.pytorch.fakes import FakeHost
 
 
 def saved(directory: Path, fault: Callable[[str, int], None], *, machines: tuple[int, ...] = (2,)) -> list[Any]:
-    """What two ranks get of a save: the id, or the error. `fault` is called at each step of each rank."""
+    """The results of a save on two ranks, an id or an error each. `fault` is called at each step of each rank."""
 
     class Host(FakeHost):
         is_remote = len(machines) > 1

@@ -103,7 +103,7 @@ def test_any_number_of_batches_is_averaged_and_few_tensors_are_kept() -> None:
 
 
 def test_what_stays_on_a_device_counts_as_it_was() -> None:
-    # What other devices' tensors go through; a CPU's floats are taken before.
+    # The path of other devices' tensors; a CPU's floats are converted before.
     values = torch.ones(2, requires_grad=True) * torch.tensor([1.0, 5.0])
     total = torch.tensor(7.0)
     column = Column()

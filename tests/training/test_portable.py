@@ -46,7 +46,7 @@ def gpu_of_this_rank() -> Iterator[None]:
 
 @dataclass
 class Own:
-    """What a user's reducer may contribute."""
+    """A contribution of a user's reducer."""
 
     scores: torch.Tensor
     more: dict[str, Any]

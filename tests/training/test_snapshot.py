@@ -122,7 +122,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    monkeypatch.setattr(snapshot, "is_of_gpu", lambda storage: True)
+    monkeypatch.setattr(snapshot, "is_on_gpu", lambda storage: True)
     monkeypatch.setattr(snapshot, "recorded_event", lambda device: Event())
     monkeypatch.setattr(snapshot, "new_buffer", buffer)
     return sizes
@@ -141,7 +141,7 @@ def test_what_is_on_a_gpu_is_copied_into_little_pinned_memory_that_is_kept(pinne
         state["7"].zero_()
         assert saved(copy) == expected
         assert copy["row"].untyped_storage().data_ptr() == copy["7"].data_ptr()
-    # Of 1.8 MB. In a buffer for each of them torch would pin 3.1 MB.
+    # They have 1.8 MB. With a buffer for each, torch would pin 3.1 MB.
     assert sum(pinned) <= 2 << 20
     # A state that needs other buffers lets go of those that it has no use for.
     pinned.clear()

@@ -17,7 +17,7 @@ HANGS_S = 30
 
 
 class FakeStore:
-    """What Agreement uses of a TCPStore."""
+    """The part of a TCPStore that Agreement uses."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

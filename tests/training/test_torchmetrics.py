@@ -77,7 +77,7 @@ METRICS: dict[str, tuple[str, Callable[[], Any]]] = {
 
 
 def reduced(make: Callable[[], Any], ranks: list[list[tuple[torch.Tensor, ...]]]) -> Any:
-    """What comes of batches spread over ranks, their words pickled as between processes."""
+    """The metrics of batches spread over ranks, with contributions pickled as between processes."""
     reducers = [TorchMetricReducer(make()) for _ in ranks]
     words = []
     for reducer, batches in zip(reducers, ranks, strict=True):

@@ -1,4 +1,4 @@
-"""What a trial takes of time and of its machine."""
+"""A trial's time and machine usage."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import torch
 from dray import pytorch
 from dray.hosts import use_host
 from dray.training import usage
-from dray.training.usage import Usage, UsageShare, counted, peak_flops
+from dray.training.usage import Usage, UsageShare, count_flops, peak_flops
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
 
 class Clock:
-    """Of everything that is measured; it stands unless it is moved."""
+    """A clock for all measurements, which stands still unless it is moved."""
 
     def __init__(self) -> None:
         self.now = self.cpu_s = 100.0
@@ -148,7 +148,7 @@ def test_code_whose_flops_were_counted_is_compiled_afterwards() -> None:
 
     model = torch.compile(torch.nn.Linear(3, 2), backend=backend)
     batch = torch.ones(5, 3)
-    _, flops = counted(lambda: model(batch).sum().backward())
+    _, flops = count_flops(lambda: model(batch).sum().backward())
     assert (flops, graphs) == (2 * 2 * 5 * 3 * 2, []), "forward, and the gradient of the weights"
     model(batch)
     assert len(graphs) == 1

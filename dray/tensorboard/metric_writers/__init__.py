@@ -1,1 +1,1 @@
-"""Writers of metrics: `pytorch.TorchWriter`."""
+"""Metric writers: `pytorch.TorchWriter`."""

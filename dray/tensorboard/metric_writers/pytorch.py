@@ -33,10 +33,11 @@ class TorchWriter:
         self.writer: Any = board.writer()
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
-        """Write a number.
+        """Write a scalar.
 
         Args:
-            name: its tag in TensorBoard.
+            name: the tag in TensorBoard.
+            value: the scalar.
             step: usually the number of batches trained.
         """
         self.writer.add_scalar(name, value, step)

@@ -1,1 +1,1 @@
-"""What a checkpoint holds: how it is copied, written, read and rebuilt."""
+"""The contents of checkpoints: copying, writing and reading them."""

@@ -1,4 +1,4 @@
-"""Makes a trial's checkpoints: gathers the state of all ranks, calls the callbacks, and has it saved."""
+"""Makes a trial's checkpoints: gathers the state of all ranks, calls the callbacks, and saves."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from dray.training.trial import Rank
 class Checkpointer:
     """The checkpoints of a trial, on one of its ranks."""
 
-    rank: Rank  # the user's code on this rank, and what is saved of it
+    rank: Rank
     host: Host
-    description: Callable[[], files.Description]  # called at the first one
-    hooks: Hooks  # those that callbacks of any rank have
+    description: Callable[[], files.Description]  # called at the first checkpoint
+    hooks: Hooks  # of callbacks on any rank
     full: bool = False  # gather sharded models on the chief, and save them whole
 
     def __post_init__(self) -> None:
         self.saver = Saver(self.host)
 
     def save(self, command: Publish, report: Report) -> str | None:
-        """Save a checkpoint, on all ranks; returns its id, None if it is not committed yet."""
-        # The checkpoint must exist before training goes on where the trial ends; and where the search decides, if a
-        # copy would cost much of what it saves. Most trials stop there, and what they train meanwhile is lost.
+        """Save a checkpoint, on all ranks, and return its id, or None if it is not committed yet."""
+        # Training waits for the checkpoint at the end of the trial. It also waits where the search decides, unless
+        # copying the state is much faster than writing it: most trials stop there, and drop all batches trained since.
         copies_fast = self.rank.device.type == "cuda" or self.host.is_remote
         save = partial(
             self.saver.save,
@@ -50,49 +50,49 @@ class Checkpointer:
 
     def _save_whole(self, command: Publish, save: Callable[[files.Contents], str | None]) -> str | None:
         rank, peers = self.rank, self.rank.peers
-        mine = self._rank_state()
+        own = self._rank_state()
         if peers.size > 1:
-            mine = replace(mine, gradients=on_cpu(mine.gradients))
-        ranks = peers.gather(mine) or []
+            own = replace(own, gradients=on_cpu(own.gradients))
+        ranks = peers.gather(own) or []
 
         def work() -> str | None:
-            self.saver.wait()  # first, so that memory never holds two copies of the state
+            self.saver.wait()  # before copying, so that memory never holds two copies of the state
             return save(self._contents(command, rank.optimisation.state_dict(), ranks))
 
         return on_chief(peers, "saving a checkpoint", work)[0]
 
     def _part(self, command: Publish) -> files.Contents:
-        """This rank's part of the checkpoint of a sharded model: its shards; on the chief also all else."""
+        """This rank's part of a sharded model's checkpoint: its shards, and on the chief everything else too."""
         rank, peers = self.rank, self.rank.peers
         unshare_changed_shards(rank.optimisation.models, peers)
         with all_or_none(peers, "saving a checkpoint"):
             self.saver.wait()
-        mine = self._rank_state()
+        own = self._rank_state()
         with all_or_none(peers, "saving a checkpoint"):
-            gradients, tensors = sharded.split(mine.gradients, "gradients")
-            mine = replace(mine, gradients=on_cpu(gradients))
+            gradients, tensors = sharded.split(own.gradients, "gradients")
+            own = replace(own, gradients=on_cpu(gradients))
             state = rank.optimisation.state_dict()
             if not self.full:
-                state, found = sharded.split(state)
-                tensors |= found
+                state, dtensors = sharded.split(state)
+                tensors |= dtensors
             shards = sharded.shards_of(tensors)
         if self.full:
             state = sharded.gathered(state, keep=peers.rank == 0)
-        rows = peers.allgather((mine, sum(shard.tensor.nbytes for shard in shards.values())))
+        rows = peers.allgather((own, sum(shard.tensor.nbytes for shard in shards.values())))
         with all_or_none(peers, "saving a checkpoint"):
             contents = files.Contents()
             if peers.rank == 0:
-                contents = self._contents(command, state, [mine for mine, _ in rows])
+                contents = self._contents(command, state, [rank_state for rank_state, _ in rows])
         return replace(
             contents,
-            # All ranks decide alike whether to write in the background.
+            # The maximum, so that all ranks decide alike whether to write in the background.
             nbytes=max(nbytes for _, nbytes in rows),
             shards={sharded.file_of(peers.rank): shards} if shards else {},
         )
 
     def _rank_state(self) -> files.RankState:
         rank, position = self.rank, self.rank.position
-        # Gradients of a batch that was begun, but does not count because a rank left in it: it is trained again.
+        # A batch in which a rank left does not count, and is trained again. Its gradients are not saved.
         incomplete = position.batch_idx is not None and position.batch_idx >= position.trained
         gradients = None if incomplete else rank.optimisation.pending_gradients()
         return files.RankState(rng=rng.capture(rank.device), gradients=gradients)

@@ -1,10 +1,10 @@
-"""Reading checkpoints that Determined (0.18 to 0.38) wrote, as data, without running anything in them.
+"""Reads Determined's checkpoints (0.18 to 0.38) as data, without running any code in them.
 
 State               state_dict.pth: models_state_dict, optimizers_state_dict, lr_schedulers_state_dict, callbacks, and
-                    rng_state of the chief
-Parameter names     prefixed by DDP's `module.`, if the trial ran in several processes
+                    the chief's rng_state
+Parameter names     with DDP's prefix `module.` if the trial ran in several processes
 Position            trial_state.pkl; before 0.21 workload_sequencer.pkl
-About the trial     load_data.json
+Description         load_data.json
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from dray.training.units import is_int
 log = logging.getLogger(__name__)
 
 LOAD_DATA = "load_data.json"
-#: The key of the batches trained, by file.
+#: The key of the number of batches trained, by file.
 POSITIONS = {"trial_state.pkl": "batches_trained", "workload_sequencer.pkl": "steps_completed"}
 
 
 def adapt(state: Mapping[str, Any], models: Sequence[torch.nn.Module]) -> dict[str, Any]:
-    """A state as dray saves it. The trial's models tell DDP's `module.` from a submodule's name."""
-    found: dict[str, Any] = {f"{kind}_state_dict": [] for kind in ("models", "optimizers", "lr_schedulers")}
-    found = {**found, "callbacks": {}, **state}
-    if found.pop("amp_state", None) is not None:
+    """Convert a state to dray's layout. The trial's models tell DDP's prefix from a submodule called `module`."""
+    adapted: dict[str, Any] = {f"{kind}_state_dict": [] for kind in ("models", "optimizers", "lr_schedulers")}
+    adapted = {**adapted, "callbacks": {}, **state}
+    if adapted.pop("amp_state", None) is not None:
         log.warning("ignoring the checkpoint's state of NVIDIA apex; use context.experimental.use_amp() instead")
-    found["models_state_dict"] = list(found["models_state_dict"])
-    for index, (model, saved) in enumerate(zip(models, found["models_state_dict"], strict=False)):
+    adapted["models_state_dict"] = list(adapted["models_state_dict"])
+    for index, (model, saved) in enumerate(zip(models, adapted["models_state_dict"], strict=False)):
         own = model.state_dict().keys()
         if saved and all(name.startswith("module.") for name in saved) and not own <= saved.keys():
-            found["models_state_dict"][index] = {name.removeprefix("module."): value for name, value in saved.items()}
-    return found
+            adapted["models_state_dict"][index] = {name.removeprefix("module."): value for name, value in saved.items()}
+    return adapted
 
 
 def rng_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
     saved = state.get("rng_state")
     if saved is None:
         return None
-    found = rng.packed(saved["random_rng_state"], saved["np_rng_state"], saved["cpu_rng_state"])
+    rng_state = rng.packed(saved["random_rng_state"], saved["np_rng_state"], saved["cpu_rng_state"])
     if "gpu_rng_state" in saved:
-        found["cuda"] = saved["gpu_rng_state"]
-    return found
+        rng_state["cuda"] = saved["gpu_rng_state"]
+    return rng_state
 
 
 def read_progress(directory: Path) -> Progress:
@@ -73,20 +73,20 @@ def read_progress(directory: Path) -> Progress:
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """About the trial: trial_cls_spec, hparams, experiment_config; None for what is unknown."""
-    found = read_json(directory / LOAD_DATA) or {}
-    config = found.get("experiment_config")
-    spec = found.get("trial_cls_spec") or (config or {}).get("entrypoint")
+    """The trial's trial_cls_spec, hparams and experiment_config, each None if unknown."""
+    description = read_json(directory / LOAD_DATA) or {}
+    config = description.get("experiment_config")
+    spec = description.get("trial_cls_spec") or (config or {}).get("entrypoint")
     return {
         # Later entrypoints are commands; only "module:Class" names a class.
         "trial_cls_spec": spec if isinstance(spec, str) and ":" in spec and " " not in spec.strip() else None,
-        "hparams": found.get("hparams"),
+        "hparams": description.get("hparams"),
         "experiment_config": config,
     }
 
 
 def read_division(directory: Path) -> Division | None:
-    """Assumes that the batch size of each process is the global one divided by the slots."""
+    """The division of the data, assuming that each process's batch size is the global one divided by the slots."""
     about = describe(directory)
     resources = (about["experiment_config"] or {}).get("resources") or {}
     slots, size = resources.get("slots_per_trial"), (about["hparams"] or {}).get("global_batch_size")
@@ -96,7 +96,7 @@ def read_division(directory: Path) -> Division | None:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads numbers, strings and containers of them. For anything else a pickle must name something to call."""
+    """Reads numbers, strings and containers of them. For anything else, a pickle must name a global to call."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")

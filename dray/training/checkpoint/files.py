@@ -1,17 +1,17 @@
 """The files of a checkpoint.
 
 state-dict.pth   models_state_dict, optimizers_state_dict, lr_schedulers_state_dict (lists), callbacks (dict), and
-                 scaler_state_dict with AMP; plain tensors, without DDP's `module.` prefix; of pretrained weights that
-                 the trial has not trained only their names and SHA-256 (pretrained_sha256)
-progress.json    the position in training, the number of processes and how many of them share their data, batches per
-                 epoch and in all, and how the trial divided its data when it started
-sharded/rank_N.safetensors   rank N's shards of the tensors that state-dict.pth has without data (see `sharded`)
+                 scaler_state_dict with AMP; plain tensors, without DDP's `module.` prefix; for pretrained weights that
+                 the trial has not trained, just names and SHA-256 (pretrained_sha256)
+progress.json    the position in training, the number of processes and of those that share data, batches per epoch and
+                 in total, and the division of the data when the trial started
+sharded/rank_N.safetensors   rank N's shards of the tensors that have no data in state-dict.pth (see `sharded`)
 rng/rank_N.pth   the RNG state of every rank
-gradients/rank_N.pth   gradients that the next batch adds to: in the middle of an aggregation, or kept by the trial
-code/, experiment.yaml, hparams.json, metadata.json   to build the trial again
+gradients/rank_N.pth   gradients to which the next batch adds: in the middle of an aggregation, or kept by the trial
+code/, experiment.yaml, hparams.json, metadata.json   for rebuilding the trial
 manifest.json    size and SHA-256 of each file, written last: see `dray.storage.manifest`
-report.json      in an experiment: the report that goes with it, see `dray.worker.host`
-metrics.jsonl    in a local run: its reports since the checkpoint before, see `dray.hosts.local`
+report.json      in an experiment: the report published with the checkpoint, see `dray.worker.host`
+metrics.jsonl    in a local run: reports since the previous checkpoint, see `dray.hosts.local`
 
 All state loads with `torch.load(weights_only=True)` (NumPy arrays and scalars allowed by name): it is data, and can't
 run code. State that would not load this way is rejected when it is saved. `determined` reads Determined's checkpoints.
@@ -50,12 +50,12 @@ HPARAMS = "hparams.json"
 EXPERIMENT = "experiment.yaml"
 
 PIECE_BYTES = 1 << 20  # files are written and hashed in pieces of this size, which fit the processor's cache
-FLUSH_BYTES = 8 << 20  # how much of a file that is not read soon may be in the page cache
+FLUSH_BYTES = 8 << 20  # the limit on the page cache for a file that is not read soon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """What each rank adds to a checkpoint."""
+    """Each rank's own state in a checkpoint."""
 
     rng: dict[str, Any]
     gradients: list[list[torch.Tensor | None]] | None = None
@@ -63,7 +63,7 @@ class RankState:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What checkpoints say about the trial, the same in all of them."""
+    """The description of a trial, which is the same in all its checkpoints."""
 
     metadata: Mapping[str, Any]  # content of `metadata.json`: the trial's class, versions
     hparams: Mapping[str, Any] | None = None
@@ -72,20 +72,20 @@ class Description:
     division: Division | None = None  # of the data among processes; None with a loader of the user's own
     epoch_length: int | None = None  # in batches; None for one endless epoch
     total_batches: int | None = None  # to train; None if unknown
-    sharing: int = 1  # how many ranks share each share of the data (those of a tensor-parallel group)
+    sharing: int = 1  # number of ranks with the same data (a tensor-parallel group)
 
     @cached_property
     def texts(self) -> Mapping[str, bytes]:
-        """The files that are the same in each checkpoint, by name."""
+        """The contents of files that are the same in each checkpoint, by name."""
         # JSON is valid YAML, and 20 times faster to write.
         documents = {HPARAMS: self.hparams, EXPERIMENT: self.experiment}
-        texts = {name: _json(found, indent=1) for name, found in documents.items() if found is not None}
+        texts = {name: _json(document, indent=1) for name, document in documents.items() if document is not None}
         return texts | {f"code/{name}": content for name, content in self.code.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a rank writes of one checkpoint, by file name. Its tensors may be those that are being trained."""
+    """A rank's part of one checkpoint, by file name. Tensors may be the live ones."""
 
     objects: Mapping[str, Any] = field(default_factory=dict)  # saved by `torch.save`
     texts: Mapping[str, bytes] = field(default_factory=dict)
@@ -96,7 +96,11 @@ class Contents:
 def contents(
     *, state: dict[str, Any], progress: Progress, ranks: Sequence[RankState], description: Description
 ) -> Contents:
-    """The content of a checkpoint; an `UnsavableState` if `torch.load(weights_only=True)` would refuse its state."""
+    """Assemble the contents of a checkpoint.
+
+    Raises:
+        UnsavableState: `torch.load(weights_only=True)` would refuse the state.
+    """
     nbytes = check_savable(state)
     objects: dict[str, Any] = {STATE: state}
     for rank, part in enumerate(ranks):
@@ -124,9 +128,9 @@ def contents(
 class ChecksumWriter(io.FileIO):
     """A file for `torch.save` that computes its SHA-256 while it is written.
 
-    A write error is raised when the block ends: raised in `write`, torch would replace it with its own. torch writes a
-    small tensor in seven pieces, which are collected here. Python's buffered files are no alternative: a process forked
-    meanwhile (a DataLoader worker) could write its copy of the buffer too.
+    Write errors are raised at the end of the block, because torch would replace an error from `write` with its own.
+    torch writes a small tensor in seven pieces, which are collected here. Python's buffered files won't do: a process
+    forked meanwhile (a DataLoader worker) could write its copy of the buffer too.
     """
 
     def __init__(self, path: str, read_soon: bool) -> None:
@@ -175,13 +179,13 @@ class ChecksumWriter(io.FileIO):
 
 
 def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, Listed]:
-    """Write files of a checkpoint to its staging directory; returns their entries in the manifest, by name.
+    """Write a checkpoint's files to its staging directory, and return their entries in the manifest, by name.
 
-    What is `read_soon` stays in the page cache. Otherwise it is flushed at once and reuses a few megabytes of cache: on
-    a machine that is short of memory, this takes a fifth of the time.
+    `read_soon` keeps files in the page cache. Otherwise they are flushed at once and use only a few megabytes of it,
+    which takes a fifth of the time on a machine that is short of memory.
     """
     written: dict[str, Listed] = {}
-    # Strings: pathlib takes as long as writing the files.
+    # Strings, because pathlib takes as long as writing the files.
     for parent in {name.rpartition("/")[0] for name in (*contents.texts, *contents.objects, *contents.shards)}:
         os.makedirs(f"{directory}/{parent}", exist_ok=True)
     for name, content in contents.texts.items():
@@ -206,9 +210,9 @@ def read_progress(directory: Path) -> Progress:
 
 
 def read_length(directory: Path, name: Literal["epoch_length", "total_batches"]) -> int | None:
-    """A length of the run that wrote a checkpoint, as `Description` has it; None if unknown."""
-    found = (read_json(directory / PROGRESS) or {}).get(name)
-    return found if isinstance(found, int) else None
+    """A length of the run that wrote a checkpoint, see `Description`; None if unknown."""
+    length = (read_json(directory / PROGRESS) or {}).get(name)
+    return length if isinstance(length, int) else None
 
 
 def read_division(directory: Path) -> Division | None:
@@ -224,7 +228,7 @@ def read_trial_seed(directory: Path) -> int | None:
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """About the trial: `trial_cls_spec` (module:Class), `hparams`, `experiment_config`; None for what is unknown."""
+    """The trial's `trial_cls_spec` (module:Class), `hparams` and `experiment_config`, each None if unknown."""
     if determined_state(directory) is not None:
         return determined.describe(directory)
     metadata = read_json(directory / METADATA) or {}
@@ -232,28 +236,30 @@ def describe(directory: Path) -> dict[str, Any]:
 
 
 def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_kwargs: Any) -> dict[str, Any]:
-    """`state-dict.pth`, on the CPU unless `torch_load_kwargs` say otherwise; without running code. `models` are the
-    trial's, unwrapped: in a Determined checkpoint the parameters' names depend on how it ran."""
+    """Load `state-dict.pth` without running code, onto the CPU unless `torch_load_kwargs` say otherwise.
+
+    `models` are the trial's unwrapped models: parameter names in a Determined checkpoint may have a prefix.
+    """
     old = determined_state(directory)
     path = directory / STATE if old is None else old
     if not path.exists():
         raise ValueError(
-            f"{directory} has no {STATE}: a program saved it with the core API, and only that program knows what is in "
-            "it; copy its files with `dray checkpoint download`"
+            f"{directory} has no {STATE}: a program saved it with the core API, and only that program can read it; "
+            "copy its files with `dray checkpoint download`"
         )
-    found: dict[str, Any] = load_as(dict, path, **torch_load_kwargs)
-    return found if old is None else determined.adapt(found, models)
+    state: dict[str, Any] = load_as(dict, path, **torch_load_kwargs)
+    return state if old is None else determined.adapt(state, models)
 
 
 def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int, sharing: int = 1) -> RankState | None:
-    """What rank `rank` of `size` restores besides `state`; None if fewer processes wrote the checkpoint.
+    """The state that rank `rank` of `size` restores besides `state`; None if fewer processes wrote the checkpoint.
 
-    With another `sharing` (see `Description`) a rank gets the RNG state of the first one that had its share of the
-    data: ranks that share data draw the same random numbers. Gradients are this rank's own if as many processes wrote
-    them, else the mean over those processes, as DDP would have averaged them.
+    If `sharing` (see `Description`) has changed, a rank gets the RNG state of the first rank that had its share of the
+    data, since ranks that share data draw the same random numbers. Gradients are the rank's own if the same number of
+    processes wrote them, and otherwise the mean over those processes, as in DDP.
     """
     if determined_state(directory) is not None:
-        # All its processes resume with the chief's RNG state.
+        # Determined saves only the chief's RNG state, with which all processes resume.
         shared = determined.rng_of(state)
         return None if shared is None else RankState(rng=shared)
     before = (read_json(directory / PROGRESS) or {}).get("sharing", 1)

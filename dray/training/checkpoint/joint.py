@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: each writes its part, and the chief commits the whole once all parts are written."""
+"""Checkpoints of several ranks: each rank writes its part, and the chief commits once all parts are written."""
 
 from __future__ import annotations
 
@@ -23,56 +23,67 @@ from dray.training.parallel.transport import StoreTransport
 
 T = TypeVar("T")
 
-POLL_S = 0.02  # how often a rank checks, in the background, whether the others have written their parts
+POLL_S = 0.02  # between checks, in the background, for the parts of other ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class JointCheckpoint:
-    """One checkpoint that ranks write together, or a single rank alone.
+    """One checkpoint that several ranks, or a single one, write together.
 
-    All ranks call the methods together. A failure of one is an error on all, and there is no checkpoint.
+    All ranks call the methods together. If one fails, all raise an error, and there is no checkpoint.
     """
 
     peers: DistributedContext
     host: Host
     report: Report
-    staging: Path  # the directory that this rank writes to
-    apart: bool  # each machine has its own, which its first rank uploads; otherwise there is one, the chief's
-    stages: bool  # this rank has made the directory, and removes it
+    staging: Path  # the directory to which this rank writes
+    per_machine: bool  # each machine stages and uploads its part; otherwise all use the chief's directory
+    owns_staging: bool  # this rank has made the directory, and removes it
 
     @classmethod
     def begin(cls, peers: DistributedContext, host: Host, report: Report) -> JointCheckpoint:
-        apart = host.is_remote and peers.cross_size > 1
-        machine, stages = (peers.cross_rank, peers.local_rank == 0) if apart else (0, peers.rank == 0)
+        per_machine = host.is_remote and peers.cross_size > 1
+        machine, owns_staging = (peers.cross_rank, peers.local_rank == 0) if per_machine else (0, peers.rank == 0)
 
         staged: list[Path] = []
 
         def stage() -> tuple[int, list[Path]]:
-            if stages:
+            if owns_staging:
                 staged.append(host.new_checkpoint(report.batches))
             return machine, staged
 
         try:
-            places = _on_all(peers, "preparing a checkpoint", stage)
+            machines = _on_all(peers, "preparing a checkpoint", stage)
         except BaseException:
             for path in staged:
                 shutil.rmtree(path, ignore_errors=True)
             raise
-        staging = next(path for place, paths in places for path in paths if place == machine)
-        return cls(peers=peers, host=host, report=report, staging=staging, apart=apart, stages=stages)
+        staging = next(path for number, paths in machines for path in paths if number == machine)
+        return cls(
+            peers=peers,
+            host=host,
+            report=report,
+            staging=staging,
+            per_machine=per_machine,
+            owns_staging=owns_staging,
+        )
 
     def writing(self) -> AbstractContextManager[None]:
-        """The block in which ranks write their parts and commit; if it fails, what was staged is removed."""
-        return writing(self.staging) if self.stages else contextlib.nullcontext()
+        """The block in which ranks write their parts and commit. If it fails, the staged files are removed."""
+        return writing(self.staging) if self.owns_staging else contextlib.nullcontext()
 
     def save(self, write: Callable[[], dict[str, Listed]], written: Callable[[Path], None] | None = None) -> str:
-        """Write the parts and commit; returns the checkpoint's id. `write` writes this rank's part and returns its
-        files; `written` is called on the chief with its directory before the commit, and may change files."""
+        """Write the parts, commit, and return the checkpoint's id.
+
+        Args:
+            write: writes this rank's part, and returns its files.
+            written: called on the chief with the directory before the commit; may change files.
+        """
         known: dict[str, Listed] = {}
 
         def work() -> dict[str, Listed]:
             known.update(write())
-            return known if self.peers.rank > 0 else {}  # it is the chief that needs them
+            return known if self.peers.rank > 0 else {}  # only the chief needs them
 
         with self.writing():
             for part in _on_all(self.peers, "writing its part of a checkpoint", work):
@@ -80,8 +91,8 @@ class JointCheckpoint:
             return self.commit(known, written)
 
     def commit(self, known: dict[str, Listed], written: Callable[[Path], None] | None) -> str:
-        """Commit what all ranks have written, in the block `writing`; `known` are files whose checksums are known."""
-        uploads = _on_all(self.peers, "uploading its part of a checkpoint", self._upload) if self.apart else []
+        """Commit the parts of all ranks, in the block `writing`. `known` has the files whose checksums are known."""
+        uploads = _on_all(self.peers, "uploading its part of a checkpoint", self._upload) if self.per_machine else []
 
         def commit() -> str:
             if self.peers.rank > 0:
@@ -96,8 +107,8 @@ class JointCheckpoint:
         return _on_all(self.peers, "committing a checkpoint", commit)[0]
 
     def _upload(self) -> dict[str, Listed]:
-        """Upload the part of a machine other than the chief's."""
-        if not self.stages or self.peers.rank == 0:
+        """Upload this machine's part, unless the chief runs here."""
+        if not self.owns_staging or self.peers.rank == 0:
             return {}
         listed = self.host.add_to_checkpoint(self.staging, self.report.batches)
         shutil.rmtree(self.staging, ignore_errors=True)
@@ -105,8 +116,8 @@ class JointCheckpoint:
 
 
 def _on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> list[T]:
-    """As `exchange.on_all`; but a rank that has failed waits as long as the others write, as it would remove their
-    directory, and a full disk is an error of its own, which training survives."""
+    """Like `exchange.on_all`, with two differences: a rank that has failed waits until the others have written, since
+    it would remove their directory; and a full disk is a separate error, which training survives."""
     value: Any = None
     error: BaseException | None = None
     try:
@@ -126,8 +137,11 @@ def _on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> lis
 
 
 class SideTransport(StoreTransport):
-    """Passes objects between ranks in a thread other than that of their collectives. The name is the same on all, and
-    never used before. `leaving` is set if training has failed: a rank may be dead, and is not waited for long."""
+    """Passes objects between ranks in a background thread, beside the collectives of the main one.
+
+    `name` is the same on all ranks, and unique. `leaving` is set when training has failed: then ranks don't wait long
+    for one another, since one may be dead.
+    """
 
     def __init__(self, peers: DistributedContext, name: str, leaving: threading.Event) -> None:
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -135,26 +149,26 @@ class SideTransport(StoreTransport):
         super().__init__(peers.rank, peers.size, PrefixStore(f"checkpoint/{name}", peers.side_store()))
         self._leaving = leaving
 
-    def _loaded(self, key: str, mine: bytes | None) -> Any:
+    def _loaded(self, key: str, own: bytes | None) -> Any:
         began, left = time.monotonic(), None
-        # Not by waiting in the store: that would keep other threads from using it.
-        while mine is None and not self._store.check([key]):
+        # Polling, because waiting in the store would keep other threads from using it.
+        while own is None and not self._store.check([key]):
             now = time.monotonic()
             if self._leaving.is_set():
                 left = left or now
                 if now > left + FAIL_S:
                     raise PeerFailed(f"rank {key.rpartition('/')[2]} did not write its part of a checkpoint")
             time.sleep(min(max(POLL_S, (now - began) / 10), 1.0))
-        return super()._loaded(key, mine)
+        return super()._loaded(key, own)
 
 
 def open_together(peers: DistributedContext, open_one: Callable[[], Path], doing: str) -> Path:
-    """The directory that `open_one` returns on the first rank of this machine; the others read there unverified. All
-    ranks call this together."""
+    """Call `open_one` on the first rank of each machine, and return its directory on all ranks, which read it
+    unverified. All ranks call this together."""
     directory = None
     with all_or_none(peers, doing):
         if peers.local_rank == 0:
             directory = open_one()
-    found = peers.broadcast_local(directory)
-    assert found is not None
-    return found
+    opened = peers.broadcast_local(directory)
+    assert opened is not None
+    return opened

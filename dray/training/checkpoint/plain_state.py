@@ -1,4 +1,4 @@
-"""State that is plain data: it loads with `torch.load(weights_only=True)`, and so can't run code.
+"""Saving and loading state as plain data by `torch.load(weights_only=True)`, which can't run code.
 
 NumPy arrays and scalars are allowed by name. State that would not load this way is rejected when it is saved.
 """
@@ -25,11 +25,15 @@ T = TypeVar("T")
 
 
 class UnsavableState(TypeError):
-    """State that a checkpoint can't hold, because it could not be loaded as data."""
+    """A checkpoint can't hold this state, because it could not be loaded as data."""
 
 
 def check_savable(state: Mapping[str, Any]) -> int:
-    """Reject state that could be saved, but not loaded as data; returns the size of its tensors in bytes."""
+    """Check that a state could be loaded as data, and return the size of its tensors in bytes.
+
+    Raises:
+        UnsavableState: it could be saved, but not loaded.
+    """
     nbytes = 0
     for part, value in state.items():
         if part == "callbacks" and isinstance(value, dict):
@@ -43,7 +47,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-def _check(value: Any, what: str, keys: tuple[Any, ...]) -> int:
+def _check(value: Any, label: str, keys: tuple[Any, ...]) -> int:
     kind = type(value)
     if kind in _TENSORS:
         return int(value.nbytes) if value.layout is torch.strided else 0
@@ -52,23 +56,23 @@ def _check(value: Any, what: str, keys: tuple[Any, ...]) -> int:
     if kind is dict or kind is OrderedDict:
         for key in value:
             if type(key) not in _PLAIN:
-                _check(key, what, (*keys, key))
-        return sum(_check(item, what, (*keys, key)) for key, item in value.items())
+                _check(key, label, (*keys, key))
+        return sum(_check(item, label, (*keys, key)) for key, item in value.items())
     if kind in (list, tuple, set):
-        return sum(_check(item, what, (*keys, index)) for index, item in enumerate(value))
+        return sum(_check(item, label, (*keys, index)) for index, item in enumerate(value))
     if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "fiubcUSmM":
         return int(value.nbytes)
-    _check_by_trying(value, what, keys)
+    _check_by_trying(value, label, keys)
     return 0
 
 
-def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
+def _check_by_trying(value: Any, label: str, keys: tuple[Any, ...]) -> None:
     if keys:
-        what += f" at {''.join(f'[{key!r}]' for key in keys)}"
+        label += f" at {''.join(f'[{key!r}]' for key in keys)}"
     if is_dtensor(value):
         raise UnsavableState(
-            f"{what} is a DTensor, of which the chief has only a shard: a checkpoint can hold those of wrapped models "
-            "and optimizers. Make it a buffer of a wrapped model"
+            f"{label} is a DTensor, and the chief has only its shard: a checkpoint can hold DTensors only of wrapped "
+            "models and optimizers. Make it a buffer of a wrapped model"
         )
     # For tensor subclasses, and types that the user has allowed with torch.serialization.add_safe_globals.
     buffer = io.BytesIO()
@@ -78,8 +82,8 @@ def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
         _load(buffer)
     except Exception as error:
         raise UnsavableState(
-            f"{what} is of type {type(value).__module__}.{type(value).__qualname__}, which a checkpoint can't hold: it "
-            "would have to run code when loaded. Return tensors, numpy arrays, numbers, strings, and dicts, lists, "
+            f"{label} is of type {type(value).__module__}.{type(value).__qualname__}, which a checkpoint can't hold: "
+            "loading it would run code. Return tensors, numpy arrays, numbers, strings, and dicts, lists, "
             "tuples and sets of them (a deque as a list, an Enum as its value, an object as its attributes), and turn "
             "them back in load_state_dict()"
         ) from error
@@ -102,26 +106,30 @@ def _load(file: Path | io.BytesIO, **kwargs: Any) -> Any:
 
 
 def load_as(kind: type[T], path: Path, **kwargs: Any) -> T:
-    """Load a file of a checkpoint without running code. A ValueError if it can't be, or is of another type."""
+    """Load a file of a checkpoint without running code.
+
+    Raises:
+        ValueError: the file can't be loaded as data, or holds another type.
+    """
     if kwargs.get("mmap") and not zipfile.is_zipfile(path):
         kwargs["mmap"] = False  # torch maps only the format that it writes since 1.6
     try:
-        found: Any = _load(path, **kwargs)
+        content: Any = _load(path, **kwargs)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path} can't be loaded as data: {_reason(str(error))}; nothing in it was run. If you trust the file, "
             "allow the type with torch.serialization.add_safe_globals([...]) first; or load it with torch.load("
-            "weights_only=False), make plain values of what is not, and save it in its place"
+            "weights_only=False), convert its contents to plain values, and save it in its place"
         ) from error
-    if not isinstance(found, kind):
+    if not isinstance(content, kind):
         raise ValueError(
-            f"{path} must hold a {kind.__name__}, got {type(found).__name__}; use a checkpoint that a Trainer wrote"
+            f"{path} must hold a {kind.__name__}, got {type(content).__name__}; use a checkpoint that a Trainer wrote"
         )
-    return found
+    return content
 
 
 def _reason(message: str) -> str:
-    """The cause, from `torch.load`'s long message."""
+    """The cause in `torch.load`'s long message."""
     if named := re.search(r"GLOBAL (\S+) was not", message):
         return f"it names {named.group(1)}"
     return one_line(message.partition("WeightsUnpickler error:")[2].partition("Check the documentation")[0])

@@ -1,7 +1,7 @@
-"""Tensors that leave this process, to a file or another rank, are loaded on the CPU.
+"""Saves tensors that leave this process, to a file or another rank, such that they are loaded on the CPU.
 
-torch saves each tensor with its device and loads it there again. So a tensor of another rank's GPU would fill memory of
-that GPU, in a context of this process; and a file would not load on a machine with fewer GPUs.
+torch saves each tensor with its device, and loads it there again. So a tensor from another rank's GPU would occupy that
+GPU from this process too, and a file would not load on a machine with fewer GPUs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def portable() -> Iterator[None]:
-    """A block in which this thread saves and pickles tensors as tensors of the CPU, wherever they are."""
+    """Within the block, this thread saves and pickles all tensors as CPU tensors."""
     before, _here.portable = getattr(_here, "portable", False), True
     try:
         yield
@@ -31,8 +31,8 @@ def _tag(_: Any) -> str | None:
 
 
 def _restored(*_: Any) -> None:
-    """Nothing is loaded differently."""
+    """Leave loading to torch."""
 
 
-# Lower numbers are asked first, torch's own begin at 10, and torch can't sort two that are the same.
+# Lower numbers come first, torch's own begin at 10, and torch can't sort equal ones.
 torch.serialization.register_package(-1000, _tag, _restored)

@@ -1,9 +1,9 @@
-"""One rank's file of a sharded checkpoint: pieces of tensors, in the format that torch.distributed.checkpoint calls
-safetensors, and `HuggingFaceStorageReader` reads.
+"""One rank's file in a sharded checkpoint: pieces of tensors, as safetensors that `HuggingFaceStorageReader` of
+torch.distributed.checkpoint (DCP) reads.
 
-The file is a header in JSON (name, type, shape and place of each piece) and the pieces' bytes. Where a piece belongs in
-its tensor is in the header's metadata, under torch's key. DCP's own format keeps all that in a pickle, which would run
-code when it is loaded. The library of that name would serialise a whole file in memory.
+The file is a JSON header (name, type, shape and position of each piece) and the pieces' bytes. The header's metadata
+has each piece's offsets in its tensor, under torch's key. DCP's default format keeps all that in a pickle, which could
+run code when loaded. The safetensors library would serialise the whole file in memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WHERE, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """A rank's piece of a tensor, and where it begins in each dimension of the whole."""
+    """A rank's piece of a tensor, and its offset in each dimension of the whole."""
 
     tensor: torch.Tensor
     offsets: tuple[int, ...]
@@ -61,16 +61,16 @@ class StoredPiece:
     offsets: tuple[int, ...]
 
     def load(self) -> torch.Tensor:
-        """The piece, read from the file as it is used."""
+        """Map the piece from the file, which is read as the piece is used."""
         if self.nbytes == 0:
             return torch.empty(self.shape, dtype=self.dtype)
-        # Copied on write: torch warns of memory that it can't write to.
+        # Copy-on-write, because torch warns about read-only memory.
         mapped = np.memmap(self.file, np.uint8, "c", self.begin, (self.nbytes,))
         return torch.from_numpy(mapped).view(self.dtype).reshape(self.shape)
 
 
 def header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """The beginning of a file with these tensors, and where each of them begins, in the order of the file."""
+    """The header of a file with these tensors, and each tensor's position in the file, in that order."""
     begin = 0
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     # The largest elements first, so that each tensor is aligned.
@@ -91,7 +91,7 @@ def header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> 
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """A tensor's elements, copied if they are on a GPU or not contiguous."""
+    """A tensor's bytes, copied if it is on a GPU or not contiguous."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -104,7 +104,11 @@ def write(output: IO[bytes], shards: Mapping[str, TensorPiece]) -> None:
 
 
 def read(file: Path) -> dict[str, StoredPiece]:
-    """The pieces in a file, by name; a ValueError if it is damaged."""
+    """Read the positions of the pieces in a file, by name.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
     size = file.stat().st_size
     try:
         with file.open("rb") as opened:
@@ -113,7 +117,7 @@ def read(file: Path) -> dict[str, StoredPiece]:
                 raise ValueError(f"its header has {length} bytes, but the file {size}")
             entries = json.loads(opened.read(length))
         where = json.loads(entries.pop("__metadata__")[_WHERE])
-        found = {}
+        pieces = {}
         for name, entry in entries.items():
             begin, end = entry["data_offsets"]
             dtype, shape, offsets = DTYPES[entry["dtype"]], tuple(entry["shape"]), tuple(where[name][_OFFSETS])
@@ -121,7 +125,7 @@ def read(file: Path) -> dict[str, StoredPiece]:
             is_place = all(type(number) is int and number >= 0 for number in numbers) and len(shape) == len(offsets)
             if not is_place or end - begin != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
                 raise ValueError(f"{name} is not as large as its shape {shape} says")
-            found[name] = StoredPiece(file, 8 + length + begin, end - begin, dtype, shape, offsets)
+            pieces[name] = StoredPiece(file, 8 + length + begin, end - begin, dtype, shape, offsets)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged: {error!r}; use an earlier checkpoint") from error
-    return found
+    return pieces

@@ -1,11 +1,11 @@
-"""The sharded tensors (DTensors) of a checkpoint: each rank writes its own shards, and reads what it needs of them.
+"""The sharded tensors (DTensors) in a checkpoint: each rank writes its own shards, and reads those that it needs.
 
-In `state-dict.pth` such a tensor has no data (device meta); its pieces are in `sharded/rank_<n>.safetensors`, under the
-keys that lead to it, joined by dots: `models_state_dict.0.weight`. So the state has one layout, whether sharded or not,
-and nothing in it depends on the number of ranks: an optimizer's state has the parameters' numbers, as ever.
+In `state-dict.pth` such a tensor has no data (device meta). Its pieces are in `sharded/rank_<n>.safetensors`, named by
+its path in the state, with dots: `models_state_dict.0.weight`. So the state has the same layout whether it is sharded
+or not, and does not depend on the number of ranks: an optimizer's state refers to parameters by number, as always.
 
-Which pieces a rank has or needs is worked out by the planners of torch.distributed.checkpoint. `dcp.save` itself would
-have every rank wait for the others three times, in collectives that a failed rank leaves hanging; its
+The planners of torch.distributed.checkpoint work out the pieces that a rank has or needs. `dcp.save` itself won't do:
+every rank would wait for the others three times, in collectives that hang when a rank has failed, and its
 `get_optimizer_state_dict` steps an optimizer that has no state yet.
 """
 
@@ -37,20 +37,20 @@ def file_of(rank: int) -> str:
 
 
 def split(state: T, *keys: Any) -> tuple[T, dict[str, torch.Tensor]]:
-    """A state with tensors without data in place of its DTensors, and those by name. `keys` lead to it in the whole."""
-    found: dict[str, torch.Tensor] = {}
+    """A state with meta tensors in place of its DTensors, and the DTensors by name. `keys`: the path to the state."""
+    dtensors: dict[str, torch.Tensor] = {}
 
-    def taken(at: Keys, value: Any) -> Any:
+    def take(at: Keys, value: Any) -> Any:
         if not is_dtensor(value):
             return value
-        found[name_of(at)] = value.detach()
+        dtensors[name_of(at)] = value.detach()
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
-    return mapped(state, taken, keys), found
+    return mapped(state, take, keys), dtensors
 
 
 def gathered(state: T, keep: bool) -> T:
-    """A state with whole tensors on the CPU in place of its DTensors; without data unless `keep`. All ranks call this
+    """A state with whole CPU tensors in place of its DTensors, or meta tensors unless `keep`. All ranks call this
     together."""
 
     def whole(_: Keys, value: Any) -> Any:
@@ -59,42 +59,46 @@ def gathered(state: T, keep: bool) -> T:
         full = value.full_tensor().detach()
         return full.cpu() if keep else torch.empty_like(full, device="meta")
 
-    found: T = mapped(state, whole)
-    return found
+    result: T = mapped(state, whole)
+    return result
 
 
 def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
-    """This rank's shards of DTensors. Of several ranks with the same shard only the first has it."""
+    """This rank's shards of DTensors. If several ranks hold the same shard, only the first returns it."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-    mine: dict[str, Any] = {}
+    saved: dict[str, Any] = {}
     for name, tensor in tensors.items():
         assert is_dtensor(tensor)
         if any(placement.is_partial() for placement in tensor.placements):
             raise UnsavableState(
-                f"{name} is a DTensor of {tensor.placements}, whose ranks have parts of a sum; a checkpoint needs the "
-                "sum: call redistribute() on it"
+                f"{name} is a DTensor with placements {tensor.placements}, whose ranks hold parts of a sum; a "
+                "checkpoint needs the sum: call redistribute() on it"
             )
         coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
-        # A tensor of `dp_shard` alone is on as many meshes as there are `tp` ranks.
+        # A tensor that is only on `dp_shard` exists once on each of the `tp` ranks' meshes.
         if 0 in tensor.device_mesh.mesh and all(
             at == 0 for at, each in zip(coordinate, tensor.placements, strict=False) if each.is_replicate()
         ):
-            mine[name] = tensor
+            saved[name] = tensor
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(mine, is_coordinator=False)
-    found = {}
+    planner.set_up_planner(saved, is_coordinator=False)
+    shards = {}
     for item in planner.create_local_plan().items:
         assert item.tensor_data is not None
         local = planner.resolve_data(item)
         assert isinstance(local, torch.Tensor)
         if local.numel() > 0:
-            found[item.index.fqn] = TensorPiece(local, tuple(item.tensor_data.chunk.offsets))
-    return found
+            shards[item.index.fqn] = TensorPiece(local, tuple(item.tensor_data.chunk.offsets))
+    return shards
 
 
 class StoredTensors:
-    """The sharded tensors in a checkpoint's directory; a ValueError if a file is damaged."""
+    """The sharded tensors in a checkpoint's directory.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -104,7 +108,11 @@ class StoredTensors:
                 self._pieces.setdefault(name, []).append(piece)
 
     def pieces(self, name: str, like: torch.Tensor) -> list[StoredPiece]:
-        """The pieces of a tensor of this type and shape; a `CheckpointError` if they are not exactly this tensor."""
+        """The pieces of a tensor with the type and shape of `like`.
+
+        Raises:
+            CheckpointError: they do not make up exactly such a tensor.
+        """
         pieces = self._pieces.get(name, [])
         fit = all(piece.dtype == like.dtype and len(piece.shape) == like.ndim for piece in pieces)
         inside = all(
@@ -122,7 +130,7 @@ class StoredTensors:
         return pieces
 
     def load(self, name: str, like: torch.Tensor, target: torch.Tensor) -> None:
-        """Load a tensor into this one; into a DTensor, just what this rank has of it. Raises as `pieces`."""
+        """Load a tensor into `target`; if that is a DTensor, only this rank's part of it. Raises as `pieces` does."""
         pieces = self.pieces(name, like)
         copy_pieces([(piece.offsets, piece.shape, piece.load) for piece in pieces], target)
 
@@ -130,7 +138,7 @@ class StoredTensors:
 def copy_pieces(
     pieces: Sequence[tuple[Sequence[int], Sequence[int], Callable[[], torch.Tensor]]], target: torch.Tensor
 ) -> None:
-    """Copy a tensor that consists of pieces (offsets, shape, a function that returns it) into another of its shape."""
+    """Copy a tensor, given as pieces (offsets, shape, a function that loads it), into another of the same shape."""
     if not is_dtensor(target):
         for offsets, shape, load in pieces:
             target[tuple(slice(at, at + size) for at, size in zip(offsets, shape, strict=True))].copy_(load())
@@ -156,19 +164,19 @@ def copy_pieces(
         planner.resolve_tensor(item).detach().copy_(source)
 
 
-def fill(state: T, directory: Path, home: Callable[[Keys], torch.Tensor | None], *keys: Any) -> T:
-    """A loaded state with all its data, sharded as the tensors that it will be loaded into: `home` returns these by
-    their keys in the state."""
+def fill(state: T, directory: Path, target_of: Callable[[Keys], torch.Tensor | None], *keys: Any) -> T:
+    """Add the data to a loaded state. Each tensor is sharded like the one into which it will be loaded, which
+    `target_of` returns for the tensor's path."""
     stored: StoredTensors | None = None
 
     def filled(at: Keys, value: Any) -> Any:
         nonlocal stored
         if not isinstance(value, torch.Tensor):
             return value
-        own = home(at)
+        own = target_of(at)
         if value.device.type == "meta":
             stored = stored or StoredTensors(directory)
-            if own is None:  # nothing of the trial's: load_state_dict() will say so, and needs no data for it
+            if own is None:  # the trial has no such tensor: load_state_dict() says so, and needs no data for that
                 stored.pieces(name_of(at), value)
                 return value
             target = _like(own, value)
@@ -180,8 +188,8 @@ def fill(state: T, directory: Path, home: Callable[[Keys], torch.Tensor | None],
         copy_pieces([([0] * value.ndim, value.shape, lambda: value)], target)
         return target
 
-    found: T = mapped(state, filled, keys)
-    return found
+    result: T = mapped(state, filled, keys)
+    return result
 
 
 def load(
@@ -190,26 +198,26 @@ def load(
     models: Sequence[nn.Module],
     optimizers: Sequence[torch.optim.Optimizer] = (),
 ) -> None:
-    """Fill the state dict of a trial, as far as it is of these models (without wrappers) and optimizers; see `fill`."""
+    """Fill the parts of a trial's state dict for these models (without wrappers) and optimizers; see `fill`."""
     states = [model.state_dict() for model in models]
     parameters = [[each for group in optimizer.param_groups for each in group["params"]] for optimizer in optimizers]
 
-    def home(keys: Keys) -> torch.Tensor | None:
-        found: Any = None
+    def target_of(keys: Keys) -> torch.Tensor | None:
+        target: Any = None
         match keys:
             case ("models_state_dict", int(index), str(name)) if index < len(states):
-                found = states[index].get(name)
+                target = states[index].get(name)
             case ("optimizers_state_dict", int(index), "state", int(number), _) if index < len(parameters):
-                found = parameters[index][number] if number < len(parameters[index]) else None
-        return found if isinstance(found, torch.Tensor) else None
+                target = parameters[index][number] if number < len(parameters[index]) else None
+        return target if isinstance(target, torch.Tensor) else None
 
     for part in ("models_state_dict", "optimizers_state_dict")[: 2 if optimizers else 1]:
         if part in state:
-            state[part] = fill(state[part], directory, home, part)
+            state[part] = fill(state[part], directory, target_of, part)
 
 
 def _like(own: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A new tensor of the type and shape of `value`, sharded as `own`."""
+    """A new tensor with the type and shape of `value`, sharded like `own`."""
     if not is_dtensor(own):
         return torch.empty(value.shape, dtype=value.dtype)
     if own.shape == value.shape:
@@ -225,7 +233,7 @@ def name_of(keys: Keys) -> str:
 
 
 def leaves(value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """The values in dicts, lists and tuples, with the keys that lead to them."""
+    """The values in dicts, lists and tuples, each with the path of keys to it."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from leaves(item, (*keys, key))
@@ -237,9 +245,9 @@ def leaves(value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
 
 
 def mapped(value: Any, leaf: Callable[[Keys, Any], Any], keys: Keys = ()) -> Any:
-    """A copy of dicts, lists and tuples with other values: what the function returns for each, given its keys."""
+    """Copy dicts, lists and tuples, replacing each value by `leaf(path, value)`."""
     if isinstance(value, dict):
-        # A copy: a model's state has attributes.
+        # Copied, because a model's state dict has attributes.
         other = copy.copy(value)
         for key, item in value.items():
             other[key] = mapped(item, leaf, (*keys, key))

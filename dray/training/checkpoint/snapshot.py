@@ -1,7 +1,8 @@
-"""Copies of the state, so that training can continue while it is written.
+"""Copies of the state, so that training can continue while they are written.
 
-Like `torch.save` this pickles with the tensors' storages set aside; but it copies the storages, and unpickles. So the
-copy is as deep as by saving and loading: tensors that share memory share it in the copy, and all other objects are new.
+Like `torch.save`, this sets the tensors' storages aside while pickling; but it then copies the storages and unpickles.
+So the copy is as deep as one made by saving and loading: tensors that share memory share it in the copy too, and all
+other objects are new.
 """
 
 from __future__ import annotations
@@ -24,41 +25,40 @@ class NotCopied(TypeError):
 
 
 class Snapshots:
-    """Makes copies, one after another, in buffers that are kept: only the first one allocates memory.
+    """Makes one copy after another in the same buffers, so that only the first one allocates memory.
 
     A copy is valid until the next one is made.
     """
 
     def __init__(self) -> None:
-        #: The buffers of the last copy, by size and whether pinned.
-        self.buffers: dict[tuple[int, bool], list[torch.Tensor]] = {}
+        self.buffers: dict[tuple[int, bool], list[torch.Tensor]] = {}  # of the last copy, by (size, is pinned)
 
     def take(self, value: T) -> tuple[T, Callable[[], None]]:
-        """A copy on the CPU, and a function that waits until it is complete: GPUs copy while training continues, but
-        before anything that is computed in the current stream after this call."""
+        """Copy a value to the CPU. Returns the copy and a function that waits until it is complete: GPUs copy while
+        training continues, but before later operations in the current stream."""
         pickled = io.BytesIO()
         pickler = _Pickler(pickled)
         pickler.dump(value)
         storages = [storage for _, storage in pickler.storages.values()]
-        of_gpus = [storage for storage in storages if is_of_gpu(storage)]
-        others = [storage for storage in storages if not is_of_gpu(storage)]
-        sizes, places = packed([storage.nbytes() for storage in of_gpus])
+        on_gpus = [storage for storage in storages if is_on_gpu(storage)]
+        others = [storage for storage in storages if not is_on_gpu(storage)]
+        sizes, places = packed([storage.nbytes() for storage in on_gpus])
         places += [(number, 0) for number, _ in enumerate(others, start=len(sizes))]
-        wanted = [(nbytes, True) for nbytes in sizes] + [(storage.nbytes(), False) for storage in others]
+        needed = [(nbytes, True) for nbytes in sizes] + [(storage.nbytes(), False) for storage in others]
         # Reuse first, so that buffers which no longer fit are freed before new ones are allocated.
         free, self.buffers = self.buffers, defaultdict(list)
-        found = [free[want].pop() if free.get(want) else None for want in wanted]
+        reused = [free[kind].pop() if free.get(kind) else None for kind in needed]
         del free
-        buffers = [new_buffer(*want) if buffer is None else buffer for want, buffer in zip(wanted, found, strict=True)]
-        for buffer, want in zip(buffers, wanted, strict=True):
-            self.buffers[want].append(buffer)
+        buffers = [new_buffer(*kind) if buffer is None else buffer for kind, buffer in zip(needed, reused, strict=True)]
+        for buffer, kind in zip(buffers, needed, strict=True):
+            self.buffers[kind].append(buffer)
         copies = {}
-        for storage, (number, begin) in zip((*of_gpus, *others), places, strict=True):
+        for storage, (number, begin) in zip((*on_gpus, *others), places, strict=True):
             end = begin + storage.nbytes()
-            # As tensors: by the buffer's own storage torch knows which pinned memory is being copied into.
+            # Copied as tensors, so that torch sees which pinned memory is being copied into.
             buffers[number][begin:end].copy_(_bytes_of(storage), non_blocking=True)
             copies[storage._cdata] = buffers[number].untyped_storage()[begin:end]
-        events = [recorded_event(device) for device in {storage.device for storage in of_gpus}]
+        events = [recorded_event(device) for device in {storage.device for storage in on_gpus}]
         pickled.seek(0)
         copied: T = _Unpickler(pickled, [copies[storage._cdata] for storage in storages]).load()
 
@@ -70,7 +70,7 @@ class Snapshots:
 
 
 def on_cpu(value: T) -> T:
-    """The value with its tensors on the CPU: those of a GPU are copied together, and waited for once."""
+    """Copy a value's tensors to the CPU. GPU tensors are copied together, with a single wait."""
     try:
         copy, wait = Snapshots().take(value)
     except NotCopied:
@@ -80,13 +80,13 @@ def on_cpu(value: T) -> T:
 
 
 def packed(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
-    """Few buffers that hold pieces of these sizes: the buffers' sizes, and each piece's buffer and its offset there.
+    """Pack pieces of these sizes into few buffers. Returns the buffers' sizes, and each piece's (buffer, offset).
 
-    torch rounds what it pins up to a power of two. So the buffers have such sizes, and more than half of each is used.
+    torch rounds pinned memory up to a power of two. So the buffers have such sizes, and more than half of each is used.
     """
     places = [(0, 0)] * len(sizes)
     buffers: list[int] = []
-    # The largest first. Empty storages too: two storages at one address would become one.
+    # The largest first. Empty storages take up space too, because two storages at one address would become one.
     left = {
         piece: max(1, -(-sizes[piece] // ALIGNMENT)) * ALIGNMENT
         for piece in sorted(range(len(sizes)), key=lambda piece: -sizes[piece])
@@ -103,7 +103,7 @@ def packed(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
     return buffers, places
 
 
-def is_of_gpu(storage: torch.UntypedStorage) -> bool:
+def is_on_gpu(storage: torch.UntypedStorage) -> bool:
     return storage.device.type == "cuda"
 
 
@@ -122,7 +122,7 @@ def recorded_event(device: torch.device) -> torch.cuda.Event:
 
 
 class _Pickler(pickle.Pickler):
-    """Puts a number in place of each storage, and collects these with the storages, by identity."""
+    """Replaces each storage by a number, and collects the numbered storages by identity."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -143,7 +143,7 @@ class _Pickler(pickle.Pickler):
     def _number(self, storage: torch.UntypedStorage) -> int:
         if storage.device.type not in ("cpu", "cuda"):
             raise NotCopied(f"a tensor on {storage.device}")
-        # The identity that torch.save uses.
+        # torch.save uses the same identity.
         return self.storages.setdefault(storage._cdata, (len(self.storages), storage))[0]
 
 
@@ -153,7 +153,7 @@ class _Unpickler(pickle.Unpickler):
         self._storages = storages
 
     def persistent_load(self, number: tuple[int, torch.dtype]) -> torch.TypedStorage:
-        # Tensors are pickled with this class, which warns of its deprecation without `_internal`.
+        # Tensors are pickled with this class, which without `_internal` warns that it is deprecated.
         return torch.TypedStorage(  # type: ignore[no-untyped-call]
             wrap_storage=self._storages[number[0]], dtype=number[1], _internal=True
         )

@@ -1,4 +1,4 @@
-"""The source code in a checkpoint, from which its trial can be built again."""
+"""The source code in a checkpoint, from which its trial can be rebuilt."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_ENTRIES = 5_000
 
 
 def collect(directory: Path, *, leave_out: Path | None = None, secrets: Sequence[str] = ()) -> dict[str, bytes]:
-    """The source files in `directory`, by relative path: text of known suffixes, up to 1 MiB each and 16 MiB in total.
+    """Collect the source files in `directory`, by relative path: known suffixes, up to 1 MiB each and 16 MiB in total.
 
     Hidden directories, caches, virtual environments and `leave_out` (the checkpoints' directory, which may be inside)
-    are skipped. A directory too large to be a program's (a home directory) is cut off with a warning. Any of the
-    `secrets` in a file is masked.
+    are skipped. If a directory is too large to be a program's (a home directory), collection stops with a warning.
+    `secrets` in the files are masked.
     """
     leave_out = leave_out.resolve() if leave_out is not None else None
     files: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""Checks of a trial's reports: the metrics that the search compares, the length in them, losses that are NaN."""
+"""Checks of a trial's reports: the metrics that the search compares, the trial's length, losses that are NaN."""
 
 from __future__ import annotations
 
@@ -12,16 +12,27 @@ from dray.training.host import Reached, Report
 log = logging.getLogger(__name__)
 
 
-BY_TRIAL = "validation returned", "return it from evaluate_batch() or evaluate_full_dataset()"
-BY_PROGRAM = "the program reported", "report it with core_context.train.report_validation_metrics()"
+FROM_TRIAL = "validation returned", "return it from evaluate_batch() or evaluate_full_dataset()"
+FROM_PROGRAM = "the program reported", "report it with core_context.train.report_validation_metrics()"
 
 
 def check_metrics(
-    metrics: Sequence[str], validation: Mapping[str, object], by: tuple[str, str] = BY_TRIAL, *, known: bool = False
+    metrics: Sequence[str],
+    validation: Mapping[str, object],
+    source: tuple[str, str] = FROM_TRIAL,
+    *,
+    known: bool = False,
 ) -> None:
-    """Raise a SearcherMetricError if one of the searcher's metrics is not a number, or is missing, unless the search
-    has received them from this trial before (`known`). `by`: what provided the validation, and how it would."""
-    provided, how = by
+    """Check that a validation has the searcher's metrics.
+
+    Args:
+        source: words of the error: the validation's source, and how to add a metric there.
+        known: the search has received the metrics from this trial before, so that they may be missing.
+
+    Raises:
+        SearcherMetricError: a metric is not a number, or is missing.
+    """
+    provided, how = source
     field = "searcher.metrics" if len(metrics) > 1 else "searcher.metric"
     for metric in metrics:
         if metric in validation and not isinstance(validation[metric], (int, float)):
@@ -37,7 +48,7 @@ def check_metrics(
 
 
 def metric_warning(metric: str, validation: Mapping[str, object]) -> str:
-    """The warning with `searcher: {name: single}`, which compares nothing; "" if the metric is present."""
+    """The warning about a missing metric of `searcher: {name: single}`, which compares nothing; "" if it is there."""
     if isinstance(validation.get(metric), (int, float)):
         return ""
     return (
@@ -48,21 +59,21 @@ def metric_warning(metric: str, validation: Mapping[str, object]) -> str:
 
 
 def _hint(metric: str, validation: Mapping[str, object]) -> str:
-    from searchers.errors import did_you_mean  # here, as workers should import little
+    from searchers.errors import did_you_mean  # imported here, because workers should import little
 
     return did_you_mean(metric, validation.keys())
 
 
 def is_loss(kind: str, name: str, metric: str) -> bool:
-    """Whether a metric of this kind ("training", "validation") counts: the searcher's, and all with "loss" in the name.
+    """Whether a metric of this kind ("training", "validation") is a loss: the searcher's, or named with "loss".
 
-    Others may be infinite or undefined in a sound trial, such as the norm of gradients before a loss is scaled.
+    Others, such as gradient norms with loss scaling, may be infinite or undefined in a healthy trial.
     """
     return kind in ("training", "validation") and (name == metric or "loss" in name.lower())
 
 
 def diverged(metric: str, reported: Mapping[str, Mapping[str, object] | None]) -> str:
-    """The first loss that is not finite, for a message; "" if all are.
+    """A message about the first loss that is not finite; "" if all are.
 
     >>> diverged("error", {"training": {"loss": 0.5}, "validation": {"error": float("nan")}})
     'the validation metric error is nan'
@@ -75,7 +86,11 @@ def diverged(metric: str, reported: Mapping[str, Mapping[str, object] | None]) -
 
 
 def time_of(metric: str, validation: Mapping[str, object]) -> float:
-    """The trial's length, by this validation; a SearcherMetricError if it has none that is finite and >= 0."""
+    """The trial's length according to a validation.
+
+    Raises:
+        SearcherMetricError: the metric is missing, or is not a finite number >= 0.
+    """
     if metric not in validation:
         raise SearcherMetricError(
             f"searcher.time_metric: the search measures length by {metric!r}, but validation returned "
@@ -89,8 +104,9 @@ def time_of(metric: str, validation: Mapping[str, object]) -> float:
 
 
 def crossed(rungs: Sequence[float], before: float | None, now: float) -> Reached:
-    """What a trial whose length was `before` (None: no validation yet) and is `now` has reached, of ascending rungs;
-    the last one is the length of a complete trial.
+    """The point reached by a trial whose length was `before` (None: no validation yet) and is `now`.
+
+    `rungs` are ascending, and the last one is the length of a complete trial.
 
     >>> crossed([1, 4, 16], None, 0.5), crossed([1, 4, 16], 0.5, 5), crossed([1, 4, 16], 5, 16)
     ('nothing', 'rung', 'end')
@@ -101,22 +117,22 @@ def crossed(rungs: Sequence[float], before: float | None, now: float) -> Reached
 
 
 class MetricChecks:
-    """Checks the reports of one trial, which `is_alone` with `searcher: {name: single}`: that compares nothing."""
+    """Checks the reports of one trial. `is_single`: of `searcher: {name: single}`, which compares nothing."""
 
-    def __init__(self, metrics: Sequence[str], *, is_alone: bool, stops_on_nan: bool) -> None:
+    def __init__(self, metrics: Sequence[str], *, is_single: bool, stops_on_nan: bool) -> None:
         self._metric, self._stops_on_nan = metrics[0], stops_on_nan
-        self.is_alone, self._warned = is_alone, False
-        self.compared = () if is_alone else tuple(metrics)
+        self.is_single, self._warned = is_single, False
+        self.compared = () if is_single else tuple(metrics)
 
     def check_program(self, report: Report | None, *, known: bool) -> None:
-        """Check a report of a program with its own loop; None once it has ended. See `check_metrics`."""
+        """Check a report of a program with its own loop, or its end if None. See `check_metrics`."""
         validation = {} if report is None else report.validation
         if validation is not None and (report is None or report.compared):
-            check_metrics(self.compared, validation, BY_PROGRAM, known=known)
+            check_metrics(self.compared, validation, FROM_PROGRAM, known=known)
 
     def warn(self, report: Report) -> str:
-        """Log a warning, and return it, if the first validation of a trial that is alone lacks the metric."""
-        if not self.is_alone or self._warned or report.validation is None or not report.compared:
+        """Log and return a warning if the first validation of a single trial lacks the metric."""
+        if not self.is_single or self._warned or report.validation is None or not report.compared:
             return ""
         self._warned = True
         if warning := metric_warning(self._metric, report.validation):
@@ -124,7 +140,7 @@ class MetricChecks:
         return warning
 
     def diverged(self, report: Report) -> str:
-        """Which loss is NaN or infinite, if the trial is to be stopped for that; else ""."""
+        """Log and return the reason if the trial must be stopped because a loss is NaN or infinite; else ""."""
         if not self._stops_on_nan or report.final:
             return ""
         why = diverged(self._metric, {"training": report.training, "validation": report.validation})

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, with scalars and hyperparameters.
+"""TensorBoard event files with scalars and hyperparameters.
 
 TensorBoard's own writer takes 0.2 s to import, as long as a short trial, and two to seven times as long per scalar.
 
@@ -47,7 +47,7 @@ def _masked(data: bytes) -> int:
 
 
 def scalars(wall_time: float, step: int, values: Mapping[str, float]) -> bytes:
-    """An event: scalars by tag, at a step of at least 0 and a time in seconds since the epoch."""
+    """Encode an event with scalars by tag, at a step >= 0 and a time in seconds since the epoch."""
     parts = []
     for tag, value in values.items():
         head = _tag(tag)
@@ -57,14 +57,14 @@ def scalars(wall_time: float, step: int, values: Mapping[str, float]) -> bytes:
 
 
 def restart(wall_time: float, step: int) -> bytes:
-    """An event: a run resumes here. TensorBoard drops what it has of this step and later ones."""
+    """Encode an event for a run that resumes here: TensorBoard drops this step and later ones."""
     return b"\x09%b\x10%b\x3a\x02\x08\x01" % (_DOUBLE(wall_time), _varint(step))
 
 
 def hparams(wall_time: float, values: Mapping[str, bool | float | str]) -> bytes:
-    """An event: the hyperparameters of the run in this file's directory, for TensorBoard's HParams page.
+    """Encode an event with the hyperparameters of the run in this file's directory, for TensorBoard's HParams page.
 
-    The metrics shown beside them are the last scalars of each tag.
+    The page shows the last scalar of each tag beside them.
     """
     entries = b"".join(
         _part(1, _part(1, name.encode(errors="replace")) + _part(2, _hparam(value))) for name, value in values.items()
@@ -81,22 +81,22 @@ def _hparam(value: bool | float | str) -> bytes:
 
 
 def _part(field: int, content: bytes) -> bytes:
-    """A field of text, bytes or a message."""
+    """Encode a field of text, bytes or a message."""
     return b"%c%b%b" % (field << 3 | 2, _varint(len(content)), content)
 
 
 class EventFile:
-    """An event file in a directory, which is made if it does not exist.
+    """A new event file in a directory, which is created if needed.
 
-    Its name sorts after those of existing files, since TensorBoard reads them in that order.
+    The file's name sorts after existing ones, because TensorBoard reads files in that order.
     """
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         now = time.time_ns()
         seconds, rest = divmod(now, 10**9)
-        # Another process may have made one in the same second, whatever its number. The minus sorts before names of
-        # hosts: a SummaryWriter made in the same second comes after this file.
+        # Nanoseconds order files of the same second. The minus sorts before host names, so that a SummaryWriter made in
+        # the same second comes after this file.
         here = f"{socket.gethostname()}.{os.getpid()}.{next(_COUNTER):06d}"
         self.path = directory / f"events.out.tfevents.{seconds:010d}.-{rest:09d}.{here}"
         self._file = self.path.open("xb")
@@ -136,7 +136,7 @@ def _float(value: float) -> bytes:
     try:
         return _FLOAT(value)
     except OverflowError:
-        # Out of float32's range: infinite, as in a float32 tensor.
+        # A value out of float32's range becomes infinite, as in a float32 tensor.
         return _FLOAT(float("inf") if value > 0 else float("-inf"))
 
 

@@ -17,11 +17,11 @@ from dray.training.metrics.values import detached
 
 
 class Reducer(enum.Enum):
-    """How the values of a validation metric over batches become one number.
+    """Reduces the values of a validation metric over batches to one number.
 
     Attributes:
-        AVG: mean over batches (not over records); over ranks, weighted by their number of batches.
-        SUM, MAX, MIN: over all batches of all ranks.
+        AVG: the mean over batches, not over records; ranks are weighted by their number of batches.
+        SUM, MAX, MIN: the sum, maximum or minimum over all batches of all ranks.
     """
 
     AVG = 1
@@ -31,7 +31,7 @@ class Reducer(enum.Enum):
 
 
 def reduce_values(reducer: Reducer, values: Sequence[Any], counts: Sequence[int] | None = None) -> float:
-    """Reduce the values of batches, or the reduced values of ranks that had `counts` batches, to one number.
+    """Reduce values of batches, or reduced values of ranks that had `counts` batches, to one number.
 
     >>> reduce_values(Reducer.AVG, [1.0, 4.0], counts=[2, 1])
     2.0
@@ -45,11 +45,11 @@ def reduce_values(reducer: Reducer, values: Sequence[Any], counts: Sequence[int]
 
 
 class MetricReducer(abc.ABC):
-    """A metric that can't be averaged over batches (ROC AUC, mean IoU), reduced in two steps.
+    """A metric that can't be averaged over batches (ROC AUC, mean IoU), and is reduced in two steps.
 
     Give the class an `update` method with any arguments, and call it in `train_batch` or `evaluate_batch`. After each
-    workload `per_slot_reduce()` is called on every slot, then `cross_slot_reduce` with the list of what they returned,
-    in rank order; also with a single process.
+    workload, `per_slot_reduce` is called on every slot, then `cross_slot_reduce` with the list of the slots' results in
+    rank order, even if there is just one process.
 
     >>> class Largest(MetricReducer):
     ...     def reset(self):
@@ -69,21 +69,20 @@ class MetricReducer(abc.ABC):
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Forget all values; called before each training and validation workload."""
+        """Forget all values. Called before each training and validation workload."""
 
     @abc.abstractmethod
     def per_slot_reduce(self) -> Any:
-        """What this slot contributes: anything picklable. With several slots its tensors arrive on the CPU."""
+        """Return this slot's contribution, any picklable object. With several slots, its tensors arrive on the CPU."""
 
     @abc.abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        """The metric, from the contributions of all slots: a dict of metrics if the reducer was wrapped without a
-        name, else a value that is not a dict.
-        """
+        """Return the metric from the contributions of all slots, in rank order: a dict of metrics if the reducer was
+        wrapped without a name, and otherwise a value that is not a dict."""
 
 
 class FunctionReducer(MetricReducer):
-    """A function of all values, in the order of a single process (if there is one `update` per batch)."""
+    """A function of all values, which with one `update` per batch are in the order of a single process."""
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self.function = function
@@ -103,7 +102,7 @@ class FunctionReducer(MetricReducer):
 
 
 def interleaved(slots: Sequence[list[Any]]) -> list[Any]:
-    """The first value of each slot, then the second of each, and so on: the order of batches in a single process.
+    """The slots' first values, then their second values, and so on: the order of batches in a single process.
 
     >>> interleaved([[1, 3, 5], [2, 4]])
     [1, 2, 3, 4, 5]
@@ -114,7 +113,7 @@ def interleaved(slots: Sequence[list[Any]]) -> list[Any]:
 
 
 class ReducerRegistry:
-    """The reducers that a trial has wrapped; metrics of torchmetrics are moved to the device."""
+    """The reducers that a trial has wrapped. Metrics of torchmetrics are moved to the device."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device
@@ -159,9 +158,9 @@ class ReducerRegistry:
                     f"the reducer {_describe(reducer)} {must} return a dict, because it was wrapped {how}, got "
                     f"{value!r} of type {type(value).__name__}"
                 )
-            found = value if name is None else {name: value}
-            check_names(found, metrics, "another reducer")
-            metrics.update(found)
+            reduced = value if name is None else {name: value}
+            check_names(reduced, metrics, "another reducer")
+            metrics.update(reduced)
         return metrics
 
     def _of(self, training: bool) -> list[tuple[MetricReducer, str | None]]:
@@ -191,7 +190,7 @@ def _named(reducer: MetricReducer, name: str | None, step: str, *args: Any, trai
     try:
         return getattr(reducer, step)(*args)
     except Exception as error:
-        # All reducers have these methods, so the traceback does not tell which reducer it was.
+        # All reducers have these methods, so the traceback does not identify the reducer.
         other, argument = ("evaluate_batch()", "for_training") if training else ("train_batch()", "for_validation")
         raise ValueError(
             f"the reducer {_describe(reducer)} (name={name!r}) failed in {step}(): {error!r}; if only {other} "
@@ -200,34 +199,34 @@ def _named(reducer: MetricReducer, name: str | None, step: str, *args: Any, trai
 
 
 def is_torchmetric(candidate: Any) -> bool:
-    """Whether this is a `torchmetrics.Metric` or `MetricCollection`; impossible before torchmetrics is imported."""
+    """Whether this is a `torchmetrics.Metric` or `MetricCollection`. (It can't be before torchmetrics is imported.)"""
     torchmetrics = sys.modules.get("torchmetrics")
     return torchmetrics is not None and isinstance(candidate, (torchmetrics.Metric, torchmetrics.MetricCollection))
 
 
 class TorchMetricReducer(MetricReducer):
-    """A metric of torchmetrics, or a collection of them, which the trial updates.
+    """A torchmetrics metric or collection that the trial updates.
 
-    torchmetrics itself would gather states in a separate collective. Here they are exchanged with the trainer's other
-    data, so that no rank waits for one that failed.
+    torchmetrics itself would gather states in separate collectives. Here they travel with the trainer's other data, so
+    that no rank waits for one that has failed.
     """
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
         metric.reset()
-        #: Computes the metric of all ranks, on the CPU; the trial's own metric is not changed.
+        #: Computes the metric over all ranks, on the CPU, without changing the trial's own metric.
         self._whole = copy.deepcopy(metric).cpu()
         for _, part in _parts(self._whole):
-            # Its state is already that of all ranks.
-            part.distributed_available_fn = bool  # False
+            # bool() is False: the state is that of all ranks, so there is nothing to gather.
+            part.distributed_available_fn = bool
 
     def reset(self) -> None:
         self.metric.reset()
 
     def per_slot_reduce(self) -> dict[str, tuple[int, dict[str, Any]]]:
-        """(number of updates, state) of each metric in it, on the CPU."""
+        """(number of updates, state on the CPU) of each metric, by name."""
         if isinstance(self.metric, sys.modules["torchmetrics"].MetricCollection):
-            # items() separates the state of metrics that share it in a collection.
+            # items() separates the states of metrics that share one in a collection.
             list(self.metric.items())
         return {
             name: (part._update_count, {key: _to_cpu(value) for key, value in part.metric_state.items()})
@@ -250,7 +249,7 @@ def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _merged(states: list[Any], reduction: Any) -> Any:
-    """Merge the states of all ranks, as torchmetrics would."""
+    """Merge the states of all ranks as torchmetrics would."""
     if isinstance(states[0], list):
         return interleaved(states)
     if len(states) == 1:
@@ -261,7 +260,7 @@ def _merged(states: list[Any], reduction: Any) -> Any:
 
 def _to_cpu(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
-        # A copy, since the metric will update its own.
+        # A copy, since the metric will update its state.
         return state.detach().to("cpu", copy=True)
     if isinstance(state, (list, tuple)):
         return [_to_cpu(item) for item in state]

@@ -24,11 +24,11 @@ _latest: weakref.ref[TensorBoard] | None = None
 
 
 class TensorBoard:
-    """The event files of one process of a trial, made when there is something to write: with `enabled` the trainer's
-    metrics, and the hyperparameters before them.
+    """The event files of one process of a trial, made at the first write.
 
-    These go to a separate file until the trial asks for a `SummaryWriter`, then to its file, since TensorBoard follows
-    only one file of a directory at a time.
+    If `enabled`, the trainer writes hyperparameters and metrics, to a file of its own until the trial asks for a
+    `SummaryWriter`. After that everything goes to the writer's file, since TensorBoard follows only one file of a
+    directory at a time.
     """
 
     def __init__(self, directory: Path, enabled: bool = True, hparams: Mapping[str, Any] | None = None) -> None:
@@ -41,7 +41,7 @@ class TensorBoard:
         _latest = weakref.ref(self)
 
     def writer(self) -> SummaryWriter:
-        """A writer for the trial's own use, the same one in each call."""
+        """The writer for the trial's own use."""
         if self._writer is None:
             from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -50,25 +50,25 @@ class TensorBoard:
         return self._writer
 
     def restart(self, step: int) -> None:
-        """Make TensorBoard drop what an earlier run wrote for this step and later ones."""
+        """Make TensorBoard drop an earlier run's events from this step on."""
         self._write([event_file.restart(time.time(), step)])
 
     def write(self, rows: Iterable[tuple[float, int, Mapping[str, float]]]) -> None:
-        """Write rows of (seconds since the epoch, step, numbers by tag), if enabled. An error is only logged."""
+        """Write rows of (seconds since the epoch, step, numbers by tag) if enabled. Errors are only logged."""
         if self.enabled:
             hparams, self._hparams = self._hparams, {}
             first = [event_file.hparams(time.time(), hparams)] if hparams else []
             self._write(itertools.chain(first, (event_file.scalars(*row) for row in rows)))
 
     def write_batches(self, first: int, times: Iterable[float], rows: Iterable[Mapping[str, float]]) -> None:
-        """Write the trainer's metrics of consecutive batches, from number `first` on."""
+        """Write the trainer's metrics of consecutive batches, beginning with batch number `first`."""
         self.write(
             (at, step, _tagged(row)) for step, (at, row) in enumerate(zip(times, rows, strict=False), first) if row
         )
 
     def write_metrics(self, batches: int, metrics: Mapping[str, Any], *, validation: bool = False) -> None:
-        """Write metrics of this many batches trained; values other than numbers are left out. With `validation` names
-        get the prefix "val_", unless they begin with "val"."""
+        """Write the metrics at this number of batches; values other than numbers are left out. Names of validation
+        metrics get the prefix "val_", unless they begin with "val"."""
         if not self.enabled:
             return
         prefix = "val_" if validation else ""
@@ -80,7 +80,7 @@ class TensorBoard:
             self.write([(time.time(), batches, _tagged(row))])
 
     def write_system(self, batches: int, figures: Mapping[str, float]) -> None:
-        """Write figures of `dray.training.usage` at this many batches trained."""
+        """Write figures of `dray.training.usage` at this number of batches."""
         if figures:
             self.write([(time.time(), batches, {f"system/{name}": value for name, value in figures.items()})])
 
@@ -132,7 +132,7 @@ def _tagged(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | float | str]]:
-    """Hyperparameters by dotted name, as TensorBoard takes them: numbers, bools, and anything else as text."""
+    """Hyperparameters by dotted name, in types that TensorBoard takes: numbers, bools, and anything else as text."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

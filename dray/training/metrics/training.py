@@ -1,6 +1,6 @@
-"""Training metrics of batches, kept on the device until a report needs them, and their averages over ranks.
+"""Training metrics of batches, which stay on the device until a report needs them, and their averages over ranks.
 
-No training batch waits for the device: values are fetched only here, once per report.
+No batch waits for the device: values are fetched only here, once per report.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Values = dict[str, list[float | None] | None]
 
 
 class Column:
-    """One metric of a workload: a value per batch, left on the device until it is needed."""
+    """One metric of a workload: a value per batch, which stays on the device until it is needed."""
 
     __slots__ = ("_chunks", "fresh", "is_number")
 
-    AT_ONCE = 64  # how many tensors are kept before they are stacked into one
+    AT_ONCE = 64  # the number of tensors to stack into one
 
     def __init__(self) -> None:
         self.is_number = True
@@ -39,8 +39,8 @@ class Column:
             if value.numel() != 1:
                 self.is_number = False
                 return
-            # A copy, on the device: the user may change the tensor in place, and a CUDA graph overwrites its outputs
-            # in its next replay, also those of torch.compile(mode="reduce-overhead").
+            # A copy on the device: the user may change the tensor in place, and a CUDA graph overwrites its outputs at
+            # its next replay, also with torch.compile(mode="reduce-overhead").
             value = value.detach().clone()
             if value.dim():
                 value = value.reshape(())
@@ -59,10 +59,10 @@ class Column:
         """All values, with those of `pending()` taken from `fetched`."""
         if not self.is_number:
             return None
-        found: list[float | None] = []
+        values: list[float | None] = []
         for chunk in self._chunks:
-            found.extend(itertools.islice(fetched, len(chunk)) if isinstance(chunk, torch.Tensor) else chunk)
-        return found
+            values.extend(itertools.islice(fetched, len(chunk)) if isinstance(chunk, torch.Tensor) else chunk)
+        return values
 
     def _fold(self) -> None:
         for are_tensors, values in itertools.groupby(self.fresh, lambda value: isinstance(value, torch.Tensor)):
@@ -75,8 +75,8 @@ class Column:
 
 
 class TrainingMetrics:
-    """The metrics of one training workload; with `keep_batches` also each batch's as they are, for callbacks, and with
-    `keep_times` the `times` of the batches in seconds since the epoch, for TensorBoard."""
+    """The metrics of one training workload. `keep_batches`: also keep each batch's metrics unchanged, for callbacks.
+    `keep_times`: also keep the `times` of batches, in seconds since the epoch, for TensorBoard."""
 
     __slots__ = ("_columns", "_kept", "keep_batches", "keep_times", "times")
 
@@ -91,7 +91,7 @@ class TrainingMetrics:
         self.times: list[float] = []
 
     def add(self, metrics: Mapping[str, Any] | torch.Tensor) -> None:
-        """Add what `train_batch` returned: a dict or a tensor, with the same names in each batch."""
+        """Add the result of `train_batch`: a dict or a tensor, with the same names in each batch."""
         if not isinstance(metrics, dict):
             if not isinstance(metrics, torch.Tensor):
                 raise TypeError(
@@ -110,8 +110,8 @@ class TrainingMetrics:
         for name, value in metrics.items():
             column = columns[name]
             if type(value) is torch.Tensor and value.is_cpu:
-                # There is no device to wait for, and a number needs no copy. Not asked first how many elements it has:
-                # each method of torch's costs a microsecond here, where its code is not in the caches.
+                # There is no device to wait for, and a number needs no copy. The number of elements is not checked
+                # first: each torch call costs a microsecond here, where its code is not in the processor's caches.
                 try:
                     value = value.item()
                 except RuntimeError:
@@ -127,13 +127,13 @@ class TrainingMetrics:
             self._kept.append({name: detached(value) for name, value in metrics.items()})
 
     def take_values(self) -> Values:
-        """Every batch's value of each metric; waits for the device once."""
+        """Each metric's values by batch. Waits for the device once."""
         pending = [chunk for column in self._columns.values() for chunk in column.pending()]
         fetched = iter(torch.cat([chunk.to(pending[0].device) for chunk in pending]).tolist() if pending else ())
         return {name: column.values(fetched) for name, column in self._columns.items()}
 
     def take_batches(self) -> list[dict[str, Any]]:
-        """Every batch's metrics, with tensors as NumPy arrays."""
+        """Each batch's metrics, with tensors as NumPy arrays."""
         return [{name: to_numpy(value) for name, value in metrics.items()} for metrics in self._kept]
 
 
@@ -146,7 +146,7 @@ def sums_of(values: Values) -> Sums:
 
 
 def rows_of(ranks: Sequence[Values]) -> Iterator[dict[str, float]]:
-    """For each batch, its numbers by name, averaged over ranks."""
+    """Each batch's numbers by name, averaged over ranks."""
     columns = {}
     for name in ranks[0]:
         parts = [values[name] for values in ranks]
@@ -163,7 +163,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def average_sums(ranks: Sequence[Sums]) -> dict[str, float | None]:
-    """Averages over the batches of all ranks. A metric that was always None is left out; a non-number is None."""
+    """Averages over the batches of all ranks; metrics that were always None left out, other non-numbers as None."""
     result: dict[str, float | None] = {}
     for name in dict.fromkeys(name for sums in ranks for name in sums):
         parts = [sums[name] for sums in ranks if name in sums]

@@ -1,4 +1,4 @@
-"""Metrics' values as numbers, NumPy arrays and JSON."""
+"""Values of metrics as numbers, NumPy arrays and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dray.training.parallel.sharding import is_dtensor
 
 
 def as_number(value: Any) -> float | None:
-    """The value as a float, if it is a number that a float can hold, or holds exactly one; else None."""
+    """Convert a number, or an array with one, to a float; None if it is neither or is too large."""
     if isinstance(value, (int, float, numbers.Real, np.number, np.bool_)):
         try:
             return float(value)
@@ -27,7 +27,7 @@ def as_number(value: Any) -> float | None:
 
 
 def to_numpy(value: Any) -> Any:
-    """Tensors as NumPy arrays, also in dicts, lists and tuples; the rest unchanged."""
+    """Convert tensors to NumPy arrays, also inside dicts, lists and tuples; leave the rest unchanged."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
         if value.dtype is torch.bfloat16:
@@ -41,14 +41,14 @@ def to_numpy(value: Any) -> Any:
 
 
 def whole(tensor: torch.Tensor) -> Any:
-    """A tensor that is divided among the ranks (a norm of sharded gradients, say) as a whole; all ranks call this."""
+    """Gather a tensor that is divided among the ranks, such as a norm of sharded gradients. All ranks call this."""
     return tensor if type(tensor) is torch.Tensor or not is_dtensor(tensor) else tensor.full_tensor()
 
 
 def detached(value: Any) -> Any:
-    """Tensors as copies without gradients, also in containers that torch knows (dicts, tuples); the rest unchanged.
+    """Copy tensors without their gradients, also inside containers that torch knows (dicts, tuples).
 
-    The user may change a tensor in place, and a CUDA graph overwrites its outputs in its next replay.
+    The user may change a tensor in place, and a CUDA graph overwrites its outputs at its next replay.
     """
     if isinstance(value, torch.Tensor):
         return whole(value).detach().clone()
@@ -56,10 +56,14 @@ def detached(value: Any) -> Any:
 
 
 def jsonable(metrics: Mapping[str, Any], *, source: str) -> dict[str, Any]:
-    """The metrics as plain numbers, strings, lists and dicts; a TypeError names one that is not JSON-serialisable."""
+    """Convert metrics to plain numbers, strings, lists and dicts.
+
+    Raises:
+        TypeError: a metric is not JSON-serialisable; the error names it and its `source`.
+    """
     plain = {}
     for key, value in metrics.items():
-        name = str(key).encode(errors="backslashreplace").decode()  # that of a file may have bytes that are no UTF-8
+        name = str(key).encode(errors="backslashreplace").decode()  # a file's name may not be valid UTF-8
         plain[name] = _plain(value, name=name, source=source)
     return plain
 

@@ -1,1 +1,1 @@
-"""The processes of one trial: their devices, their process group, and how they agree."""
+"""The processes of one trial: devices, process groups, sharding, and agreement between ranks."""

@@ -1,20 +1,20 @@
-"""How the ranks of a trial agree on where and why training ends.
+"""The ranks of a trial agree on the batch at which training ends, and on the reason.
 
-They agree in exchanges, which all of them reach: after each section of training, validation and checkpoint. What ends
-training on one rank ends it on all, for the same reason and at the same batch. Between two exchanges a rank may wait
-for another that never comes: for its gradients. So each rank has a thread that listens for the others, through a store
-that only these threads use.
+They agree in exchanges, which every rank reaches after each section of training, validation and checkpointing. If
+training ends on one rank, it ends on all, for the same reason and at the same batch. Between two exchanges a rank may
+wait for the gradients of another that never sends them. So each rank has a thread that listens for the others, through
+a store that only these threads use.
 
-Stop: once a rank is asked to stop, each rank's thread posts the number of batches that its training may have begun, and
-holds it there. All stop at the greatest of these numbers: no rank has passed it, and each trains any batch that another
-waits in. Without a request this costs a comparison of two integers per batch.
+Stop: after a request, each rank's thread posts the number of batches that its training may have begun, and holds the
+training there. All ranks stop at the maximum of these numbers: no rank has passed it, and each trains every batch in
+which another waits. Without a request this costs one comparison of two integers per batch.
 
-Leave: a rank that leaves between two exchanges (an exception, ShouldExit, InvalidHP) posts that it does. With gloo it
-also closes the connections for gradients: the backward pass of the others fails at once, and no weight has changed.
-With NCCL the others notice nothing. Their collectives are queued on the device, and the host runs ahead until it needs
-a value from there. So all ranks abort their process groups, together, once one has failed, or if not all have left
-within `LEAVE_S` seconds. Whatever is computed after an aborted collective is computed from garbage: none of it is
-saved, and training resumes from the last checkpoint.
+Leave: a rank that leaves between two exchanges (by an exception, ShouldExit, InvalidHP) posts that. With gloo it also
+closes the connections for gradients, so that the others' backward pass fails at once, before any weight has changed.
+With NCCL the others notice nothing: their collectives are queued on the device, and the host runs ahead until it needs
+a value from there. So all ranks abort their process groups together, as soon as one has failed, or when not all have
+left within `LEAVE_S` seconds. Anything computed after an aborted collective is garbage: it is not saved, and training
+resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LISTEN_S = 0.25  # between checks of the store
-AGREE_S = 0.01  # the same while ranks agree on where to stop
-LEAVE_S = 30.0  # for the others to leave after one rank has, before the process groups are aborted
-ABORT_S = 5.0  # for ranks to be ready for an abort: one of them may have died
+AGREE_S = 0.01  # between checks while ranks agree on the batch to stop at
+LEAVE_S = 30.0  # from one rank's leaving until the process groups are aborted, if not all have left
+ABORT_S = 5.0  # to wait for all ranks before an abort, since one may have died
 NEVER = 1 << 62
 
 
@@ -53,8 +53,8 @@ _DISCONNECTED = Leave(reason=Reason.DISCONNECTED, message="its collectives were 
 class _Board:
     """Numbers that ranks post by name, for the others to read.
 
-    Only the listening thread uses the store, in `has` and `read`, which send what was posted: a call may wait for a
-    chief that has stopped, and must not keep another thread waiting.
+    `post` works in any thread. Only the listening thread uses the store: a call may wait for a chief that has stopped,
+    which must not block another thread. So `has` and `read` also send the numbers that were posted.
     """
 
     def __init__(self, store: Any, prefix: str = "") -> None:
@@ -63,7 +63,7 @@ class _Board:
         self._sent = 0
 
     def post(self, name: str, value: int = 1) -> None:
-        """Post a number, unless this rank has already posted one under this name. In any thread."""
+        """Post a number, unless this rank has already posted one under this name."""
         self._posted.setdefault(name, value)
 
     def send(self) -> None:
@@ -80,10 +80,10 @@ class _Board:
 
 
 class Agreement:
-    """One rank's part in the agreement on how a training run ends.
+    """One rank's part in the agreement on the end of a training run.
 
-    Keeps the error that the run ends with until what was trained is saved. `stop_requested` and `trained` are called in
-    a thread. Once `stop_at` batches are trained, ask `must_stop`.
+    Keeps the error that ends the run until the training so far is saved. A separate thread calls `stop_requested` and
+    `trained`. After `stop_at` batches, call `must_stop`.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class Agreement:
         self.stop_at = NEVER
         self._peers, self._stop_requested, self._trained, self._device = peers, stop_requested, trained, device
         self._error: BaseException | None = None
-        self.board = _Board(HashStore())  # of this rank alone
+        self.board = _Board(HashStore())  # for this rank alone, until `connect`
         self._stop_agreed, self._wake, self._over = threading.Event(), threading.Event(), False
-        # Sections between two exchanges are numbered, the same on all ranks.
+        # Sections between two exchanges have the same numbers on all ranks.
         self._section, self._inside = 0, False
         self._stopping = self._aborted = False
         self._left: tuple[int, float] | None = None  # the section in which a rank leaves, and when this one noticed
@@ -108,7 +108,7 @@ class Agreement:
     # ----------------------------------------------------------------------------------------- in a separate thread
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """A block that all ranks enter before any of them trains."""
+        """A block that all ranks enter before any of them trains. It runs the listening thread."""
         self.connect()
         thread = threading.Thread(target=on_this_gpu(self._listen), name="dray-agreement", daemon=True)
         thread.start()
@@ -127,11 +127,11 @@ class Agreement:
         if (store := self._peers.side_store()) is not None:
             self.board = _Board(store, f"{self._peers.broadcast(uuid.uuid4().hex)}/")
 
-    def _name(self, what: str) -> str:
-        return f"{what}/{self._peers.rank}"
+    def _name(self, topic: str) -> str:
+        return f"{topic}/{self._peers.rank}"
 
-    def _all(self, what: str) -> list[str]:
-        return [f"{what}/{rank}" for rank in range(self._peers.size)]
+    def _all(self, topic: str) -> list[str]:
+        return [f"{topic}/{rank}" for rank in range(self._peers.size)]
 
     def _listen(self) -> None:
         try:
@@ -150,7 +150,7 @@ class Agreement:
             with contextlib.suppress(Exception):  # the chief has ended, and its store with it
                 self.board.send()
         except Exception as error:
-            # Without the others there is nothing to agree on. Training itself will notice what happened to them.
+            # Without the others there is nothing to agree on. The training itself will notice that they are gone.
             log.warning("no longer listening for requests to stop: %r", error)
             self.stop_at = NEVER
         finally:
@@ -163,8 +163,8 @@ class Agreement:
             elif not self.board.has("stop"):
                 return
             self._stopping = True
-            # From now on training calls `must_stop` before each batch. The number is read after that, so that training
-            # can have begun one more batch at most.
+            # From now on training calls `must_stop` before each batch. The number is read after that, so training can
+            # have begun at most one more batch.
             self.stop_at = 0
             self.board.post(self._name("begun"), self._trained() + 1)
         if self.board.has(*self._all("begun")):
@@ -183,7 +183,7 @@ class Agreement:
         if self.board.has(*self._all("out")):
             return  # no rank waits for another
         if (failed or time.monotonic() > since + LEAVE_S) and ddp.queues_collectives(self._device):
-            # All ranks are marked before any aborts: one rank's abort may end what another waits in, and that rank's
+            # All ranks are marked before any of them aborts: one rank's abort may end a collective on another, whose
             # training must know that its results are garbage.
             self._aborted, self.stop_at, self._abort_by = True, 0, time.monotonic() + ABORT_S
             self._stop_agreed.set()
@@ -196,18 +196,19 @@ class Agreement:
         if ready or time.monotonic() > self._abort_by:
             self._abort_by = 0.0
             ddp.abort()
-            if not self._inside:  # others may wait for this rank by gloo too, which they can't abort: offloaded weights
+            if not self._inside:  # others may also wait in gloo (offloaded weights), which can't be aborted
                 ddp.disconnect(self._device)
 
     def must_stop(self, trained: int) -> bool:
-        """Whether training stops after this many batches. Waits for the other ranks' threads, not their training."""
+        """Whether training stops after this number of batches. Waits for the other ranks' threads, not for their
+        training."""
         self._stop_agreed.wait()
         return self._aborted or trained >= self.stop_at
 
     # ---------------------------------------------------------------------------------------------- in the training
     def section(self, work: Callable[[], T], *, training: bool = False) -> tuple[T | None, Leave | None]:
-        """Do this rank's part between two exchanges: what it returned, or why this rank leaves. In `training` ranks
-        wait for one another's gradients, or for the weights of a sharded model."""
+        """Do this rank's part between two exchanges. Returns the result of `work`, or the reason why this rank leaves.
+        In `training`, ranks wait for one another's gradients, or for the weights of a sharded model."""
         self._section += 1
         self._inside = True
         try:
@@ -216,7 +217,7 @@ class Agreement:
                 self._post_leave(leave, training)
             if training:
                 synchronize = torch.get_device_module(self._device).synchronize
-                _, late = self.catch(lambda: synchronize(self._device))  # an error of the device shows only here
+                _, late = self.catch(lambda: synchronize(self._device))  # errors of the device surface only here
                 leave = leave or late
             if self._aborted:
                 leave = replace(leave or _DISCONNECTED, aborted=True)
@@ -233,12 +234,12 @@ class Agreement:
         if training and not ddp.queues_collectives(self._device):
             ddp.disconnect(self._device)
 
-    def exchange(self, mine: T, leave: Leave | None) -> list[T]:
-        """An allgather. A rank that has failed raises its error if the others do not come soon."""
-        return exchange(self._peers, mine, leave, self._error)
+    def exchange(self, message: T, leave: Leave | None) -> list[T]:
+        """Allgather. A rank that has failed raises its error if the others do not arrive soon."""
+        return exchange(self._peers, message, leave, self._error)
 
     def agree(self, leaves: Sequence[Leave | None], *, training: bool = False) -> Leave | None:
-        """The reason of all ranks to leave, from that of each; a failure is raised at once."""
+        """Agree on one reason to leave from those of all ranks. A failure is raised at once."""
         rank = max(range(len(leaves)), key=lambda rank: -1 if (each := leaves[rank]) is None else each.reason)
         if (leave := leaves[rank]) is None:
             return None
@@ -246,24 +247,24 @@ class Agreement:
             ddp.abort()
         if aborted or (training and not ddp.queues_collectives(self._device)):
             ddp.disconnect(self._device)
-        mine = leaves[self._peers.rank]
-        if mine is not None and mine.reason is Reason.DISCONNECTED < leave.reason:
-            self._error = None  # only a consequence of another rank's leaving
+        own = leaves[self._peers.rank]
+        if own is not None and own.reason is Reason.DISCONNECTED < leave.reason:
+            self._error = None  # a mere consequence of another rank's leaving
         if leave.reason is not Reason.EXIT:
             self._error = self._error or leave.as_error(rank, "training")
         if leave.reason in (Reason.FAILED, Reason.DISCONNECTED):
             self.raise_error()
         if aborted and leave.save and self._peers.rank == 0:
             log.warning(
-                "one rank left in the middle of a batch, which others waited for: what was trained since the last "
-                "checkpoint is lost. To keep it, raise %s on all ranks at the same batch, or call "
+                "one rank left in the middle of a batch for which others waited: training since the last checkpoint "
+                "is lost. To keep it, raise %s on all ranks at the same batch, or call "
                 "context.set_stop_requested(True) on any of them",
                 {Reason.EXIT: "ShouldExit", Reason.INVALID_HP: "InvalidHP"}.get(leave.reason, "the exception"),
             )
         return replace(leave, save=leave.save and not aborted, aborted=aborted)
 
     def on_all(self, work: Callable[[], T], *, training: bool = False) -> tuple[list[T], Leave | None]:
-        """Call the user's code on all ranks: what it returned on each, or why all leave."""
+        """Call the user's code on all ranks. Returns each rank's result, and the reason if all leave."""
         value, leave = self.section(work, training=training)
         ranks = self.exchange((value, leave), leave)
         return [row[0] for row in ranks], self.agree([row[1] for row in ranks], training=training)  # type: ignore[misc]
@@ -273,17 +274,17 @@ class Agreement:
             raise self._error
 
     def catch(self, work: Callable[[], T]) -> tuple[T | None, Leave | None]:
-        """Call the user's code, and turn what it raises into a value that the other ranks can get."""
+        """Call the user's code, and turn exceptions into a value for the other ranks."""
         try:
             return work(), None
         except (Exception, SystemExit) as error:
             # SystemExit too: a program that exits in one process must not leave the others waiting.
-            if self._aborted:  # garbage caused it
+            if self._aborted:  # caused by garbage
                 return None, _DISCONNECTED
             if ddp.is_disconnected(error):
                 leave = replace(_DISCONNECTED, message=repr(error))
             else:
-                # A device that has failed fails again in each call: the first error has the user's line.
+                # A failed device fails again at each call; only the first error has the user's line.
                 leave = Leave.because_of(error) if self._error else leave_by(self._peers, error)
             if leave.reason is not Reason.EXIT:
                 self._error = self._error or error

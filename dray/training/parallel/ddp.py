@@ -1,7 +1,7 @@
-"""Data-parallel training by the processes of a trial: DistributedDataParallel, in a separate process group.
+"""Data-parallel training by the processes of a trial: DistributedDataParallel in a separate process group.
 
-Gradients have another process group than the ranks' messages, so that a rank that leaves can close it, and all ranks
-can still agree on what to do; see `dray.training.parallel.agreement`.
+Gradients and the ranks' messages have different process groups. So a rank that leaves can close the first, and all
+ranks can still agree on how to proceed; see `dray.training.parallel.agreement`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dray.training.pretrained import shared_parameters
 
+#: The size of the buffer for broadcasting weights, as in DistributedDataParallel.
 BUCKET_BYTES = 250 << 20
-"""How many bytes of weights are sent together, which takes as much memory again; as in DistributedDataParallel."""
 
 _UNUSED = (
     "parameters of a wrapped model had no gradients in the batch before, so the slots wait for them: the loss did not "
@@ -36,17 +36,17 @@ _UNUSED = (
 class DDPModel(DistributedDataParallel):
     """DistributedDataParallel that also reads and sets the attributes of the wrapped model.
 
-    A copy is of the wrapped model alone, and its state dict has the names that it has without other ranks.
+    Copying it copies just the wrapped model. Its state dict has no prefix, as if there were no other ranks.
     """
 
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
         gradients = gradients_group()
-        # The wrapped model's methods and submodules that were accessed: their calls average nothing.
+        # Methods and submodules of the wrapped model that were accessed; calling them averages no gradients.
         self.passed_through: set[str] = set()
         super().__init__(module, **{"process_group": gradients.group, **kwargs})
-        # Parameters whose gradients are averaged in a backward pass that follows a call of the model itself.
+        # Parameters whose gradients are averaged in a backward pass after a call of the model itself.
         self.averaged_ids = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
-        # Only call the wrapped model, even with gradients: ranks may have different numbers of batches.
+        # Call just the wrapped model, even with gradients enabled: ranks may have different numbers of batches.
         self.runs_alone = False
         self._sync_norms = [
             layer
@@ -88,7 +88,7 @@ class DDPModel(DistributedDataParallel):
         setattr(self.module, name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Not DistributedDataParallel's, which refuses a group of its own, and connects the copy to the other ranks.
+        # DistributedDataParallel's own refuses a custom group, and would connect the copy to the other ranks.
         return _identity, (self.module,)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -96,8 +96,8 @@ class DDPModel(DistributedDataParallel):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and self.connected and not self.runs_alone:
-            # In one communicator with the gradients, as with DistributedDataParallel alone: GPUs may run collectives of
-            # two in different orders, and then wait for one another. Not for longer: groups can't be copied.
+            # SyncBatchNorm uses the communicator of the gradients, as without dray: GPUs may run collectives of two
+            # communicators in different orders, and wait for one another. Reset below, since groups can't be copied.
             for layer in self._sync_norms:
                 layer.process_group = self.process_group
             try:
@@ -112,17 +112,17 @@ class DDPModel(DistributedDataParallel):
         return self.module(*inputs, **kwargs)
 
     def sync_buffers(self) -> None:
-        """Send the chief's buffers to all ranks (running means), as each forward pass in training does."""
+        """Send the chief's buffers (running means) to all ranks, as each forward pass in training does."""
         if self.connected and self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             self._sync_buffers()  # type: ignore[no-untyped-call]
 
     def release(self) -> None:
-        """Release the connections to the other ranks. Only the wrapped model remains."""
+        """Release the connections to the other ranks, and keep only the wrapped model."""
         self.connected = False
-        # The reducer and its logger hold the group too; its sockets close with the last reference.
+        # All of these hold the group, whose sockets close with the last reference.
         for name in ("reducer", "logger", "process_group"):
             setattr(self, name, None)
-        self._comm_hooks.clear()  # so do they
+        self._comm_hooks.clear()
 
 
 def _identity(module: torch.nn.Module) -> torch.nn.Module:
@@ -130,15 +130,15 @@ def _identity(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _add_prefix(state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Name the weights of a `DDPModel` as its own modules do."""
+    """Give weights the prefix that they have inside a `DDPModel`."""
     _replace_by_prefix(state, prefix, f"{prefix}module.")
 
 
 def data_parallel(
     model: torch.nn.Module, device: torch.device, ddp_kwargs: dict[str, Any], *, compress_gradients: bool
 ) -> torch.nn.Module:
-    """A model on a device with the chief's weights on all ranks, and averaged gradients (in float16 with
-    `compress_gradients`) if it is trained."""
+    """Give a model the chief's weights on all ranks and, if it is trained, averaged gradients (in float16 with
+    `compress_gradients`)."""
     shared = shared_parameters(model)
     trains = any(parameter.requires_grad for parameter in model.parameters())
     if shared or not trains:
@@ -146,7 +146,7 @@ def data_parallel(
     if not trains:
         return model
     device_ids = [device] if device.type == "cuda" else None
-    # As views of its buckets, gradients are in memory once.
+    # As views of buckets, gradients are in memory only once.
     options = {"device_ids": device_ids, "init_sync": not shared, "gradient_as_bucket_view": True}
     wrapped = DDPModel(model, **{**options, **ddp_kwargs})
     if compress_gradients:
@@ -155,7 +155,7 @@ def data_parallel(
 
 
 def broadcast_weights(model: torch.nn.Module, leave_out: Collection[str] = ()) -> None:
-    """Send the chief's weights to all ranks, except those named in `leave_out`, which all have."""
+    """Send the chief's weights to all ranks, except those named in `leave_out`, which all ranks have."""
     assert dist.group.WORLD is not None
     _sync_module_states(model, dist.group.WORLD, BUCKET_BYTES, src=0, params_and_buffers_to_ignore=leave_out)
 
@@ -175,15 +175,15 @@ def checked_ddp_kwargs(ddp_kwargs: dict[str, Any] | None) -> dict[str, Any]:
 
 
 class _Group:
-    """The process group of gradients, and its models, including those of earlier trials that are still in memory."""
+    """The process group of gradients, and its models, including earlier trials' that are still in memory."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
         self.timeout = timeout()
         self.group: Any = dist.new_group(timeout=self.timeout)
-        #: With what releases the model's connections.
+        #: Each model, with the function that releases its connections.
         self.models: weakref.WeakKeyDictionary[torch.nn.Module, Callable[[Any], None]] = weakref.WeakKeyDictionary()
-        #: Of sharded models, by shape: see `dray.training.parallel.mesh`. They hold process groups too.
+        #: Meshes of sharded models by shape, which hold process groups too: see `dray.training.parallel.mesh`.
         self.meshes: dict[Any, Any] = {}
         self.subgroups: list[Any] = []
         self._made: dict[tuple[int, ...], Any] = {}
@@ -192,7 +192,7 @@ class _Group:
         return any(group is own for own in (self.group, *self.subgroups))
 
     def make(self, ranks: tuple[int, ...]) -> Any:
-        """The subgroup of these ranks, made at first use, by all ranks of the trial together."""
+        """The subgroup of these ranks, which all ranks of the trial together make at its first use."""
         if len(ranks) == dist.get_world_size():
             return self.group
         if ranks not in self._made:
@@ -207,12 +207,12 @@ _gradients: _Group | None = None
 _aborted: Any = None  # the default process group, once this process has aborted it
 
 
-# At exit too: a gloo group that is freed with the interpreter may abort it ("terminate called without ...").
+# Also called at exit: a gloo group that is freed with the interpreter may abort it ("terminate called without ...").
 @atexit.register
 def _forget_group() -> list[Any]:
-    """Release the models of the group, and return it with its subgroups; [] if there is none."""
+    """Release the group's models, and return the group with its subgroups; [] if there is none."""
     global _gradients
-    gradients, _gradients = _gradients, None  # first: two threads may do it at a time
+    gradients, _gradients = _gradients, None  # first, because two threads may call this at the same time
     if gradients is None:
         return []
     for model, release in list(gradients.models.items()):
@@ -223,7 +223,8 @@ def _forget_group() -> list[Any]:
 
 
 def gradients_group() -> _Group:
-    """Made at first use, by all ranks together, and kept for later trials: with NCCL it takes a second."""
+    """The group of gradients. All ranks together make it at its first use, which takes a second with NCCL; it is kept
+    for later trials."""
     global _gradients
     if _gradients is None or _gradients.world is not dist.group.WORLD:
         _gradients = _Group(dist.group.WORLD)
@@ -240,26 +241,26 @@ def is_connected(model: torch.nn.Module) -> bool:
 
 
 def queues_collectives(device: torch.device) -> bool:
-    """Whether collectives on a device only queue work for it, as NCCL's do; gloo's are over when they return."""
+    """Whether collectives on a device only queue work, as NCCL's do; gloo's are complete when they return."""
     return dist.is_initialized() and backends(dist.group.WORLD).get(device.type) != "gloo"
 
 
 def disconnect(device: torch.device) -> None:
-    """Close this process's connections for gradients on a device: with gloo a collective that another rank waits in
-    fails at once. Later models get new ones."""
+    """Close this process's connections for gradients on a device, so that with gloo a collective in which another rank
+    waits fails at once. Later models get new connections."""
     groups = _forget_group()
-    while groups:  # none may stay in a variable: its sockets close with the last reference
-        # A program may have ended the default group, and this one with it.
+    while groups:  # no variable may keep a group, because its sockets close with the last reference
+        # A program may have ended the default group, and with it this one.
         if groups[0] in c10d._world.pg_map:
             end_group(device, groups[0])
         del groups[0]
 
 
 def end_group(device: torch.device, group: Any = None) -> None:
-    """End a process group for collectives on a device; the default one with all others."""
+    """End a process group for collectives on a device. The default group takes all others with it."""
     if queues_collectives(device):
         if group is None:
-            abort()  # together, which torch does not
+            abort()  # all groups in parallel, unlike torch
         # Destroying the group would wait for queued work, which may wait for a rank that has left.
         c10d._abort_process_group(group)
     else:
@@ -267,17 +268,17 @@ def end_group(device: torch.device, group: Any = None) -> None:
 
 
 def abort() -> None:
-    """Abort all collectives of this process except gloo's, including those that are queued. In any thread.
+    """Abort all collectives of this process except gloo's, including queued ones. In any thread.
 
-    Another rank's collectives wait until that rank aborts too. Whatever is computed from now on is garbage, and the
-    default process group can't be used again.
+    Collectives on other ranks wait until those abort too. All results from now on are garbage, and the default process
+    group can't be used again.
     """
     global _aborted
     _aborted = dist.group.WORLD
     groups = [group for group in c10d._world.pg_map if set(backends(group).values()) != {"gloo"}]
-    # Each in a thread: NCCL frees a communicator once the device is idle, which another group's collectives prevent
-    # until they are aborted too (PyTorch's issue 119797). Torch's `_group_start()` does not help: NCCL groups the calls
-    # of one thread, and torch 2.13 starts a new one for each abort.
+    # Each group in a thread: NCCL frees a communicator once the device is idle, which another group's collectives
+    # prevent until they are aborted too (PyTorch's issue 119797). Torch's `_group_start()` does not help: NCCL groups
+    # the calls of one thread, and torch 2.13 starts a new thread for each abort.
     with ThreadPoolExecutor(max(1, len(groups))) as threads:
         threads.map(lambda group: group.abort(), groups)
 
@@ -287,7 +288,7 @@ def backends(group: Any) -> dict[str, str]:
 
 
 def timeout() -> timedelta | None:
-    """That of the default process group's collectives; None if there is no group, or torch wraps it to debug it."""
+    """The timeout of the default process group; None without a group, or if torch wraps it for debugging."""
     world = dist.group.WORLD
     backend = None if world is None else world._get_backend(world._device_types[0])
     return getattr(getattr(backend, "options", None), "_timeout", None)
@@ -298,20 +299,20 @@ def set_timeout(timeout: timedelta) -> None:
 
 
 def number_groups(start: int) -> None:
-    """Name groups by numbers from this one on, as all ranks must: they find each other by the name. A rank that left
-    the last trial early has made fewer than others."""
+    """Number new groups from `start` on. Ranks find each other by a group's number, and a rank that left the last trial
+    early has made fewer groups than others."""
     c10d._world.group_count = start
 
 
 def is_aborted() -> bool:
-    """Whether this process has aborted its collectives: then it must not train another trial."""
+    """Whether this process has aborted its collectives, so that it must not train another trial."""
     return _aborted is not None and _aborted is dist.group.WORLD
 
 
 def is_disconnected(error: BaseException) -> bool:
-    """Whether this is what a rank sees when another one has disconnected, or when its collectives were aborted.
+    """Whether an error means that another rank has disconnected, or that this rank's collectives were aborted.
 
-    Not if it has waited too long: the other one may be stuck.
+    A timeout does not: the other rank may be stuck.
     """
     text = str(error) if isinstance(error, RuntimeError) else ""
     return isinstance(error, dist.DistError) or ("gloo/transport" in text and "Timed out" not in text)

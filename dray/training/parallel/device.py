@@ -1,4 +1,4 @@
-"""Which device a process trains on."""
+"""The device on which a process trains."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class GpuConflict(RuntimeError):
 
 
 def own_device(local_rank: int, config: Mapping[str, Any] | None = None) -> torch.device:
-    """The GPU of the process with this rank on its machine; the CPU if there is none, or the experiment's config says
-    that a slot is one. Does not initialise CUDA."""
+    """The GPU of the process with this local rank; the CPU if there is none, or if slots are CPUs by the experiment's
+    config. Does not initialise CUDA."""
     if is_for_cpus(config) or not torch.cuda.is_available():
         return CPU
     return gpu_of(local_rank)
 
 
 def gpu_of(local_rank: int) -> torch.device:
-    """The GPU of a rank. `check_gpus` finds out whether another rank has the same."""
+    """The GPU of a local rank. `check_gpus` finds out whether another rank has the same one."""
     # A process that sees only its own device sees it as number 0.
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def on_this_gpu(target: Callable[P, T]) -> Callable[P, T]:
-    """The function for a new thread, on the GPU of this one: threads begin on GPU 0, which may be another rank's, and
-    anything that needs a context would create one there."""
+    """Wrap a function to run in a new thread on this thread's GPU. Threads begin on GPU 0, which may be another rank's,
+    and would create a CUDA context there."""
     if not gpu_in_use():
         return target
     device = torch.cuda.current_device()
@@ -51,20 +51,24 @@ def on_this_gpu(target: Callable[P, T]) -> Callable[P, T]:
 
 
 def backend_for(device: torch.device) -> str:
-    """What `init_process_group` takes for ranks on a device: on GPUs gloo too, for tensors in the CPU's memory, as
-    those of offloaded weights and of `torch.distributed.checkpoint.async_save` are."""
+    """The backend for `init_process_group`. On GPUs it includes gloo for tensors in the CPU's memory, such as offloaded
+    weights, or in `torch.distributed.checkpoint.async_save`."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def check_gpus(device: torch.device, allgather: Callable[[Any], list[Any]]) -> None:
-    """Raise a GpuConflict, on all ranks, if two ranks of a trial train on one GPU. All ranks call this together."""
-    mine = None
+    """Check that no two ranks of a trial share a GPU. All ranks call this together.
+
+    Raises:
+        GpuConflict: two ranks do; raised on all ranks.
+    """
+    own_gpu = None
     if device.type == "cuda":
-        # By UUID: processes that each see only one device all call it number 0.
+        # Compare UUIDs, because processes that see only one device all call it number 0.
         uuid = str(torch.cuda.get_device_properties(device).uuid)
-        mine = (socket.gethostname(), uuid, torch.cuda.device_count())
+        own_gpu = (socket.gethostname(), uuid, torch.cuda.device_count())
     ranks: dict[tuple[str, str, int], list[int]] = {}
-    for rank, gpu in enumerate(allgather(mine)):
+    for rank, gpu in enumerate(allgather(own_gpu)):
         if gpu is not None:
             ranks.setdefault(gpu, []).append(rank)
     for (host, uuid, count), sharing in ranks.items():

@@ -1,4 +1,4 @@
-"""The processes of one trial: their ranks, and small objects passed between them."""
+"""The processes of one trial: their ranks, and the exchange of small objects between them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RAN
 
 @lacks("determined.core.DistributedContext")
 class DistributedContext:
-    """Which process of a trial this is, and ways to pass small objects between the processes.
+    """The rank of this process in a trial, and the exchange of small objects between the trial's processes.
 
-    These are for coordination, not for tensors: use your training framework's collectives for those. Tensors in the
-    objects arrive on the CPU. All ranks must make the same calls in the same order.
+    The exchange is for coordination. For tensors, use the collectives of your training framework; tensors in objects
+    arrive on the CPU. All ranks must make the same calls in the same order.
 
     Args:
         rank, size: the rank of this process, and the number of processes, in the trial.
-        local_rank, local_size: the same among the processes on its machine.
+        local_rank, local_size: the same among the trial's processes on this machine.
         cross_rank, cross_size: the index of this machine, and the number of machines, in the trial.
-        chief_ip: address of rank 0; needed with more than one machine.
-        port_offset: added to the chief's port; for several trials on one machine.
-        transport: carries the objects; by default torch.distributed if it is initialised, else a store on the chief.
+        chief_ip: the address of rank 0; required with more than one machine.
+        port_offset: added to the chief's port, for several trials on one machine.
+        transport: carries the objects. Default: torch.distributed if it is initialised, otherwise a store on the chief.
+
+    Raises:
+        ValueError: some of the six numbers are missing, or they contradict each other.
 
     >>> alone = DistributedContext()
     >>> alone.rank, alone.size, alone.allgather("me")
@@ -61,10 +64,10 @@ class DistributedContext:
             )
         numbers = (0, 1) * 3 if missing else [value or 0 for value in given]
         self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size = numbers
-        for of, count in zip(_NAMES[::2], _NAMES[1::2], strict=True):
-            number, limit = getattr(self, of), getattr(self, count)
+        for name, count in zip(_NAMES[::2], _NAMES[1::2], strict=True):
+            number, limit = getattr(self, name), getattr(self, count)
             if not 0 <= number < limit:
-                raise ValueError(f"{of} must be >= 0 and < {count}, got {of}={number}, {count}={limit}")
+                raise ValueError(f"{name} must be >= 0 and < {count}, got {name}={number}, {count}={limit}")
         if self.size != self.local_size and chief_ip is None:
             raise ValueError(
                 f"size={self.size} but local_size={self.local_size}: training on more than one machine needs "
@@ -91,11 +94,13 @@ class DistributedContext:
 
     @classmethod
     def from_torch_distributed(cls, chief_ip: str | None = None) -> DistributedContext:
-        """From the environment variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, ... `chief_ip` defaults to
-        DET_CHIEF_IP, then to MASTER_ADDR.
+        """Make a context from the environment variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, ...
+
+        Args:
+            chief_ip: the address of rank 0. Default: DET_CHIEF_IP, or else MASTER_ADDR.
 
         Raises:
-            NotUnderTorchrun: one of them is not set. It is a ValueError and a KeyError.
+            NotUnderTorchrun: a variable is not set. This is a ValueError and a KeyError.
         """
         numbers: dict[str, Any] = dict(zip(_NAMES, map(_env_int, _VARIABLES), strict=True))
         chief_ip = chief_ip or os.environ.get("DET_CHIEF_IP") or os.environ.get("MASTER_ADDR")
@@ -103,51 +108,57 @@ class DistributedContext:
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> DistributedContext:
-        """The same as `from_torch_distributed`: DeepSpeed uses the existing process group of torch.distributed."""
+        """Same as `from_torch_distributed`: DeepSpeed uses the existing process group of torch.distributed."""
         return cls.from_torch_distributed(chief_ip)
 
     def get_rank(self) -> int:
-        """The rank of this process in the trial."""
+        """Return the rank of this process in the trial."""
         return self.rank
 
     def get_local_rank(self) -> int:
-        """The rank of this process among the trial's processes on this machine."""
+        """Return the rank of this process among the trial's processes on this machine."""
         return self.local_rank
 
     def get_size(self) -> int:
-        """The number of processes (slots) of the trial."""
+        """Return the number of the trial's processes (slots)."""
         return self.size
 
     def get_num_agents(self) -> int:
-        """The number of machines that the trial runs on."""
+        """Return the number of machines on which the trial runs."""
         return self.cross_size
 
     def gather(self, stuff: T) -> list[T] | None:
-        """The objects of all ranks, in rank order, on the chief; None on the others."""
+        """Return the objects of all ranks, in rank order, on the chief, and None on other ranks."""
         if self._transport is None:
             return [stuff]
         return self._transport.gather(stuff)
 
     def allgather(self, stuff: T, *, timeout_s: float | None = None) -> list[T]:
-        """The objects of all ranks, in rank order, on every rank. If not all ranks call it within `timeout_s` seconds
-        (None: as long as they live), a TimeoutError; the ranks can't communicate any more."""
+        """Return the objects of all ranks, in rank order, on every rank.
+
+        Args:
+            timeout_s: seconds to wait for the other ranks. None: as long as they live.
+
+        Raises:
+            TimeoutError: not all ranks have called this in time. The ranks can't communicate any more.
+        """
         if self._transport is None:
             return [stuff]
         return self._transport.allgather(stuff, timeout_s)
 
     def broadcast(self, stuff: T) -> T:
-        """The chief's object, on every rank."""
+        """Return the chief's object on every rank."""
         if self._transport is None:
             return stuff
         return self.allgather(stuff if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
     def gather_local(self, stuff: T) -> list[T] | None:
-        """The objects of this machine's ranks, in rank order, on its local chief; None on the others."""
+        """Return the objects of this machine's ranks, in rank order, on its local chief, and None on other ranks."""
         objects = self.allgather_local(stuff)
         return objects if self.local_rank == 0 else None
 
     def allgather_local(self, stuff: T) -> list[T]:
-        """The objects of this machine's ranks, in rank order, on each of them."""
+        """Return the objects of this machine's ranks, in rank order, on each of them."""
         if self.size == self.local_size:
             return self.allgather(stuff)
         # All machines make the same call, so one exchange among all ranks serves each of them.
@@ -155,14 +166,12 @@ class DistributedContext:
         return [row[2] for row in sorted((r for r in rows if r[0] == self.cross_rank), key=lambda r: r[1])]
 
     def broadcast_local(self, stuff: T | None = None) -> T | None:
-        """The object of this machine's local chief, on all its ranks. Without an object it is a barrier."""
+        """Return the object of this machine's local chief on all its ranks. Without an object, this is a barrier."""
         return self.allgather_local(stuff)[0]
 
     def side_store(self) -> Any:
-        """A `torch.distributed.TCPStore` of these ranks, for use in a thread other than that of the other calls.
-
-        None if this is the only rank. All ranks must make the first call together.
-        """
+        """Return a `torch.distributed.TCPStore` of these ranks, for a thread other than that of the other calls; None
+        if this is the only rank. All ranks make the first call together."""
         if self._side_store is None and self.size > 1:
             store = serve_store(self.chief_ip, WAIT) if self.rank == 0 else None
             port = self.broadcast(0 if store is None else store.port)
@@ -170,27 +179,27 @@ class DistributedContext:
         return self._side_store
 
     def over(self, transport: Transport) -> DistributedContext:
-        """The same ranks, with another transport."""
+        """Return a context of the same ranks with another transport."""
         other = copy.copy(self)
         other._transport = transport
         return other
 
     def close(self) -> None:
-        """Close connections. The process group of torch.distributed is left to whoever made it."""
+        """Close the connections. The process group of torch.distributed stays open."""
         self._side_store = None
         if self._transport is not None:
             self._transport.close()
 
 
 class NotUnderTorchrun(ValueError, KeyError):
-    """The variables that torchrun sets are missing. Also a KeyError, as in Determined: programs that run with and
-    without torchrun catch that."""
+    """The variables that torchrun sets are missing. Also a KeyError, as in Determined, which programs that run with and
+    without torchrun catch."""
 
     __str__ = ValueError.__str__
 
 
 def check_peers(peers: DistributedContext, caller: str) -> None:
-    """Raise a RuntimeError if `peers` is one alone of several processes."""
+    """Raise a RuntimeError if `peers` has a single process, but torch.distributed has several."""
     import torch.distributed as dist
 
     if peers.size == 1 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

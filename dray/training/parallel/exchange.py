@@ -1,8 +1,8 @@
-"""Exchanges between ranks, which a failure of one rank ends on all.
+"""Exchanges between ranks. If one rank fails, they raise an error on all.
 
-A rank that leaves does so for a `Reason`, which the others learn in their next exchange. A rank that has failed waits
-`FAIL_S` seconds for the others to reach it. Then it raises its error, and its host ends the others, whatever they are
-doing. It passes its error to `on_failure` before it waits: NCCL's watchdog may end its process meanwhile.
+A rank leaves for a `Reason`, which the others learn in their next exchange. A rank that has failed waits `FAIL_S`
+seconds for the others to reach that exchange. Then it raises its error, and its host ends the other processes. Before
+it waits it passes the error to `on_failure`, since NCCL's watchdog may end its process meanwhile.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FAIL_S = 20.0  # how long a rank that has failed waits for the others
+FAIL_S = 20.0  # the time that a failed rank waits for the others
 
 
 class Reason(enum.IntEnum):
-    """Why a rank leaves. Of several ranks' reasons the greatest counts."""
+    """The reason why a rank leaves. If ranks have different reasons, the greatest counts."""
 
     DISCONNECTED = 0  # its collectives failed or were aborted, because another rank leaves
     EXIT = 1
@@ -36,12 +36,12 @@ class Reason(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """What the other ranks get of the exception that a rank leaves with, which may not be picklable."""
+    """Describes an exception, which may not be picklable, with which a rank leaves, to the other ranks."""
 
     reason: Reason
-    save: bool = True  # what was trained
+    save: bool = True  # the training so far
     message: str = ""
-    aborted: bool = False  # its process groups: then its tensors may hold garbage
+    aborted: bool = False  # the process groups were aborted, so tensors may contain garbage
 
     @classmethod
     def because_of(cls, error: BaseException) -> Leave:
@@ -67,42 +67,43 @@ class Leave:
 
 @contextlib.contextmanager
 def all_or_none(peers: DistributedContext, doing: str) -> Iterator[list[Any]]:
-    """A block that all ranks run. If one fails in it, all raise at its end. They must not communicate in it.
+    """A block that all ranks run, without communicating in it. If one rank fails, all raise at the end of the block.
 
-    Yields an empty list: what a rank adds in the block, at most one value, all ranks have after it, by rank.
+    Yields an empty list, to which a rank may append one value. After the block, the list has the values of all ranks.
 
-    ShouldExit and InvalidHP of one rank are raised on every rank; for other errors the ranks that did not fail raise
-    PeerFailed: "rank 1 failed while <doing>".
+    Raises:
+        ShouldExit, InvalidHP: raised on every rank if one rank raises them.
+        PeerFailed: on the ranks that did not fail, for any other error: "rank 1 failed while <doing>".
     """
     error: BaseException | None = None
-    found: list[Any] = []
+    values: list[Any] = []
     try:
-        yield found
+        yield values
     except (Exception, SystemExit) as caught:
         error = caught
     leave = None if error is None else leave_by(peers, error)
-    ranks = exchange(peers, (found[0] if found else None, leave), leave, error)
+    ranks = exchange(peers, (values[0] if values else None, leave), leave, error)
     if error is not None:
         raise error
     for rank, (_, other) in enumerate(ranks):
         if other is not None:
             raise other.as_error(rank, doing)
-    found[:] = [value for value, _ in ranks]
+    values[:] = [value for value, _ in ranks]
 
 
 def on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> list[T]:
-    """Call a function on each rank; returns, on all ranks, the list of its results. If one fails, all raise."""
-    with all_or_none(peers, doing) as found:
-        found.append(work())
-    return found
+    """Call a function on each rank, and return all results on all ranks. If one rank fails, all raise."""
+    with all_or_none(peers, doing) as results:
+        results.append(work())
+    return results
 
 
-def on_chief(peers: DistributedContext, doing: str, work: Callable[[], T], mine: Any = None) -> tuple[T, list[Any]]:
-    """Call a function on the chief; returns, on all ranks, its result and the list of all ranks' `mine`.
+def on_chief(peers: DistributedContext, doing: str, work: Callable[[], T], message: Any = None) -> tuple[T, list[Any]]:
+    """Call a function on the chief. All ranks get its result, and the list of all ranks' `message`.
 
-    If it fails, all ranks raise. There is a single exchange, since each takes a millisecond.
+    If the function fails, all ranks raise. There is just one exchange, since each takes a millisecond.
     """
-    ranks: list[Any] = on_all(peers, doing, lambda: (work() if peers.rank == 0 else None, mine))
+    ranks: list[Any] = on_all(peers, doing, lambda: (work() if peers.rank == 0 else None, message))
     return ranks[0][0], [row[1] for row in ranks]
 
 
@@ -111,7 +112,7 @@ _report: Callable[[BaseException], None] | None = None
 
 @contextlib.contextmanager
 def on_failure(report: Callable[[BaseException], None]) -> Iterator[None]:
-    """In the block, call `report` with the error of this rank as soon as it fails, if there are others."""
+    """Within the block, call `report` with this rank's error as soon as it fails, unless it is the only rank."""
     global _report
     before, _report = _report, report
     try:
@@ -121,22 +122,22 @@ def on_failure(report: Callable[[BaseException], None]) -> Iterator[None]:
 
 
 def leave_by(peers: DistributedContext, error: BaseException) -> Leave:
-    """What the other ranks get of this rank's error, which is reported if it is a failure."""
+    """Describe this rank's error to the other ranks. A failure is also reported, see `on_failure`."""
     leave = Leave.because_of(error)
     if leave.reason is Reason.FAILED and peers.size > 1 and _report is not None:
         _report(error)
     return leave
 
 
-def exchange(peers: DistributedContext, mine: T, leave: Leave | None, error: BaseException | None) -> list[T]:
-    """An allgather; a rank that has failed does not wait long for the others, and raises its own error if they have
-    died by then."""
+def exchange(peers: DistributedContext, message: T, leave: Leave | None, error: BaseException | None) -> list[T]:
+    """Allgather. A rank that has failed does not wait long for the others, and raises its own error if they don't
+    come."""
     has_failed = leave is not None and leave.reason is Reason.FAILED
     try:
-        return peers.allgather(mine, timeout_s=FAIL_S if has_failed else None)
+        return peers.allgather(message, timeout_s=FAIL_S if has_failed else None)
     except Exception as failure:
         if error is None or isinstance(error, ShouldExit):
             raise
         log.error("rank %d failed, and so did the exchange with the other ranks: %s", peers.rank, failure)
-    # Not while `failure` is handled: it is not the context of the error.
+    # Raised outside of the handler, so that `failure` does not become the error's context.
     raise error

@@ -1,4 +1,4 @@
-"""Shards a model by PyTorch's `fully_shard` (FSDP2), as `context.wrap_model(model, parallel=FullyShard(...))` asks."""
+"""Sharding a model by PyTorch's `fully_shard` (FSDP2), for `context.wrap_model(model, parallel=FullyShard(...))`."""
 
 from __future__ import annotations
 
@@ -30,38 +30,37 @@ _REPLACED = "_dray_replaced"  # an attribute of the parameters that a model had 
 class FullyShard:
     """Shard a model's parameters, gradients and optimizer state over the slots, by PyTorch's `fully_shard` (FSDP2).
 
-    For `context.wrap_model(model, parallel=FullyShard(units=[Block]))`. The parameters of a unit are gathered together
-    when it runs, and freed after it: the blocks of a transformer, say. What is in no unit is gathered for as long as
-    the model runs.
+    For `context.wrap_model(model, parallel=FullyShard(units=[Block]))`. Units are modules such as the blocks of a
+    transformer. A unit's parameters are gathered together when it runs, and freed afterwards. Parameters outside of any
+    unit stay gathered as long as the model runs.
 
-    A model that was built on the meta device gets its weights unit by unit, so that no rank ever holds all of them:
-    from `init`, or each module's `reset_parameters()`. With a seed they are the same on any number of slots. All other
-    models begin with the chief's weights.
+    A model built on the meta device gets its weights unit by unit, from `init` or each module's `reset_parameters()`,
+    so that no rank ever holds all of them. With a seed, they are the same on any number of slots. Other models begin
+    with the chief's weights.
 
     Args:
-        units: classes of modules, or their names; or a function that is called with each module, and returns whether it
-            is a unit.
-        mp_policy: a `torch.distributed.fsdp.MixedPrecisionPolicy`, or its arguments as a dict, where types may be
+        units: module classes or their names; or a function that takes a module, and returns whether it is a unit.
+            Default: the whole model is one unit.
+        mp_policy: a `torch.distributed.fsdp.MixedPrecisionPolicy`, or a dict of its arguments, in which dtypes may be
             names: `{"param_dtype": "bfloat16", "reduce_dtype": "float32"}`.
         reshard_after_forward: free a unit's gathered parameters after its forward pass, and gather them again for
-            backward; an int: over so many ranks. None: all units except the model itself.
-        cpu_offload: keep parameters, gradients and optimizer state in the memory of the CPU.
-        sync_each_batch: with `aggregation_frequency`, reduce-scatter gradients in each batch, so that a rank only ever
-            holds its shards of them; with HSDP, the replicas are summed in the batch that steps. False: in that batch
-            only, and each rank holds whole gradients until then.
-        activation_checkpointing: don't keep the units' activations, but compute them again in backward; without units,
-            those of the whole model. "selective": keep the results of matrix products and attention, which take the
-            most time to compute again.
-        compile: `torch.compile` each unit; without units, the whole model.
-        float8: multiply the matrices of the units' linear layers in float8, by torchao, and gather their weights in it;
-            only those that are trained, and whose sizes are multiples of 16. Without units, those of the whole model.
-        init: called with each module of a model on the meta device that has parameters or buffers of its own, to set
-            their values; instead of `reset_parameters()`.
+            backward. An int: reshard over that number of ranks. None: reshard all units except the model itself.
+        cpu_offload: keep parameters, gradients and optimizer state in CPU memory.
+        sync_each_batch: with `aggregation_frequency`, reduce-scatter gradients in each batch, so that a rank only holds
+            its shards of them; with HSDP, replicas are summed in the batch that steps. False: synchronise only in the
+            batch that steps, and hold whole gradients until then.
+        activation_checkpointing: recompute the activations of each unit in backward instead of keeping them.
+            "selective": keep the results of matrix products and attention, which take the longest to recompute.
+        compile: `torch.compile` each unit.
+        float8: run the matrix products of the units' linear layers in float8, by torchao, and gather their weights in
+            float8. Frozen layers, and those whose sizes are not multiples of 16, stay as they are.
+        init: a function that sets the values of a module on the meta device, instead of `reset_parameters()`. Called
+            with each module that has parameters or buffers of its own.
 
     Raises:
-        TypeError: an argument has another type, or mp_policy names no argument or dtype of torch's.
-        ValueError: float8 together with cpu_offload.
-        ImportError: float8 without torchao.
+        TypeError: an argument has the wrong type, or mp_policy contains an unknown argument or dtype.
+        ValueError: float8 is combined with cpu_offload.
+        ImportError: float8 is set, but torchao is not installed.
     """
 
     units: Kind | Sequence[Kind] | Callable[[nn.Module], bool] = ()
@@ -82,7 +81,7 @@ class FullyShard:
         are_kinds = all(
             isinstance(each, str) or (isinstance(each, type) and issubclass(each, nn.Module)) for each in self._kinds
         )
-        for name, allowed, wanted in [
+        for name, allowed, expected in [
             ("units", self._is_function or are_kinds, kinds),
             *((name, isinstance(getattr(self, name), bool), "a bool") for name in bools),
             ("activation_checkpointing", recompute in (False, True, "selective"), "a bool or 'selective'"),
@@ -90,7 +89,7 @@ class FullyShard:
             ("init", self.init is None or callable(self.init), "a function of a module"),
         ]:
             if not allowed:
-                raise TypeError(f"FullyShard({name}=...) must be {wanted}, got {getattr(self, name)!r}")
+                raise TypeError(f"FullyShard({name}=...) must be {expected}, got {getattr(self, name)!r}")
         if self.float8 and self.cpu_offload:
             raise ValueError(
                 "FullyShard(float8=True) can't be combined with cpu_offload=True; leave out one of the two"
@@ -129,7 +128,7 @@ class FullyShard:
         modules = list(model.modules())
         if self._is_function:
             chooses: Any = self.units
-            if not (found := [module for module in modules if chooses(module)]):
+            if not (units := [module for module in modules if chooses(module)]):
                 raise ValueError(
                     f"FullyShard(units={self.units!r}): it returned False for each of the model's {len(modules)} "
                     "modules; choose some, or leave units out to shard the model as one unit"
@@ -142,8 +141,8 @@ class FullyShard:
                         f"FullyShard(units=...): {kind if isinstance(kind, str) else kind.__name__} is the class of no "
                         f"module in the model; it has {', '.join(classes)}"
                     )
-            found = [module for module in modules if any(_is_a(module, kind) for kind in self._kinds)]
-        return [module for module in found if module is not model]
+            units = [module for module in modules if any(_is_a(module, kind) for kind in self._kinds)]
+        return [module for module in units if module is not model]
 
 
 def _is_a(module: nn.Module, kind: Kind) -> bool:
@@ -151,16 +150,16 @@ def _is_a(module: nn.Module, kind: Kind) -> bool:
 
 
 def _dtype(name: str, value: Any) -> torch.dtype | None:
-    found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
-    if (found is not None and not isinstance(found, torch.dtype)) or (found is None and value is not None):
+    dtype = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+    if (dtype is not None and not isinstance(dtype, torch.dtype)) or (dtype is None and value is not None):
         raise TypeError(f"FullyShard(mp_policy=...): {name} must be a dtype or its name (bfloat16), got {value!r}")
-    return found
+    return dtype
 
 
 def check_arguments(
     model: nn.Module, parallel: FullyShard | None, ddp_kwargs: Mapping[str, Any], *, compress: bool, replicas: int
 ) -> None:
-    """Check the arguments of `wrap_model` for a sharded model, whose data are divided among `replicas`."""
+    """Check the arguments of `wrap_model` for a sharded model, with the data divided among `replicas`."""
     if parallel is not None and not isinstance(parallel, FullyShard):
         raise TypeError(f"wrap_model: parallel must be a pytorch.FullyShard, got {parallel!r}")
     if ddp_kwargs:
@@ -193,7 +192,7 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
     units = parallel._find(model)
     owned = {unit: list(_own(unit, set(units))) for unit in [*reversed(units), model]}
     _check(model, owned, parallel)
-    # In torchtitan's order: the compiler sees the recomputation, and the hooks of fully_shard stay outside of both.
+    # The order is torchtitan's: the compiler sees the recomputation, and the hooks of fully_shard stay outside of both.
     for unit in units or [model]:
         if parallel.activation_checkpointing:
             _recompute(unit, selective=parallel.activation_checkpointing == "selective")
@@ -202,12 +201,12 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
     over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
     # For a model on the CPU there is nothing to pin memory for.
     offload = CPUOffloadPolicy(pin_memory=device.type != "cpu") if parallel.cpu_offload else OffloadPolicy()
-    made: dict[nn.Parameter, nn.Parameter] = {}
+    new: dict[nn.Parameter, nn.Parameter] = {}
     before = list(model.parameters())
     with pretrained.sharding(model):
         for unit, modules in owned.items():
-            _materialise(modules, parallel.init, device, made)
-            _begin_with_chiefs(modules, mesh, device)
+            _materialise(modules, parallel.init, device, new)
+            _broadcast_chief_values(modules, mesh, device)
             if parallel.float8 and (unit is not model or not units):
                 _to_float8(unit, set(modules), device)
             fully_shard(
@@ -282,11 +281,11 @@ def _on_meta(module: nn.Module) -> bool:
 
 _KEPT = [
     *("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),
-    "max",  # from which float8 has its scales
+    "max",  # computes the scales of float8
     *(f"_scaled_dot_product_{kind}" for kind in ("flash_attention", "efficient_attention", "cudnn_attention")),
     "_scaled_dot_product_flash_attention_for_cpu",
 ]
-"""Operators of aten whose results selective activation checkpointing keeps, much as torchtitan does."""
+"""The aten operators whose results selective activation checkpointing keeps, much as in torchtitan."""
 
 
 def _recompute(unit: nn.Module, *, selective: bool) -> None:
@@ -296,7 +295,7 @@ def _recompute(unit: nn.Module, *, selective: bool) -> None:
     if selective:
         kept = [getattr(torch.ops.aten, name).default for name in _KEPT]
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, kept)
-    # Not a module around it, which would change the names of its parameters.
+    # Replace `forward`, because a wrapper module would change the parameters' names.
     unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False, **options)
 
 
@@ -307,34 +306,33 @@ def _to_float8(unit: nn.Module, own: set[nn.Module], device: torch.device) -> No
         weight: Any = module.weight
         return bool(name and module in own and weight.requires_grad and all(size % 16 == 0 for size in weight.shape))
 
-    # A CPU has no products in float8, and computes them in float32, of the same rounded values.
+    # A CPU can't multiply in float8, and multiplies the same rounded values in float32.
     config = Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=device.type == "cpu")
     convert_to_float8_training(unit, module_filter_fn=fits, config=config)
 
 
 def _set_scales(model: nn.Module, _: Any) -> None:
-    """Compute the scales of all weights in float8 with one all-reduce, instead of one each."""
+    """Compute the scales of all float8 weights with a single all-reduce."""
     from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
     precompute_float8_dynamic_scale_for_fsdp(model)
 
 
-def _materialise(modules: list[nn.Module], init: Any, device: torch.device, made: dict[Any, nn.Parameter]) -> None:
-    """Give modules on the meta device their values; `made` has the new parameters, which modules may share, by the
-    old ones."""
+def _materialise(modules: list[nn.Module], init: Any, device: torch.device, new: dict[Any, nn.Parameter]) -> None:
+    """Give modules on the meta device their values. `new` maps old parameters to new ones, which modules may share."""
     touched = [module for module in modules if _on_meta(module)]
     divided: list[tuple[nn.Module, str, Any]] = []
     for module in touched:
         for name, parameter in list(module.named_parameters(recurse=False)):
             if not parameter.is_meta:
                 continue
-            if parameter not in made:
-                # Whole, if it is divided by tensor parallelism: so its values do not depend on the number of ranks.
+            if parameter not in new:
+                # Tensor-parallel parameters are made whole, so that values don't depend on the number of ranks.
                 data = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-                made[parameter] = nn.Parameter(data, parameter.requires_grad)
+                new[parameter] = nn.Parameter(data, parameter.requires_grad)
             if is_dtensor(parameter):
                 divided.append((module, name, parameter))
-            setattr(module, name, made[parameter])
+            setattr(module, name, new[parameter])
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_meta:
                 setattr(module, name, torch.empty_like(buffer, device=device))
@@ -351,9 +349,9 @@ def _materialise(modules: list[nn.Module], init: Any, device: torch.device, made
         setattr(module, name, nn.Parameter(part, like.requires_grad))
 
 
-def _begin_with_chiefs(modules: list[nn.Module], mesh: DeviceMesh, device: torch.device) -> None:
-    """Move modules to the device, with the chief's values on all ranks; of a tensor that is divided already, those of
-    the first rank that has the same part."""
+def _broadcast_chief_values(modules: list[nn.Module], mesh: DeviceMesh, device: torch.device) -> None:
+    """Move modules to the device, with the chief's values on all ranks. A part of a tensor that is already divided
+    comes from the first rank with the same part."""
     for module in modules:
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         for tensor in tensors:

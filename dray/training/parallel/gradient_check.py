@@ -1,9 +1,9 @@
-"""Detects gradients that are not averaged over the ranks, with which each rank would train a model of its own.
+"""Detects gradients that are not averaged over the ranks, so that each rank would train a different model.
 
-DistributedDataParallel averages the gradients of a backward pass that follows a call of the wrapped model itself, and
-only those of parameters that were trainable when it was wrapped. Averaged gradients are the same on all ranks. So the
-norms of an optimizer's gradients are taken at two of its steps, at most, between two exchanges; that does not wait for
-the device. The exchange compares them.
+DistributedDataParallel averages gradients only in a backward pass after a call of the wrapped model itself, and only
+those of parameters that were trainable when the model was wrapped. Averaged gradients are equal on all ranks. So the
+norms of an optimizer's gradients are taken, without waiting for the device, at no more than two steps between two
+exchanges. The exchange compares them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 
 from dray.training.parallel.ddp import DDPModel
 
-#: For each optimizer, in the order of their first steps: the batch, and the norms of its gradients (0 if it has none).
+#: For each optimizer, in the order of first steps: the batch, and the norm of each parameter's gradient (0 for none).
 Norms: TypeAlias = list[tuple[int, list[float]]]
 
-TOLERANCE = 1e-3  # the fraction by which the norms of a gradient may differ between ranks
+TOLERANCE = 1e-3  # the relative difference between ranks that is allowed in a gradient's norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Step:
 
 
 class GradientCheck:
-    """Compares the gradients that optimizers step with over the ranks; of wrapped models, none of them sharded."""
+    """Compares the gradients of wrapped models, none of them sharded, between ranks."""
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
         self._models = models
@@ -45,11 +45,11 @@ class GradientCheck:
         self._last = until - 1
 
     def before_step(self, optimizer: torch.optim.Optimizer, batch_idx: int | None) -> None:
-        """Take the norms, if this is the optimizer's first step since `begin`, or a step in the last batch."""
+        """Take the norms if this is the optimizer's first step since `begin`, or a step in the last batch."""
         if batch_idx is None or (id(optimizer) in self._steps and batch_idx != self._last):
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        found = {
+        gradients = {
             index: gradient.detach()
             for index, parameter in enumerate(parameters)
             if (gradient := parameter.grad) is not None
@@ -57,10 +57,10 @@ class GradientCheck:
             and gradient.is_floating_point()
         }
         norms = None
-        if found:
-            each = torch._foreach_norm(list(found.values()), 2, dtype=torch.float64)
+        if gradients:
+            each = torch._foreach_norm(list(gradients.values()), 2, dtype=torch.float64)
             norms = torch.stack([norm.to(each[0].device) for norm in each])
-        self._steps[id(optimizer)] = _Step(batch_idx, parameters, list(found), norms)
+        self._steps[id(optimizer)] = _Step(batch_idx, parameters, list(gradients), norms)
 
     def norms(self) -> Norms:
         """The norms taken since `begin`. Waits for the device."""
@@ -74,7 +74,7 @@ class GradientCheck:
         """Raise a RuntimeError if an optimizer has stepped with gradients that are not averaged."""
         for step, *rows in zip(self._steps.values(), *ranks, strict=False):
             if len({(batch_idx, len(norms)) for batch_idx, norms in rows}) > 1:
-                continue  # the ranks' code differs
+                continue  # the ranks run different code
             different = [
                 parameter
                 for parameter, *norms in zip(step.parameters, *(norms for _, norms in rows), strict=True)
@@ -86,7 +86,7 @@ class GradientCheck:
                 raise RuntimeError(self._message(different))
 
     def _is_exempt(self, parameter: torch.Tensor) -> bool:
-        """Whether the trial itself has told DistributedDataParallel not to average a parameter's gradients."""
+        """Whether the trial has configured DistributedDataParallel not to average a parameter's gradients."""
         return any(
             any(parameter is own for own in model.module.parameters())
             and (
@@ -111,7 +111,7 @@ class GradientCheck:
             passed = " and ".join(f"model.{name}" for name in sorted(owner.passed_through)) or "model.module"
             cause = (
                 "Gradients are averaged only if the wrapped model itself is called, as model(...), before backward; "
-                f"the trial has used {passed}. Move what it computes into the model's forward()."
+                f"the trial has used {passed}. Move that computation into the model's forward()."
             )
         shown = [repr(names.get(id(each), "a parameter")) for each in parameters[:3]]
         more = [f"{len(parameters) - 3} more"] if len(parameters) > 3 else []

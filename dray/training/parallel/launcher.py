@@ -1,4 +1,4 @@
-"""The ranks of a program that passes none: those of its own process group, or those that torchrun has started."""
+"""The ranks of a program that passes none: those of its own process group, or those that torchrun started."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _groups = itertools.count()
 
 def launched() -> bool:
     """Whether torchrun, or a launcher built on it (`accelerate launch`), started this process."""
-    # RANK and WORLD_SIZE don't say so: dray's and Ray Train's workers set them too, and a shell or a notebook may keep
-    # them.
+    # RANK and WORLD_SIZE are no proof: dray's and Ray Train's workers also set them, and a shell or a notebook may have
+    # them from before.
     return dist.is_available() and dist.is_torchelastic_launched()
 
 
 @contextlib.contextmanager
 def process_group(config: Mapping[str, Any] | None) -> Iterator[DistributedContext]:
-    """The ranks of this program; with torchrun's, torch.distributed is initialised for the block unless it is already.
+    """The ranks of this program. Under torchrun, torch.distributed is initialised for the block unless it already is.
 
-    A program that has initialised it without the variables that torchrun sets gets a NotUnderTorchrun.
+    Raises:
+        NotUnderTorchrun: the program has initialised torch.distributed without the variables that torchrun sets.
     """
     initialised = dist.is_available() and dist.is_initialized()
     with contextlib.ExitStack() as stack:
@@ -40,7 +41,7 @@ def process_group(config: Mapping[str, Any] | None) -> Iterator[DistributedConte
             if gpu:  # first: NCCL connects the current devices
                 torch.cuda.set_device(device)
             store, rank, size = next(rendezvous("env://"))
-            # A prefix of its own: in torchrun's store an earlier group has left its addresses.
+            # A unique prefix, because an earlier group has left its addresses in torchrun's store.
             store = dist.PrefixStore(f"dray/{next(_groups)}", store)  # type: ignore[attr-defined]
             dist.init_process_group(backend_for(device), store=store, rank=rank, world_size=size)
             initialised = True
@@ -55,5 +56,5 @@ def process_group(config: Mapping[str, Any] | None) -> Iterator[DistributedConte
 
 def _end(device: torch.device) -> None:
     if dist.is_initialized():  # the program may have ended it
-        with contextlib.suppress(RuntimeError):  # it has failed; another error says why
+        with contextlib.suppress(RuntimeError):  # the group has failed, and another error says why
             ddp.end_group(device)

@@ -1,4 +1,4 @@
-"""How a trial's processes are laid out, and how they divide the data."""
+"""The mesh of a trial's processes, and the division of the data among them."""
 
 from __future__ import annotations
 
@@ -39,28 +39,34 @@ class MeshShape:
         return rank // self.tp
 
 
-def mesh_shape(asked: Mapping[str, Any] | None, ranks: int) -> MeshShape:
-    """The mesh of so many ranks with these sizes; `dp_shard` is what the others leave."""
-    asked = {} if asked is None else asked
-    if asked.keys() - set(NAMES):
-        raise ValueError(f"mesh takes the sizes of {', '.join(NAMES)}, such as {{'tp': 2}}; got {asked!r}")
-    for name, size in asked.items():
+def mesh_shape(sizes: Mapping[str, Any] | None, ranks: int) -> MeshShape:
+    """The mesh of a number of ranks with these sizes. The default of `dp_shard` is `ranks` divided by the others.
+
+    Raises:
+        ValueError: the sizes are invalid, or don't divide the ranks.
+    """
+    sizes = {} if sizes is None else sizes
+    if sizes.keys() - set(NAMES):
+        raise ValueError(f"mesh takes the sizes of {', '.join(NAMES)}, such as {{'tp': 2}}; got {sizes!r}")
+    for name, size in sizes.items():
         if not is_int(size) or size < 1:
             raise ValueError(f"mesh: {name} must be an int >= 1, got {size!r}")
-    fixed = asked.get("dp_replicate", 1) * asked.get("tp", 1)
-    shard = asked.get("dp_shard", ranks // fixed)
+    fixed = sizes.get("dp_replicate", 1) * sizes.get("tp", 1)
+    shard = sizes.get("dp_shard", ranks // fixed)
     if fixed * shard != ranks:
-        sizes = " * ".join(f"{name} {size}" for name, size in asked.items())
+        product = " * ".join(f"{name} {size}" for name, size in sizes.items())
         raise ValueError(
-            f"mesh: {sizes} {'does not divide' if 'dp_shard' not in asked else 'is not'} the trial's {ranks} slot(s); "
-            "change the number of slots, or the sizes"
+            f"mesh: {product} {'does not divide' if 'dp_shard' not in sizes else 'is not'} the trial's {ranks} "
+            "slot(s); change the number of slots, or the sizes"
         )
-    return MeshShape(dp_replicate=asked.get("dp_replicate", 1), dp_shard=shard, tp=asked.get("tp", 1))
+    return MeshShape(dp_replicate=sizes.get("dp_replicate", 1), dp_shard=shard, tp=sizes.get("tp", 1))
 
 
 def device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
-    """The mesh of all ranks with the three named dimensions, made at first use, by all ranks together. Its process
-    groups are kept for later trials, and a rank that leaves closes them with that of gradients."""
+    """The mesh of all ranks with the three named dimensions, which all ranks together make at its first use.
+
+    Its process groups are kept for later trials. A rank that leaves closes them with that of the gradients.
+    """
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -70,10 +76,10 @@ def device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
         groups: list[Any] = []
         for dim, size in enumerate(shape.sizes):
             rows = ranks.movedim(dim, -1).reshape(-1, size).tolist()
-            if size == 1:  # each rank makes its own, alone
+            if size == 1:  # each rank makes its own group, alone
                 rows = [[dist.get_rank()]]
-            made = {tuple(row): gradients.make(tuple(row)) for row in rows}
-            groups.append(next(group for row, group in made.items() if dist.get_rank() in row))
+            by_ranks = {tuple(row): gradients.make(tuple(row)) for row in rows}
+            groups.append(next(group for row, group in by_ranks.items() if dist.get_rank() in row))
         forget_operations()
         gradients.meshes[shape] = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=NAMES)
     mesh: DeviceMesh = gradients.meshes[shape]
@@ -81,8 +87,8 @@ def device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
 
 
 def forget_operations() -> None:
-    """Drop what torch keeps of operations on DTensors: their meshes, which hold process groups, and are equal to later
-    meshes of the same shape."""
+    """Clear torch's caches of operations on DTensors. They keep meshes, which hold process groups, and compare equal to
+    later meshes of the same shape."""
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor import _collective_utils, _redistribute, debug
 
@@ -97,11 +103,11 @@ def forget_operations() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """How the data were divided among processes when the trial started, each with `batch_size` records per batch, None
-    with the user's batch sampler; saved in every checkpoint, so that a resumed run has the same global batches."""
+    """The division of the data among processes when the trial started. Every checkpoint has it, so that a resumed run
+    has the same global batches."""
 
     replicas: int
-    batch_size: int | None
+    batch_size: int | None  # records per batch of each process; None with the user's batch sampler
 
     def same_global_batch(self, other: Division) -> bool:
         """Whether both are known to have the same number of records in a global batch."""
@@ -115,7 +121,7 @@ class Division:
 
 
 def global_batch_size(hparams: dict[str, Any] | None, size: int) -> int | None:
-    """hparams["global_batch_size"], checked, and rounded down to a multiple of `size`; None if there is none."""
+    """Check hparams["global_batch_size"], and round it down to a multiple of `size`; None if there is none."""
     if hparams is None or "global_batch_size" not in hparams:
         return None
     value = hparams["global_batch_size"]

@@ -1,4 +1,4 @@
-"""Models whose weights are divided among the ranks: by `fully_shard` or `parallelize_module`."""
+"""Models whose weights are divided among the ranks, by `fully_shard` or `parallelize_module`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
-    # Not imported here, which takes most of a second: without it nothing is one.
+    # Importing it takes most of a second, and before it is imported nothing is a DTensor.
     tensor = sys.modules.get("torch.distributed.tensor")
     return tensor is not None and isinstance(value, tensor.DTensor)
 
 
 def is_sharded(module: torch.nn.Module) -> bool:
-    """Whether a parameter of a module is a DTensor, or is when the module does not run."""
+    """Whether a parameter of a module is a DTensor, at least while the module is not running."""
     if "torch.distributed.tensor" not in sys.modules:
         return False
     return bool(fsdp_modules(module)) or any(map(is_dtensor, module.parameters()))
@@ -39,21 +39,21 @@ def fsdp_modules(model: torch.nn.Module) -> list[FSDPModule]:
 
 
 def local(tensor: Any) -> Any:
-    """What this rank holds of a tensor."""
+    """This rank's part of a tensor."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def connect(model: torch.nn.Module) -> None:
-    """Have a sharded model's connections closed with those for gradients. All ranks call this together."""
+    """Arrange for a sharded model's connections to be closed with those for gradients. All ranks call this together."""
     if dist.is_initialized():
         ddp.gradients_group().models[model] = _release
         _own_groups(model)
 
 
 def _own_groups(model: torch.nn.Module) -> None:
-    """Have the FSDP modules of a model on gloo communicate in process groups that a rank can close as it leaves: those
-    of a mesh that the user has made are the trial's, and may be the one in which ranks agree."""
-    found = [
+    """With gloo, have a model's FSDP modules communicate in process groups that a rank can close when it leaves. The
+    groups of the user's own mesh belong to the trial, and may include the one in which ranks agree."""
+    groups = [
         (info, name, group)
         for module in fsdp_modules(model)
         for params in _param_groups(module)
@@ -61,30 +61,30 @@ def _own_groups(model: torch.nn.Module) -> None:
         for name in _GROUPS
         if (group := getattr(info, name, None)) is not None
     ]
-    # The device of its mesh: offloaded parameters are on another.
-    if not found or ddp.queues_collectives(torch.device(found[0][0].mesh.device_type)):
+    # The mesh's device counts, since offloaded parameters are on another.
+    if not groups or ddp.queues_collectives(torch.device(groups[0][0].mesh.device_type)):
         return
     ours = ddp.gradients_group()
-    mine = {tuple(dist.get_process_group_ranks(group)) for _, _, group in found if not ours.has(group)}
+    foreign = {tuple(dist.get_process_group_ranks(group)) for _, _, group in groups if not ours.has(group)}
     needed: list[set[tuple[int, ...]]] = [set()] * dist.get_world_size()
-    dist.all_gather_object(needed, mine, group=ours.group)
-    for ranks in sorted(set().union(*needed)):  # which all ranks make together, in one order
+    dist.all_gather_object(needed, foreign, group=ours.group)
+    for ranks in sorted(set().union(*needed)):  # all ranks make the groups together, in the same order
         ours.make(ranks)
-    for info, name, group in found:
+    for info, name, group in groups:
         if not ours.has(group):
             setattr(info, name, ours.make(tuple(dist.get_process_group_ranks(group))))
 
 
-_GROUPS = ("shard_process_group", "replicate_process_group")  # of a mesh of FSDP's
+_GROUPS = ("shard_process_group", "replicate_process_group")  # attributes of FSDP's mesh info
 
 
 def _param_groups(module: Any) -> list[Any]:
-    found: list[Any] = module._get_fsdp_state()._fsdp_param_groups
-    return found
+    groups: list[Any] = module._get_fsdp_state()._fsdp_param_groups
+    return groups
 
 
 def _release(model: torch.nn.Module) -> None:
-    """Release the process groups that a sharded model holds, so that their sockets can close. It keeps its shards."""
+    """Release a sharded model's process groups, so that their sockets can close. The model keeps its shards."""
     for module in fsdp_modules(model):
         for group in _param_groups(module):
             # A rank may leave in the middle of a batch.
@@ -100,25 +100,25 @@ UNSYNCED = "_dray_unsynced"  # an attribute of FSDP modules that keep gradients 
 
 
 def set_gradient_sync(module: FSDPModule, steps: bool) -> None:
-    """Have a module's next backward passes sum its gradients over the ranks as in a batch that `steps`, or does not."""
+    """Set whether a module's next backward passes sum its gradients over the ranks, as in a batch that `steps`."""
     if hasattr(module, UNSYNCED):
         module.set_requires_gradient_sync(steps, recurse=False)
     elif any(getattr(group.mesh_info, "replicate_process_group", None) for group in _param_groups(module)):
         module.set_requires_all_reduce(steps, recurse=False)
-        # What waits for the all-reduce is one flat tensor: it must be that of the same parameters in each batch, and a
-        # unit that the batch that steps does not use must reduce it too.
+        # One flat tensor waits for the all-reduce. It must contain the same parameters in each batch, and must also be
+        # reduced for units that the batch that steps does not use.
         module.set_reduce_scatter_unused_params(True, recurse=False)
 
 
 def sum_kept_gradients(model: torch.nn.Module) -> None:
-    """Sum the gradients that wait for the batch that steps over the ranks. All ranks call this together."""
+    """Sum, over the ranks, gradients that wait for the batch that steps. All ranks call this together."""
     for module in fsdp_modules(model):
         for group in _param_groups(module):
             if group.reduce_grads and group._partial_reduce_output is None:
                 continue
             synchronises = group.reduce_grads, group.all_reduce_grads
             group.reduce_grads = group.all_reduce_grads = True
-            # What torch calls at the end of a backward pass in which the module had no part.
+            # Torch calls these at the end of a backward pass in which the module had no part.
             group.post_backward()
             group.finalize_backward()
             group.reduce_grads, group.all_reduce_grads = synchronises
@@ -126,13 +126,13 @@ def sum_kept_gradients(model: torch.nn.Module) -> None:
 
 
 def sync_buffers(model: torch.nn.Module) -> None:
-    """Send the chief's buffers (running means) to all ranks: `fully_shard` leaves each its own."""
+    """Send the chief's buffers (running means) to all ranks, since `fully_shard` lets them differ."""
     if ddp.is_connected(model):
         broadcast([buffer for buffer in model.buffers() if not is_dtensor(buffer)])
 
 
 def broadcast(tensors: list[torch.Tensor], group: Any = None) -> None:
-    """Send the values that a group's first rank has to its others."""
+    """Send the values of a group's first rank to the others."""
     group = ddp.gradients_group().group if group is None else group
     with torch.no_grad():
         for tensor in tensors:
@@ -143,18 +143,18 @@ def broadcast(tensors: list[torch.Tensor], group: Any = None) -> None:
 
 
 def placed_alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    found: dict[Any, list[torch.Tensor]] = defaultdict(list)
+    alike: dict[Any, list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
-        found[(tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else None].append(tensor)
-    return list(found.values())
+        alike[(tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else None].append(tensor)
+    return list(alike.values())
 
 
 @contextlib.contextmanager
 def groups_placed_alike(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Within the block, split parameter groups such that foreach and fused kernels can take each in one call.
+    """Within the block, split parameter groups so that foreach and fused kernels can take each in one call.
 
-    Not for longer: checkpoints have the groups, and load on other meshes. Nor for optimizers without such options,
-    which may know their groups by number.
+    Afterwards the groups are as before, since checkpoints contain them and load on other meshes. Optimizers without
+    such options are left alone, since they may refer to groups by number.
     """
     groups = optimizer.param_groups
     split: list[list[dict[str, Any]]] = []
@@ -167,18 +167,18 @@ def groups_placed_alike(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         yield
     finally:
         for group, parts in zip(groups, split, strict=True):
-            # Some optimizers count in their groups.
+            # Some optimizers count steps in their groups.
             group.update({**parts[-1], "params": group["params"]})
         optimizer.param_groups = groups
 
 
 @contextlib.contextmanager
 def gradients_on_one_mesh(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Within the block, let all gradients be DTensors of the mesh that has the most dimensions, for norms and whatever
-    else is computed of all.
+    """Within the block, all gradients are DTensors on the mesh with the most dimensions, for norms and other functions
+    of all gradients.
 
-    Plain tensors count as the same on all ranks meanwhile. Meshes that are not dimensions of that one are left to
-    torch, which refuses them together.
+    Plain tensors are treated as equal on all ranks. Meshes that are not dimensions of that one are left to torch, which
+    refuses to combine them.
     """
     gradients = [(each, each.grad) for each in parameters if each.grad is not None]
     meshes = [gradient.device_mesh for _, gradient in gradients if is_dtensor(gradient)]
@@ -211,8 +211,7 @@ def gradients_on_one_mesh(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def _on(mesh: DeviceMesh, gradient: torch.Tensor) -> Any:
-    """The same gradient, in the same memory, as a DTensor of another mesh: replicated over dimensions that its own
-    lacks."""
+    """A gradient as a DTensor on another mesh, in the same memory, replicated over the dimensions new to it."""
     from torch.distributed.tensor import DTensor, Replicate
 
     own: dict[Any, Any] = {}
@@ -228,9 +227,9 @@ def _on(mesh: DeviceMesh, gradient: torch.Tensor) -> Any:
 
 
 def unscaling_by_placement(scaler: Any) -> Any:
-    """Have a `torch.amp.GradScaler` unscale gradients that are placed differently one kind after another; return it.
+    """Have a `torch.amp.GradScaler` unscale gradients in one call per placement, and return it.
 
-    In one call torch looks for infinite gradients on other ranks only along the dimensions over which the first
+    Within a call, torch looks for infinite gradients on other ranks only along the dimensions over which the first
     gradient is divided.
     """
     if not isinstance(scaler, torch.amp.GradScaler):

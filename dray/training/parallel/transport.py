@@ -1,4 +1,4 @@
-"""How small objects travel between the ranks of a trial: over torch.distributed, or over a TCPStore."""
+"""Transports of small objects between the ranks of a trial: torch.distributed, or a TCPStore."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from dray.private import is_loopback
 
-TOO_LONG = 2**32 - 1  # sent in place of its length by a rank whose message does not fit
+TOO_LONG = 2**32 - 1  # sent in place of the length of a message that does not fit
 #: The chief may work alone for hours while the others wait. If its process dies, its connections close.
 FOR_EVER = timedelta(days=365)
 
@@ -26,10 +26,8 @@ class Transport(Protocol):
 
 
 def serve_store(host: str, timeout: timedelta, port: int = 0) -> Any:
-    """A ``torch.distributed.TCPStore`` that this process serves, at a loopback host to this machine alone.
-
-    What is in it is unpickled, and torch's own server listens at all addresses of the machine.
-    """
+    """A `torch.distributed.TCPStore` that this process serves. With a loopback host, only this machine can reach it:
+    its contents are unpickled, and torch's own server would listen at all addresses of the machine."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if not is_loopback(host):
@@ -47,10 +45,11 @@ def serve_store(host: str, timeout: timedelta, port: int = 0) -> Any:
 
 
 class TorchTransport:
-    """Over torch.distributed, in a separate gloo group: its collectives may wait as long as a rank works alone, and
-    are counted apart from those of the user's code."""
+    """Uses torch.distributed, in a separate gloo group. Its collectives may wait as long as a rank works alone, and are
+    counted apart from those of the user's code."""
 
-    #: Bytes that most messages fit in. They take one collective; `all_gather_object` takes two, and five times as long.
+    #: A size in bytes in which most messages fit. They take one collective; `all_gather_object` takes two, and five
+    #: times as long.
     ROOM = 8192
 
     def __init__(self) -> None:
@@ -60,11 +59,11 @@ class TorchTransport:
         self._torch, self._dist = torch, dist
         self._open_group: Any = None
         self._is_waiting = False  # a collective that timed out here still waits for the other ranks
-        assert self._group is not None  # made here, where no rank can have failed yet
+        assert self._group is not None  # made now, before any rank can have failed
 
     @property
     def _group(self) -> Any:
-        """Made again, by all ranks together, if the context is used after its end."""
+        """The gloo group. If the context is used after its end, all ranks together make a new one."""
         if self._open_group is None:
             self._open_group = self._dist.new_group(backend="gloo", timeout=FOR_EVER)
         return self._open_group
@@ -73,9 +72,9 @@ class TorchTransport:
         message = _pickled(stuff)
         fits = len(message) + 4 <= self.ROOM
         head = (len(message) if fits else TOO_LONG).to_bytes(4, "little")
-        mine = bytearray((head + message if fits else head).ljust(self.ROOM, b"\0"))
+        padded = bytearray((head + message if fits else head).ljust(self.ROOM, b"\0"))
         rows = self._torch.empty(self._dist.get_world_size(), self.ROOM, dtype=self._torch.uint8)
-        self._gather(rows, self._torch.frombuffer(mine, dtype=self._torch.uint8), timeout_s)
+        self._gather(rows, self._torch.frombuffer(padded, dtype=self._torch.uint8), timeout_s)
         lengths = [int.from_bytes(row[:4].numpy().tobytes(), "little") for row in rows]
         if TOO_LONG in lengths:
             result: list[Any] = [None] * len(lengths)
@@ -83,19 +82,19 @@ class TorchTransport:
             return [pickle.loads(each) for each in result]
         return [pickle.loads(row[4 : 4 + n].numpy().tobytes()) for row, n in zip(rows, lengths, strict=True)]
 
-    def _gather(self, rows: Any, mine: Any, timeout_s: float | None) -> None:
+    def _gather(self, rows: Any, padded: Any, timeout_s: float | None) -> None:
         if timeout_s is None:
-            self._dist.all_gather(list(rows), mine, group=self._group)
+            self._dist.all_gather(list(rows), padded, group=self._group)
             return
         began = time.monotonic()
         try:
-            work = self._dist.all_gather(list(rows), mine, group=self._group, async_op=True)
+            work = self._dist.all_gather(list(rows), padded, group=self._group, async_op=True)
             work.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
             if time.monotonic() < began + timeout_s:
                 raise
             self._is_waiting = True
-            # Never freed: its destructor would wait for the other ranks too, even when this process ends.
+            # Keep the group for ever: its destructor would wait for the other ranks, even when this process ends.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
             raise _too_late(timeout_s) from error
 
@@ -112,7 +111,7 @@ class TorchTransport:
 
 
 class StoreTransport:
-    """Over a TCPStore that the chief serves: for processes without a process group."""
+    """Uses a TCPStore that the chief serves, for processes without a process group."""
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
         self._rank, self._size, self._store = rank, size, store
@@ -120,31 +119,31 @@ class StoreTransport:
         self._last_to_all: int | None = None
 
     def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
-        turn = self._set(mine := _pickled(stuff))
+        turn = self._set(own := _pickled(stuff))
         if timeout_s is not None:
             try:
                 self._store.wait([f"{turn}/{rank}" for rank in range(self._size)], timedelta(seconds=timeout_s))
             except RuntimeError as error:
                 raise _too_late(timeout_s) from error
-        result = [self._loaded(f"{turn}/{rank}", mine if rank == self._rank else None) for rank in range(self._size)]
+        result = [self._loaded(f"{turn}/{rank}", own if rank == self._rank else None) for rank in range(self._size)]
         if self._last_to_all is not None:
-            # All ranks are done with that turn: each has set its part of this one.
+            # All ranks are done with that turn, since each has set its part of this one.
             self._store.delete_key(f"{self._last_to_all}/{self._rank}")
         self._last_to_all = turn
         return result
 
     def gather(self, stuff: Any) -> list[Any] | None:
-        turn = self._set(mine := _pickled(stuff))
+        turn = self._set(own := _pickled(stuff))
         if self._rank > 0:
             return None
-        result = [self._loaded(f"{turn}/{rank}", mine if rank == 0 else None) for rank in range(self._size)]
+        result = [self._loaded(f"{turn}/{rank}", own if rank == 0 else None) for rank in range(self._size)]
         for rank in range(self._size):
             self._store.delete_key(f"{turn}/{rank}")
         return result
 
-    def _loaded(self, key: str, mine: bytes | None) -> Any:
-        # This rank's own message is not read back: whoever reaches the store can have changed it.
-        return pickle.loads(self._store.get(key) if mine is None else mine)
+    def _loaded(self, key: str, own: bytes | None) -> Any:
+        # This rank's own message is not read back, because anybody who reaches the store could have changed it.
+        return pickle.loads(self._store.get(key) if own is None else own)
 
     def _set(self, message: bytes) -> int:
         turn, self._turn = self._turn, self._turn + 1
@@ -152,7 +151,7 @@ class StoreTransport:
         return turn
 
     def close(self) -> None:
-        # The chief serves the store, so it leaves last; but does not wait long for a peer that died.
+        # The chief serves the store, so it leaves last, but does not wait long for a peer that has died.
         self._store.set(f"bye/{self._rank}", "")
         if self._rank == 0:
             with contextlib.suppress(Exception):
@@ -160,7 +159,7 @@ class StoreTransport:
 
 
 def _pickled(stuff: Any) -> bytes:
-    """For another rank, which has no use for tensors on this rank's device."""
+    """Pickle an object for another rank, with tensors on the CPU."""
     from dray.training.checkpoint.portable import portable
 
     with portable():
