@@ -40,11 +40,10 @@ def result(shared_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> dra
     [site] = home.glob("env/lib/*/site-packages")
     (site / "shared.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     environment = {**os.environ, "DRAY_HOME": str(home / "results"), "RAY_ADDRESS": shared_cluster}
-    demo = [home / "env/bin/dray", "demo"]
-    done = subprocess.run(demo, cwd=home, env=environment, capture_output=True, text=True, timeout=2 * STARTS_IN_S)
-    assert done.returncode == 0, done.stderr
-    assert f"cp -r {site}/dray/demo digits" in done.stderr
-    (home / "results" / "output.txt").write_text(done.stdout)
+    with (home / "output.txt").open("w") as log:
+        demo = subprocess.Popen([home / "env/bin/dray", "demo"], cwd=home, env=environment, stdout=log, stderr=log)
+    assert demo.wait(2 * STARTS_IN_S) == 0, (home / "output.txt").read_text()
+    assert f"cp -r {site}/dray/demo digits" in (home / "output.txt").read_text()
     [path] = (home / "results").glob("digits-asha-*")
     return dray.Result(path)
 
@@ -195,7 +194,7 @@ def test_command_ends_with_a_table_of_the_best_and_the_path(result: dray.Result,
     # A finished experiment has nothing left to do: `resume` prints its outcome again, without starting Ray.
     driver = drive("resume", result.path)
     assert driver.wait() == 0
-    for output in (result.path.with_name("output.txt").read_text(), driver.log.read_text()):
+    for output in ((result.path.parents[1] / "output.txt").read_text(), driver.log.read_text()):
         table = output.rpartition("best trials by validation_loss")[2]
         assert table.splitlines()[2].split()[0] == str(result.best_trial.trial_id)
         assert f"Results: {result.path}" in table
