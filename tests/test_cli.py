@@ -85,6 +85,12 @@ def test_create_runs_the_config_with_the_models_code_by_default_that_beside_it(
     assert FakeExperiment.made == [("one", config.parent if code is None else code, place)]
 
 
+def test_the_demo_is_the_search_of_the_digits_example() -> None:
+    result = run("demo")
+    assert (result.exit_code, FakeExperiment.made) == (0, [("digits-asha", DIGITS, None)])
+    assert f"cp -r {DIGITS} digits" in result.output
+
+
 def test_a_local_run_has_no_object_store(config: Path) -> None:
     result = run("e", "create", config, "--storage-path", "s3://bucket/results", "--local")
     assert result.exit_code == 2

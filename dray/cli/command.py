@@ -11,12 +11,13 @@ import typer
 import typer.main
 
 import dray
-from dray.cli import checkpoint, cluster, experiment, files, queue, report, serve, trial
+from dray.cli import checkpoint, cluster, demo, experiment, files, queue, report, serve, trial
 from dray.cli.errors import handle_errors, run
 
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
 
 \b
+dray demo                            run a first search, of an example
 dray experiment create asha.yaml .   run a search
 dray experiment list                 list experiments and their progress
 dray experiment describe latest      show the best trials, and failures
@@ -46,6 +47,7 @@ for short, group in (("e", experiment), ("t", trial), ("c", checkpoint)):
 app.command(name="ls", hidden=True)(experiment.list_)
 app.add_typer(files.app, name="config")
 app.add_typer(cluster.app, name="cluster")
+app.command()(demo.demo)
 app.command()(files.preview)
 app.command()(report.report)
 app.command()(report.ui)

@@ -66,7 +66,16 @@ DOING = {
 }
 #: What needs none, or two; tested below, in test_diff.py, test_migrate.py, tests/test_cli.py,
 #: tests/test_cluster_yaml.py, tests/cluster/test_check.py and tests/serve/test_commands.py.
-OTHERS = {"experiment create", "experiment list", "experiment diff", "preview", "config schema", "migrate", "serve"}
+OTHERS = {
+    "demo",
+    "experiment create",
+    "experiment list",
+    "experiment diff",
+    "preview",
+    "config schema",
+    "migrate",
+    "serve",
+}
 OTHERS |= {f"cluster {name}" for name in ("status", "check", "validate")}
 
 ON_ONE = {**{name: arguments for name, (arguments, _) in READING.items()}, **DOING}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -31,20 +32,35 @@ def git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-@pytest.fixture(scope="module")
-def requirement() -> str:
-    """As the page writes it, with the address of this repository."""
-    return f"{NAME} @ git+file://localhost{ROOT}@{git('rev-parse', 'HEAD').strip()}"
+def build(source: Path, to: Path) -> Path:
+    """Build the sdist and the wheel of a directory."""
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", to], cwd=source, check=True, capture_output=True)
+    return to
 
 
 @pytest.mark.slow
-def test_wheel_has_all_files_of_both_packages(requirement: str, tmp_path: Path) -> None:
+def test_sdist_and_wheel_are_complete_and_equal_wherever_they_are_built(tmp_path: Path) -> None:
+    # As the page writes it, with the address of this repository.
+    requirement = f"{NAME} @ git+file://localhost{ROOT}@{git('rev-parse', 'HEAD').strip()}"
     command = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-index", *OFFLINE.split(), "-w", tmp_path, requirement]
     subprocess.run(command, check=True)
     [wheel] = tmp_path.glob("*.whl")
     assert wheel.name in PAGES[PAGE]
+    git("clone", "--quiet", str(ROOT), str(tmp_path / "clone"))
+    [sdist] = build(tmp_path / "clone", tmp_path / "dist").glob("*.tar.gz")
+    with tarfile.open(sdist) as file:
+        file.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
+    packed = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    assert packed == {*git("ls-tree", "-r", "--name-only", "HEAD").splitlines(), "PKG-INFO"}
+    (unpacked / "PKG-INFO").unlink()
+    again = build(unpacked, tmp_path / "again")
+    assert (again / sdist.name).read_bytes() == sdist.read_bytes()
+    for place in (tmp_path / "dist", again):
+        assert (place / wheel.name).read_bytes() == wheel.read_bytes()
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert packed == set(git("ls-tree", "-r", "--name-only", "HEAD", "dray", "searchers").splitlines())
+    sources = git("ls-tree", "-r", "--name-only", "HEAD", "dray", "searchers", "examples/digits").splitlines()
+    assert packed == {name.replace("examples/digits", "dray/demo") for name in sources}
 
 
 def test_requirements_and_extras_are_those_of_pyproject() -> None:

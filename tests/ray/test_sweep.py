@@ -1,7 +1,11 @@
-"""The sweep that a newcomer runs first: ``dray experiment create examples/digits/asha.yaml examples/digits``."""
+"""The sweep that a newcomer runs first, from the wheel: ``dray demo``."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import venv
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +21,7 @@ from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from searchers.search import Search
 from tests.pytorch.test_tensorboard import scalars
-from tests.ray.harness import DIGITS, Driver, ends, journal
+from tests.ray.harness import ROOT, STARTS_IN_S, Driver, ends, journal
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -25,10 +29,22 @@ EPOCH = 23  # batches of 64 in 1,437 images
 
 
 @pytest.fixture(scope="module")
-def result(shared_cluster: str, drive: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
-    path = tmp_path_factory.mktemp("sweep") / "asha"
-    driver = drive("create", DIGITS / "asha.yaml", DIGITS, "--path", path, RAY_ADDRESS=shared_cluster)
-    assert driver.wait() == 0, driver.log.read_text()
+def result(shared_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
+    home = tmp_path_factory.mktemp("sweep")
+    python = [sys.executable, "-m"]
+    subprocess.run([*python, "hatchling", "build", "-t", "wheel", "-d", home], cwd=ROOT, check=True)
+    venv.create(home / "env")
+    [wheel] = home.glob("*.whl")
+    install = ["--python", home / "env/bin/python", "install", "-qq", "--no-index", "--no-deps", wheel]
+    subprocess.run([*python, "pip", *install], check=True)
+    [site] = home.glob("env/lib/*/site-packages")
+    (site / "shared.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    environment = {**os.environ, "DRAY_HOME": str(home / "results"), "RAY_ADDRESS": shared_cluster}
+    with (home / "output.txt").open("w") as log:
+        demo = subprocess.Popen([home / "env/bin/dray", "demo"], cwd=home, env=environment, stdout=log, stderr=log)
+    assert demo.wait(2 * STARTS_IN_S) == 0, (home / "output.txt").read_text()
+    assert f"cp -r {site}/dray/demo digits" in (home / "output.txt").read_text()
+    [path] = (home / "results").glob("digits-asha-*")
     return dray.Result(path)
 
 
@@ -174,16 +190,15 @@ def test_every_batch_of_every_trial_is_in_its_tensorboard(result: dray.Result) -
         assert shown["Determined/val_accuracy"][-1] == (batches, pytest.approx(last[trial]))
 
 
-def test_command_ends_with_a_table_of_the_best_and_the_path(result: dray.Result, drive: Any) -> None:
-    # A finished experiment has nothing left to do: it tells its outcome again, without starting Ray.
+def test_command_ends_with_a_table_of_the_best_and_the_path(result: dray.Result, drive: Callable[..., Driver]) -> None:
+    # A finished experiment has nothing left to do: `resume` prints its outcome again, without starting Ray.
     driver = drive("resume", result.path)
     assert driver.wait() == 0
-    output = driver.log.read_text()
-    ours, again = output.rsplit("best trials by validation_loss", 2)[-2:]
-    assert again.splitlines()[2].split()[0] == str(result.best_trial.trial_id)
-    assert f"Results: {result.path}" in ours
-    assert f"Results: {result.path}" in again
-    assert "Traceback" not in output
+    for output in ((result.path.parents[1] / "output.txt").read_text(), driver.log.read_text()):
+        table = output.rpartition("best trials by validation_loss")[2]
+        assert table.splitlines()[2].split()[0] == str(result.best_trial.trial_id)
+        assert f"Results: {result.path}" in table
+        assert "Traceback" not in output
 
 
 def test_the_list_has_the_best_of_all_validations(result: dray.Result) -> None:
