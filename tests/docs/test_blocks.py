@@ -37,6 +37,13 @@ PYTHON = {
     "tracking.md": "tests/docs/test_how_to.py",
     "core-api.md": "tests/docs/test_core_api_page.py",
     "cli.md": "tests/docs/test_cli_page.py",
+    "coming-from.md": "tests/docs/test_coming_from.py",
+    "from-hydra.md": "tests/docs/test_coming_from.py",
+    "from-katib.md": "tests/docs/test_coming_from.py",
+    "from-lightning.md": "tests/docs/test_coming_from.py",
+    "from-optuna.md": "tests/docs/test_coming_from.py",
+    "from-ray-tune.md": "tests/ray/test_coming_from.py",
+    "from-wandb-sweeps.md": "tests/docs/test_coming_from.py",
     "index.md": "tests/ray/test_quick_start.py",
     "looking.md": "tests/docs/test_looking_page.py",
     "migration.md": "tests/docs/test_migration_page.py",
@@ -47,6 +54,13 @@ PYTHON = {
     "warm.md": "tests/docs/test_how_to.py",
 }
 """What runs the Python of each page."""
+
+OTHER_TOOLS = [
+    ("from-hydra.md", "config.yaml"),
+    ("from-katib.md", "katib.yaml"),
+    ("from-wandb-sweeps.md", "sweep.yaml"),
+]
+"""YAML that other tools read; tests/docs/test_coming_from.py has them read it."""
 
 READING = {
     ("experiment", "list"),
@@ -98,7 +112,12 @@ def test_only_blocks_that_need_a_cluster_are_not_run() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- YAML
-@pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.page)
+OTHERS = [files(page)[name] for page, name in OTHER_TOOLS]
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in blocks("yaml") if block.text not in OTHERS], ids=lambda block: block.page
+)
 def test_yaml_is_a_config_or_a_part_of_one(block: Block) -> None:
     given = yaml.safe_load(block.text) or {}
     assert given or "yaml-language-server" in block.text
@@ -109,6 +128,8 @@ def test_yaml_is_a_config_or_a_part_of_one(block: Block) -> None:
             loaded = getattr(getattr(config, section), field)
             if isinstance(loaded, list):  # perhaps of sections
                 loaded = config.to_dict()[section][field]
+            if field == "sampler":
+                loaded = loaded.name
             assert (loaded.to_dict() if hasattr(loaded, "to_dict") else loaded) == value, field
 
 
@@ -157,10 +178,14 @@ def check(words: list[str], page: str) -> None:
             pass
         case ["python", file, *_] if file.startswith("clusters/"):
             assert (ROOT / file).exists()
-        case ["python", file] | ["torchrun", *_, file]:
+        case ["python", file, *_] | ["torchrun", *_, file]:
             assert file in files(page)
         case ["ray", *_]:
             from ray.scripts.scripts import cli
+
+            parse(cli, words)
+        case ["wandb", *_]:
+            from wandb.cli.cli import cli
 
             parse(cli, words)
         case ["kubectl", *_, file] | ["sbatch", file] if file.startswith("clusters/"):
@@ -173,8 +198,11 @@ def check(words: list[str], page: str) -> None:
 
 @pytest.mark.parametrize(
     "block",
-    # Ray's own commands take seconds to import.
-    [pytest.param(block, marks=pytest.mark.slow if "\nray " in f"\n{block.text}" else ()) for block in blocks("sh")],
+    # Commands of Ray and W&B take seconds to import.
+    [
+        pytest.param(block, marks=pytest.mark.slow if re.search("^(ray|wandb) ", block.text, re.MULTILINE) else ())
+        for block in blocks("sh")
+    ],
     ids=lambda block: block.page,
 )
 @pytest.mark.filterwarnings("ignore")

@@ -41,7 +41,7 @@ def test_script_with_the_alias_runs(tmp_path: Path) -> None:
 
 
 def test_commands_are_those_of_the_code() -> None:
-    table = PAGE.split("The commands:\n\n")[1].split("\n\n")[0]
+    table = PAGE.split("## Commands\n\n")[1].split("\n\n")[0]
     documented = dict(re.findall(r"^\| `det ([^`]+)` \| (.*) \|$", table, flags=re.MULTILINE))
     assert {command: instead.replace("`", "") for command, instead in documented.items()} == COMMANDS
 

@@ -17,7 +17,7 @@ import pytest
 from tests.browser.conftest import browser, chromium  # noqa: F401 - fixtures
 from tests.docs.pages import DOCS, PAGES, ROOT
 
-PUBLIC = {"docs.ray.io", "kueue.sigs.k8s.io", "pytorch.org", "ray.io", "ui.perfetto.dev"}
+PUBLIC = {"docs.ray.io", "github.com", "kueue.sigs.k8s.io", "pypi.org", "pytorch.org", "ray.io", "ui.perfetto.dev"}
 """Hosts that pages may link to: of public projects."""
 
 
