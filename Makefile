@@ -3,6 +3,7 @@
 # make test    check, then the slow tests and those on a real Ray; about eight minutes
 # make test-all  the same, and the long ones: the deaths of nodes, machines that Ray launches, a store in S3; half an hour more
 # make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
+# make test-ray  what depends on Ray's version, with the newest Ray, in build/ray-...; with another one: make test-ray RAY=2.57.1
 # make test-determined  those with the real Determined 0.38.1, which it installs into build/determined; half an hour
 # make bench   the benchmarks (see bench/)
 # make gpu     what only a GPU shows, in eight minutes on one; without one, a dry run; bench/gpu.py says how without a network
@@ -30,7 +31,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Without bytecode pytest rewrites the asserts of all test files in every run: five seconds for each half of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-determined bench gpu docs soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-ray test-determined bench gpu docs soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -103,6 +104,31 @@ test-all: test
 
 test-cluster: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m cluster
+
+# An environment on top of .venv, with another Ray, and what this Ray does not run with. The tests: starts and ranks of groups,
+# deaths of each kind, elastic trials, the autoscaler, jobs, the server, Tune's users.
+ifdef RAY
+OTHER := build/ray-$(RAY)
+
+$(OTHER)/.installed: $(INSTALLED)
+	@echo "installing Ray $(RAY) into $(OTHER) ..."
+	@rm -rf $(OTHER)
+	@$(BIN)/python -m venv $(OTHER)
+	@echo "import site; site.addsitedir('$$(realpath $(VENV)/lib/python*/site-packages)')" \
+		> $$(realpath $(OTHER)/lib/python*/site-packages)/beneath.pth
+	@$(OTHER)/bin/python -m pip install -qq --disable-pip-version-check --no-compile --editable . 'ray[default,train,tune]==$(RAY)'
+	@touch $@
+
+test-ray: $(OTHER)/.installed
+	@PYTHONFAULTHANDLER=1 $(OTHER)/bin/python -m pytest -q -k "not sharded" \
+		$(addprefix tests/cluster/test_,ray_internals.py autoscaler.py jobs.py) \
+		$(addprefix tests/ray/test_,worker_groups.py fault_matrix.py elastic.py autoscaler.py tune.py tune_trainer.py) \
+		$(addprefix tests/ray/test_server.py::test_,the_second_experiment_trains_in_the_processes_of_the_first_with_its_own_code \
+		a_server_that_is_killed_finds_its_experiments_again)
+else
+test-ray: $(INSTALLED)
+	@$(MAKE) --no-print-directory $@ RAY=$$($(BIN)/python -m pip index versions ray 2>/dev/null | sed -n 's/^ray (\(.*\))$$/\1/p')
+endif
 
 # What its users had beside it: the same torch as here, and what the model directories of tests/migration import.
 DETERMINED := build/determined
