@@ -6,7 +6,7 @@ reset its process, and a process on the head node (0.1 GB) while it runs. The ha
 any trials, and returns all available ones. Tune passes them to the scheduler, which asks the search. If the handle's
 process is killed, Tune starts another, which gets the unanswered results again.
 
-Of Tune's internals only `_drop_results` uses one. The environment variables below are not documented either.
+Only `_drop_results` uses an internal of Tune's. The environment variables below are undocumented too.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ class _Scheduler(_NotStored, FIFOScheduler):  # type: ignore[misc]
 
 
 def _drop_results(tune_controller: Any) -> None:
-    """Free the results that Tune has passed on: it keeps an actor's while the actor lives, here until the end.
+    """Free the results that Tune has passed on, which it otherwise keeps as long as the handle's actor lives.
 
-    A call that is still awaited may be forgotten too: Tune only uses this record to ignore the calls of an ended actor.
+    A call that is still awaited may be dropped too, since Tune uses this record only to ignore calls of ended actors.
     """
     try:
         for calls in tune_controller._actor_manager._tracked_actors_to_task_futures.values():

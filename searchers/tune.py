@@ -13,7 +13,7 @@ Tune asks the `Searcher` for configurations and the `Scheduler` about each resul
 searcher's `TuneTrials`. The scheduler has no state of its own, because Tune does not save it. Tune saves the searcher's
 state with its own. It pickles both objects together when the `Tuner` is created, so `Tuner.restore` has the same pair.
 
-This is Tune's API for searchers and schedulers; it has no internals of Tune.
+This module uses Tune's API for searchers and schedulers, and none of its internals.
 """
 
 from __future__ import annotations
