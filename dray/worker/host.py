@@ -189,11 +189,7 @@ class RayProgramHost(RayHost):
         return bool(self.reports.rungs.lengths) and not self.lengths
 
     def opened(self) -> None:
-<<<<<<< HEAD
-        if self.reports.checks.is_alone:  # no trials are compared, so the program need not report
-=======
-        if self.reports.checks.is_single:  # nothing is compared, so a program need not report: it may evaluate a model
->>>>>>> 784fddc9 (Words: pytorch, training and storage read as English; public functions name their errors again)
+        if self.reports.checks.is_single:  # no trials are compared, so the program need not report
             self.reports.life.on("report")
 
     def report(self, report: Report) -> bool:
