@@ -233,7 +233,6 @@ class CheckpointContext:
         return all_or_none(self._peers, "reading a checkpoint") if shared else contextlib.nullcontext()
 
     def _ranks(self, call: str, shard: bool) -> DistributedContext:
-        """The ranks that save a checkpoint together."""
         if shard:
             return self._peers
         self._program.check_chief(f"checkpoint.{call}", "without shard=True, ")

@@ -229,14 +229,11 @@ def pretrained(load: Callable[P, M]) -> Callable[P, M]:
 
 
 def _fits(module: torch.nn.Module) -> bool:
-    """Whether the GPU has room for a module."""
     free, _ = torch.cuda.mem_get_info()
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())) <= free
 
 
 class _PretrainedFunction(CachedFunction[P, M]):
-    """A cached function that returns copies of the kept modules."""
-
     def __init__(self, load: Callable[P, M]) -> None:
         @functools.wraps(load)
         def keep(*args: P.args, **kwargs: P.kwargs) -> Pretrained[M]:

@@ -89,7 +89,6 @@ def _hyperparameters(run: TrialRun, optimizer: torch.optim.Optimizer) -> list[di
 
 
 def _warn_of_overridden(run: TrialRun, built: list[list[dict[str, Any]]]) -> None:
-    """Warn about optimizer hyperparameters that the trial has set and the checkpoint has replaced."""
     for index, optimizer in enumerate(run.optimisation.optimizers):
         loaded = _hyperparameters(run, optimizer)
         changed = {

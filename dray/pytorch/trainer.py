@@ -218,7 +218,6 @@ class Trainer:
         return overridden == ["evaluate_full_dataset"]
 
     def _has_own(self, name: str) -> bool:
-        """Whether the trial overrides a method."""
         return getattr(type(self._trial), name) is not getattr(PyTorchTrial, name) or name in vars(self._trial)
 
     def _profiler(self, first: int) -> torch.profiler.profile | None:

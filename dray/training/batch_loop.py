@@ -108,7 +108,6 @@ class BatchLoop:
             )
 
     def _count_flops(self, train_batch: Callable[..., Any], *, batch: Any, **at: int) -> Any:
-        """Train on the first batch, and count its FLOPs."""
         self._train_batch = train_batch
         records = self.rank.batch_length(batch)
         metrics, flops = count_flops(partial(train_batch, batch=batch, **at))

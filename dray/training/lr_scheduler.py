@@ -103,7 +103,6 @@ class LRScheduler:
                     ) from None  # torch's own error says less
 
     def _steps_due(self, batch_idx: int, epoch_length: int | None, aggregation_frequency: int) -> int:
-        """The number of steps that are due after a batch in which the optimizer stepped."""
         frequency, trained = self._frequency, batch_idx + 1
         match self._step_mode:
             case LRScheduler.StepMode.STEP_EVERY_BATCH:

@@ -181,7 +181,6 @@ class Optimisation:
         return self.steps_now
 
     def _step(self, optimizer: torch.optim.Optimizer, clip_grads: Callable[[Any], Any] | None, scaler: Any) -> None:
-        """Step in mixed precision or with a sharded model."""
         amp, plain = self.amp, contextlib.nullcontext()
 
         def clip() -> None:
@@ -320,7 +319,6 @@ def _apart(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _divide(gradients: Sequence[torch.Tensor | None], divisor: int) -> None:
-    """Divide all gradients with few kernels."""
     alike: dict[Any, list[torch.Tensor]] = defaultdict(list)
     for gradient in gradients:
         if gradient is not None:

@@ -96,7 +96,6 @@ def warn_if_tf32_is_off(loss: torch.Tensor, device: torch.device) -> None:
 
 
 def _products(loss: torch.Tensor) -> Counter[torch.dtype]:
-    """Count the matrix products in a graph by the dtype of their results."""
     products: Counter[torch.dtype] = Counter()
     seen: set[Any] = set()
     nodes: list[Any] = [loss.grad_fn]

@@ -249,7 +249,6 @@ def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _merged(states: list[Any], reduction: Any) -> Any:
-    """Merge the states of all ranks as torchmetrics would."""
     if isinstance(states[0], list):
         return interleaved(states)
     if len(states) == 1:
