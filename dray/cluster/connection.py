@@ -199,7 +199,8 @@ def _keep_signals() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(internals.replaced(subprocess.Popen, "__init__", popen))
         if threading.current_thread() is threading.main_thread():  # only this thread can set handlers
-            stack.callback(lambda: signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM)))
+            if (own := signal.getsignal(signal.SIGTERM)) is not None:
+                stack.callback(signal.signal, signal.SIGTERM, own)
             stack.enter_context(internals.replaced(signal, "signal", lambda number, _: signal.getsignal(number)))
         yield
 

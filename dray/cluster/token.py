@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import stat
+import traceback
 from pathlib import Path
 
 from dray.cluster import internals
@@ -99,7 +100,7 @@ def auth_error(address: str) -> str:
 
 
 def auth_error_in(error: Exception) -> str:
-    """The same from the error of ``ray.init()``; "" if it is another error."""
-    if "AuthenticationError" not in f"{type(error).__name__} {error}":
+    """Like `auth_error`, from the error of ``ray.init()`` and its causes; "" if they are of another kind."""
+    if "AuthenticationError" not in "".join(traceback.format_exception(error)):
         return ""
     return _WRONG_TOKEN if own() else _NO_TOKEN

@@ -1,13 +1,18 @@
-"""Who can read Ray's token on a machine where dray starts Ray."""
+"""Who can read Ray's token on a machine where dray starts Ray, and which heads accept it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
+from ray._private import services
 
-from dray.cluster import token
+from dray.cluster import internals, token
 
 
 @pytest.fixture
@@ -80,3 +85,59 @@ def test_none_is_made_that_ray_would_not_use(
     monkeypatch.setenv(name, value)
     token.secure()
     assert not file.exists()
+
+
+@dataclass
+class Head:
+    """A head that accepts the token "right" alone, and has a node from the second answer on."""
+
+    address: str = ""
+    answers: int = 0
+
+    def answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        if ("authorization", "Bearer right") not in context.invocation_metadata():
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
+        self.answers += 1
+        return b"..node.." if self.answers > 1 else b""
+
+
+@pytest.fixture
+def head() -> Iterator[Head]:
+    head = Head()
+    service, _, method = internals.NODES_METHOD.strip("/").partition("/")
+    handler = grpc.unary_unary_rpc_method_handler(head.answer)
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    head.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield head
+    server.stop(None)
+
+
+def test_a_head_that_refuses_the_token_is_found_out_before_ray_connects(
+    head: Head, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert token.auth_error(head.address).startswith("it requires a token, and this process has none; ")
+    file.parent.mkdir()
+    file.write_text("wrong\n")
+    assert token.auth_error(head.address).startswith("it rejects this process's token; ")
+    file.write_text("right\n")
+    assert token.auth_error(head.address) == ""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
+    assert token.auth_error(head.address).startswith("it rejects")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert token.auth_error(head.address).startswith("it requires")
+
+
+@pytest.mark.usefixtures("file")
+def test_a_refusal_is_found_among_the_causes_of_rays_error() -> None:
+    error = ConnectionError("Failed to connect to Ray cluster")
+    assert token.auth_error_in(error) == ""
+    error.__cause__ = RuntimeError("Failed to connect to GCS: ray.exceptions.AuthenticationError: InvalidAuthToken")
+    assert token.auth_error_in(error).startswith("it requires a token")
+
+
+def test_ray_looks_for_a_new_node_once_it_has_registered(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "get_node", lambda address, node: head.answers)
+    with internals.quick_start(lambda: "right"):
+        assert services.get_node(head.address, b"node".hex()) == 2

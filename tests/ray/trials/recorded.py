@@ -77,6 +77,18 @@ class Recorded(pytorch.PyTorchTrial):
         return {"error": self.error(batch), "initial": self.initial}
 
 
+class Held(Recorded):
+    """At its sixth batch a trial waits for the file ``until``; trial 0 then also waits for the file ``longer``."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+        if batch_idx == 5:
+            names = ("until", "longer") if self.trial == 0 else ("until",)
+            for file in (Path(self.context.get_hparam(name)) for name in names):
+                while not file.exists():
+                    time.sleep(0.05)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
 class FirstAhead(Recorded):
     """The first trial to come to batch ``held_at`` goes on; all others wait there for the file ``until``."""
 
