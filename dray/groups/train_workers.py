@@ -12,9 +12,7 @@ of Ray has changed them, groups start without them, and `ray.train.get_context()
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,18 +21,19 @@ from ray.train import RunConfig, ScalingConfig
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from dray.cluster.internals import optional
 from dray.environment import set_variables
 from dray.worker.entry import NoTrainRun, own_place, start_thread
 from dray.worker.ranks import Ranks, assign, order
 
-log = logging.getLogger(__name__)
+WITHOUT_TRAIN = "ray.train.get_context() does not work in trials"
+"""The cost of a Ray that lacks Ray Train's internals."""
+WAIT_S = 1.0
+"""How often a start that waits for Ray checks whether its group has been ended."""
+
 
 # Else print() in a worker also writes each line to Ray's own log.
 _NO_PRINT_PATCH = {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
-
-
-WAIT_S = 1.0
-"""How often a start that waits for Ray checks whether its group has been ended."""
 
 
 class StartAbandoned(Exception):
@@ -92,10 +91,11 @@ def start_workers(
             worker.actor.execute.remote(start_thread, function, mine)
             for worker, mine in zip(workers, ranks, strict=True)
         ]
-        try:
-            _get(entered, is_ending)
-        except ray.exceptions.RayTaskError as error:
-            _warn_without_train(repr(error.cause))
+        with optional(WITHOUT_TRAIN):
+            try:
+                _get(entered, is_ending)
+            except ray.exceptions.RayTaskError as error:
+                raise TypeError(repr(error.cause)) from None
         _get(started, is_ending)
     except Exception:
         for actor in actors:
@@ -123,7 +123,8 @@ def _actor_class() -> Any:
 
 def _enter_train(actor_class: Any, name: str, workers: list[Worker], ranks: list[Ranks]) -> list[Any]:
     """Make `ray.train.get_context()` work in the workers, if this Ray allows it. Returns the calls."""
-    try:
+    calls: list[Any] = []
+    with optional(WITHOUT_TRAIN):
         from ray.train.v2._internal.execution.context import TrainRunContext
 
         run = TrainRunContext(
@@ -145,7 +146,7 @@ def _enter_train(actor_class: Any, name: str, workers: list[Worker], ranks: list
             controller_actor=NoTrainRun(),
             worker_callbacks=[],
         )
-        return [
+        calls = [
             call
             for (actor, _), mine in zip(workers, ranks, strict=True)
             for call in (
@@ -153,25 +154,12 @@ def _enter_train(actor_class: Any, name: str, workers: list[Worker], ranks: list
                 actor.init_train_context.remote(**context, distributed_context=mine),
             )
         ]
-    except Exception as error:  # a newer Ray may have changed anything
-        _warn_without_train(repr(error))
-        return []
+    return calls
 
 
 def _accepted(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
     """The arguments that this Ray's version of a function takes. It raises a TypeError itself if it needs others."""
     return {name: arguments[name] for name in inspect.signature(function).parameters if name in arguments}
-
-
-@functools.cache
-def _warn_without_train(why: str) -> None:
-    """Log once per process and reason."""
-    log.warning(
-        "ray.train.get_context() does not work in trials, because Ray %s has changed the internals of Ray Train that "
-        "dray uses for it: %s",
-        ray.__version__,
-        why,
-    )
 
 
 def _get(calls: list[Any], is_ending: Callable[[], bool]) -> list[Any]:
