@@ -8,6 +8,7 @@
 # make bench   the benchmarks (see bench/)
 # make gpu     what only a GPU shows, in eight minutes on one; without one, a dry run; bench/gpu.py says how without a network
 # make docs    the site of docs/, in build/docs
+# make release  sdist and wheel in dist/, built twice and checked; prints the command that uploads them
 # make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix ten times, twice: hours on two cores
 #
 # Each makes .venv on first use, from constraints.txt, and again only when pyproject.toml or constraints.txt change.
@@ -31,7 +32,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Without bytecode pytest rewrites the asserts of all test files in every run: five seconds for each half of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-ray test-determined bench gpu docs soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-ray test-determined bench gpu docs release soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -41,11 +42,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "dray needs Python 3.10 or newer; found none. Give one: make PYTHON=/path/to/python" >&2; exit 1; fi
 	@echo "installing into $(VENV) with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev,report,ui,loggers]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev,ui,loggers]'
 	@touch $@
 
 demo: $(INSTALLED)
-	@$(BIN)/dray experiment create examples/digits/asha.yaml examples/digits
+	@$(BIN)/dray demo
 	@echo "to have dray on the path: . $(BIN)/activate"
 
 # Two at a time; the output of each is printed when it ends.
@@ -155,6 +156,22 @@ docs: $(INSTALLED)
 	@$(BIN)/python docs/rooms.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/docs/index.html"
+
+# From a commit whose CHANGELOG.md has a date for this version. The tests install the wheel and run the demo from it.
+release: $(INSTALLED)
+	@test -z "$$(git status --porcelain)" || { echo "make release: there are changes; commit them first" >&2; git status --short; exit 1; }
+	@version=$$($(BIN)/python -c 'import dray; print(dray.__version__)'); top=$$(grep -m 1 '^## ' CHANGELOG.md); \
+		grep -qE "^## $${version//./\\.} \([0-9]{4}-[0-9]{2}-[0-9]{2}\)$$" <<< "$$top" || { \
+		echo "make release: CHANGELOG.md begins with '$$top', not with '## $$version (YYYY-MM-DD)'" >&2; exit 1; }
+	@rm -rf dist build/release
+	@git clone --quiet . build/release
+	@$(BIN)/python -m hatchling build -d dist > /dev/null
+	@cd build/release && $(CURDIR)/$(BIN)/python -m hatchling build -d dist > /dev/null
+	@for file in dist/*; do cmp $$file build/release/$$file; done
+	@$(BIN)/uv tool run twine check --strict dist/*
+	@$(BIN)/python -m pytest -q tests/docs/test_installing.py tests/ray/test_sweep.py
+	@ls -l --block-size=kB dist
+	@echo "to upload: $(BIN)/uv tool run twine upload dist/*"
 
 soak: $(INSTALLED)
 	@$(BIN)/python bench/soak.py

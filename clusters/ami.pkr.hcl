@@ -57,7 +57,7 @@ build {
     inline = [
       "sudo apt-get -qq update && sudo apt-get -qq install python3-venv",
       "python3 -m venv ~/dray-venv",
-      "~/dray-venv/bin/pip install -q -c ~/dray/constraints.txt -e ~/dray'[report]' boto3",
+      "~/dray-venv/bin/pip install -q -c ~/dray/constraints.txt -e ~/dray boto3",
       "cp ~/dray/constraints.txt ~/dray-venv/",
     ]
   }

@@ -13,7 +13,6 @@ import pandas as pd
 
 from dray._version import __version__
 from dray.config.searcher import SamplerChoice
-from dray.errors import ExperimentError
 from dray.records.listing import open_experiment
 from dray.records.logs import grouped_failures, short_error, where
 from dray.records.lookup import Name
@@ -46,7 +45,6 @@ def write_report(path: Name, out: str | os.PathLike[str] | None = None) -> Path:
 
     Raises:
         NoExperiment: there is no such experiment.
-        ExperimentError: plotly or scikit-learn is not installed.
         JournalError: the journal is damaged.
     """
     with open_experiment(path) as stored, closing(stored.read()) as reader:
@@ -56,11 +54,8 @@ def write_report(path: Name, out: str | os.PathLike[str] | None = None) -> Path:
 
 
 def _write(report: ReportData, file: Path) -> Path:
-    try:
-        import sklearn  # noqa: F401
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as missing:
-        raise ExperimentError(f"a report needs {missing.name}: pip install 'dray-train[report]'") from None
+    from plotly.offline import get_plotlyjs
+
     page = _Page(report)
     content = (
         (ASSETS / "page.html")

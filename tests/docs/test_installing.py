@@ -19,7 +19,7 @@ PAGE = "installing.md"
 NAME = "dray-train"
 OLD_NAME = re.compile(
     r"""(?<![\w./-])dray(?:\[[a-z]|\s*@\s|[=<>~!]=|-\d)"""
-    r"""|\b(?:pip|uv|uvx|pipx)\s[^`\n]*[\s'"]dray(?![\w.:/-])"""
+    r"""|\b(?:pip|uv|uvx|pipx)\s[^`\n&;,]*[\s'"]dray(?![\w.:/-])"""
     r"""|\b(?:version|distribution|metadata|requires|files)\(['"]dray['"]\)"""
 )
 """Requirements, commands and lookups that name the distribution `dray`, which on PyPI is another project."""

@@ -16,7 +16,7 @@ from tests.docs.pages import blocks, files
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 PAGE = "index.md"
-NOT_HERE = ("pip install",)
+NOT_HERE = ("pip install", "dray demo")  # the demo: tests/ray/test_sweep.py
 
 
 def test_the_quick_start_from_its_first_command_to_its_last(tmp_path: Path) -> None:

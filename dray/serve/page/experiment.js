@@ -221,7 +221,7 @@ function figureOf(path, kind, title, piece) {
     put(told, `as of ${new Date(found.at * 1000).toTimeString().slice(0, 8)}`);
     const pieces = PIECES[piece](found.figures);
     if (!pieces) {
-      body.replaceChildren(h("p", { className: "quiet" }, found.error ?? "Nothing to show yet."));
+      body.replaceChildren(h("p", { className: "quiet" }, "Nothing to show yet."));
       plots.clear();
       return;
     }

@@ -11,7 +11,7 @@ function loaded() {
   plotly ??= new Promise((done, failed) => {
     document.head.append(h("script", {
       src: "/static/plotly.js", onload: () => done(window.Plotly),
-      onerror: () => failed(new Error("Figures need plotly at the server: pip install 'dray-train[report]'")),
+      onerror: () => failed(new Error("plotly could not be loaded")),
     }));
   });
   return plotly;

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.utils import _replace_by_prefix, _sync_module_states
 from torch.nn.parallel import DistributedDataParallel
 
@@ -150,6 +149,8 @@ def data_parallel(
     options = {"device_ids": device_ids, "init_sync": not shared, "gradient_as_bucket_view": True}
     wrapped = DDPModel(model, **{**options, **ddp_kwargs})
     if compress_gradients:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
         wrapped.register_comm_hook(wrapped.process_group, fp16_compress_hook)
     return wrapped
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 from dray.training.parallel.ddp import DDPModel
 
@@ -87,6 +86,8 @@ class GradientCheck:
 
     def _is_exempt(self, parameter: torch.Tensor) -> bool:
         """Whether the trial has configured DistributedDataParallel not to average a parameter's gradients."""
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
         return any(
             any(parameter is own for own in model.module.parameters())
             and (
