@@ -115,6 +115,8 @@ def _actor_class() -> Any:
         base = TrainsWorker
 
     class RayTrainWorker(base):  # type: ignore[misc]
+        __qualname__ = "RayTrainWorker"  # as Ray's commands show it
+
         def execute(self, function: Callable[..., Any], *args: Any) -> Any:
             return function(*args)
 

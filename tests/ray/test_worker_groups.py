@@ -158,8 +158,21 @@ def _needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RayTrainWorker, "init_train_context", lambda self, replica_group: None)
 
 
+def _fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Worker:
+        def init_train_context(self, distributed_context: Any) -> None:
+            raise LookupError("no node health")
+
+    monkeypatch.setattr("ray.train.v2._internal.execution.worker_group.RayTrainWorker", Worker)
+
+
 @pytest.mark.parametrize(
-    ("change", "why"), [(_none, "has no attribute 'init_train_context'"), (_needs_more, "replica_group")]
+    ("change", "why"),
+    [
+        (_none, "has no attribute 'init_train_context'"),
+        (_needs_more, "replica_group"),
+        (_fails, "no node health"),
+    ],
 )
 def test_groups_start_without_trains_context_where_ray_has_changed_it(
     change: Callable[[pytest.MonkeyPatch], None],
