@@ -165,8 +165,8 @@ release: $(INSTALLED)
 		echo "make release: CHANGELOG.md begins with '$$top', not with '## $$version (YYYY-MM-DD)'" >&2; exit 1; }
 	@rm -rf dist build/release
 	@git clone --quiet . build/release
-	@$(BIN)/python -m hatchling build -d dist > /dev/null
-	@cd build/release && $(CURDIR)/$(BIN)/python -m hatchling build -d dist > /dev/null
+	@$(BIN)/python -m hatchling build -d dist
+	@cd build/release && $(CURDIR)/$(BIN)/python -m hatchling build -d dist
 	@for file in dist/*; do cmp $$file build/release/$$file; done
 	@$(BIN)/uv tool run twine check --strict dist/*
 	@$(BIN)/python -m pytest -q tests/docs/test_installing.py tests/ray/test_sweep.py
