@@ -312,6 +312,7 @@ def test_report_is_one_file_with_everything_in_it(path: Path, tmp_path: Path) ->
     html = file.read_text()
     assert [one.name for one in tmp_path.iterdir()] == ["r.html"]
     assert not re.findall(r"<(?:link|img|iframe)|<script[^>]+src|@import|url\(", html.partition("<script>")[0])
+    assert re.search(r"plotly.js v.*\n\* Copyright .*, Plotly, Inc.\n(?:.*\n)*?\* Licensed under the MIT license", html)
     assert {"curves", "history", "importances", "parallel", "slice-0", "shares", "stretches"} <= set(figures_of(html))
     for name in figures_of(html):
         assert f'id="{name}"' in html
