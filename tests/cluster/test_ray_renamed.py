@@ -33,12 +33,15 @@ USED_ON_A_JOINED_CLUSTER = ("ray.autoscaler.", "ray._private.runtime_env.")
 DRIVER = """
 import sys
 import ray
+from ray.cluster_utils import Cluster
 from dray.cli import main
 
 _, copy, joins, *command = sys.argv
 assert ray.__file__.startswith(copy)
 if joins == "True":
-    ray.init("local", num_cpus=1, log_to_driver=False, logging_level="ERROR")
+    # Without the process of an autoscaler, dray asks the head for what an autoscaler is doing.
+    node = {"num_cpus": 1, "include_dashboard": False, "no_monitor": True}
+    cluster = Cluster(initialize_head=True, connect=True, head_node_args=node)
 main(command)
 """
 
