@@ -143,6 +143,13 @@ def test_there_are_few_private_names() -> None:
     assert len({name for _, _, name, _ in NAMES}) + 1 <= MAX_NAMES
 
 
+def test_the_page_has_what_the_absence_of_each_name_costs() -> None:
+    page = (ROOT / "docs" / "installing.md").read_text().replace("`", "")
+    section = page.partition("## Versions of Ray")[2].partition("\n## ")[0]
+    listed = re.findall(r"^- (.*)[;.]$", section, re.MULTILINE)
+    assert listed == list(dict.fromkeys(cost for _, cost, _, _ in NAMES))
+
+
 def test_every_private_name_of_rays_in_our_files_is_in_the_list() -> None:
     listed = {(file, name.replace(":", ".")) for file, _, name, _ in NAMES}
     for path in [*(ROOT / "dray").rglob("*.py"), *(ROOT / "searchers").rglob("*.py")]:
