@@ -53,7 +53,7 @@ class NotebookScreen(NotebookLine):
     def close(self) -> None:
         """No-op: the last picture stays in the notebook."""
 
-    def shown(self, picture: RenderableType) -> str:
+    def as_html(self, picture: RenderableType) -> str:
         console = Console(file=io.StringIO(), record=True, width=NOTEBOOK[0], force_jupyter=False)
         console.print(picture)
         code = '<pre style="line-height:normal;font-family:Menlo,Consolas,monospace">{code}</pre>'
