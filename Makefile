@@ -117,6 +117,7 @@ $(OTHER)/.installed: $(INSTALLED)
 	@$(BIN)/python -m venv $(OTHER)
 	@echo "import site; site.addsitedir('$$(realpath $(VENV)/lib/python*/site-packages)')" \
 		> $$(realpath $(OTHER)/lib/python*/site-packages)/beneath.pth
+	@$(OTHER)/bin/python -m pip install -qq --disable-pip-version-check --no-compile --no-deps --ignore-installed ray==$(RAY)
 	@$(OTHER)/bin/python -m pip install -qq --disable-pip-version-check --no-compile --editable . 'ray[default,train,tune]==$(RAY)'
 	@touch $@
 
