@@ -117,11 +117,12 @@ $(OTHER)/.installed: $(INSTALLED)
 	@$(BIN)/python -m venv $(OTHER)
 	@echo "import site; site.addsitedir('$$(realpath $(VENV)/lib/python*/site-packages)')" \
 		> $$(realpath $(OTHER)/lib/python*/site-packages)/beneath.pth
+	@$(OTHER)/bin/python -m pip install -qq --disable-pip-version-check --no-compile --no-deps --ignore-installed ray==$(RAY)
 	@$(OTHER)/bin/python -m pip install -qq --disable-pip-version-check --no-compile --editable . 'ray[default,train,tune]==$(RAY)'
 	@touch $@
 
 test-ray: $(OTHER)/.installed
-	@PYTHONFAULTHANDLER=1 $(OTHER)/bin/python -m pytest -q -k "not sharded" \
+	@PYTHONFAULTHANDLER=1 $(OTHER)/bin/python -m pytest -q -k "not shared and not sharded" \
 		$(addprefix tests/cluster/test_,ray_internals.py autoscaler.py jobs.py) \
 		$(addprefix tests/ray/test_,worker_groups.py fault_matrix.py elastic.py autoscaler.py tune.py tune_trainer.py) \
 		$(addprefix tests/ray/test_server.py::test_,the_second_experiment_trains_in_the_processes_of_the_first_with_its_own_code \

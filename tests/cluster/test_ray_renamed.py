@@ -22,12 +22,16 @@ from tests.ray.harness import OWN_CLUSTER, TRIALS, recorded, write_config
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
 RAY = Path(ray.__file__).parent
-COSTS = {name: {cost for _, cost, each, _ in NAMES if each == name} for _, _, name, _ in NAMES}
-COSTS |= {
-    module: {cost for _, cost, name, _ in NAMES if name.startswith(f"{module}:")}
-    for module in {name.partition(":")[0] for name in COSTS}
-}
-"""What the absence of a name or of a module costs."""
+# dray does not import this class, but reads this attribute of an instance.
+OF_INSTANCES = {"RayActorManager": "RayActorManager._tracked_actors_to_task_futures"}
+IMPORTED_BY_COMPILED_CODE = {"ray._private.utils", "ray._private.worker"}
+COSTS: dict[str, set[str]] = {}
+"""What the absence of a name or a module costs."""
+for _, cost, name, _ in NAMES:
+    module, _, attribute = name.partition(":")
+    COSTS.setdefault(f"{module}:{OF_INSTANCES.get(attribute, attribute)}", set()).add(cost)
+    if attribute not in OF_INSTANCES and module not in IMPORTED_BY_COMPILED_CODE:
+        COSTS.setdefault(module, set()).add(cost)
 
 USED_ON_A_JOINED_CLUSTER = ("ray.autoscaler.", "ray._private.runtime_env.")
 DRIVER = """
