@@ -31,7 +31,7 @@ STALL, TOTAL, COPIES = 0.25, 1.05, 1.0
 WAYS = {
     "by-hand": "torch.save, by hand",
     "background": "dray",
-    "at-once": "dray, made to write at once",
+    "at-once": "dray, writing at once",
 }
 
 
@@ -144,7 +144,7 @@ def report(paper: Paper, found: dict[str, list[Ran]], batches: int) -> None:
     assert abs(size_mb - copy_mb) < 1, "the file by hand is the state"
     paper.say(
         f"{WIDTH * WIDTH * LAYERS / 1e6:.0f} million parameters, {size_mb:.0f} MiB by checkpoint, {batches} batches, "
-        f"{SAVES} checkpoints; {len(by_hand)} rounds; median (least - most)."
+        f"{SAVES} checkpoints; {len(by_hand)} rounds; median (min - max)."
     )
     paper.say()
 
@@ -175,7 +175,7 @@ def report(paper: Paper, found: dict[str, list[Ran]], batches: int) -> None:
             ]
         )
     paper.table(
-        ["way", "stall", "the first", "of torch.save's", "run", "of torch.save's", "CPU", "more memory, in copies"],
+        ["way", "stall", "first stall", "/ torch.save's", "run", "/ torch.save's", "CPU", "extra memory, copies"],
         rows,
     )
     paper.say()
@@ -190,7 +190,7 @@ def report(paper: Paper, found: dict[str, list[Ran]], batches: int) -> None:
               f"{begun:.0%} for the first, which allocates the buffers: {verdict(begun <= STALL)}.")  # fmt: skip
     paper.say(f"Run: {total:.3f}x the time with torch.save (target <= {TOTAL}): {verdict(total <= TOTAL)}.")
     # The rest of dray itself, and the rounding of allocators, take some MB.
-    paper.say(f"Memory: {copies:.2f} copies of the state more at its peak (target <= {COPIES:g}, to a twentieth): "
+    paper.say(f"Memory: {copies:.2f} more copies of the state at the peak (target <= {COPIES:g}, to a twentieth): "
               f"{verdict(copies <= COPIES + 0.05)}.")  # fmt: skip
 
 

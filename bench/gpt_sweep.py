@@ -197,7 +197,7 @@ def report(paper: Paper, searches: dict[str, list[list[Point]]]) -> None:
          spread([p.seconds for p in last], "s", 0)]
         for way, last in ends.items()
     ]  # fmt: skip
-    paper.say("\nMedian (least - most) over the seeds\n")
+    paper.say("\nMedian (min - max) over the seeds\n")
     paper.table(["way", "best loss", "batches trained", "last report after"], rows)
     # With equal batches: the best of each variant when the one that trained least ended.
     least = [min(last[seed].batches for last in ends.values()) for seed in range(len(next(iter(ends.values()))))]

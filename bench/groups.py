@@ -237,7 +237,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     )
     paper.say()
     paper.table(
-        ["time", "median (least - most)"],
+        ["time", "median (min - max)"],
         [
             ["from the request for the first group to its function", spread(first, "s")],
             ["the same for each further group, one after another", spread(further, "s")],

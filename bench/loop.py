@@ -248,8 +248,8 @@ def report(paper: Paper, found: dict[str, list[Ran]]) -> None:
                 ]
             )
     if rows:
-        paper.say("\nMicroseconds of CPU time by batch; median (least - most) over the rounds\n")
-        paper.table(["way", "what", "by hand", "dray's more", "target", ""], rows)
+        paper.say("\nMicroseconds of CPU time per batch; median (min - max) over the rounds\n")
+        paper.table(["way", "what", "by hand", "overhead of dray", "target", ""], rows)
 
     rows = []
     for way, kind, name, target in (
@@ -277,7 +277,7 @@ def report(paper: Paper, found: dict[str, list[Ran]]) -> None:
             name = f"process start to first batch, {name}"
             rows.append([name, values, interval(turns, ratio), f"<= {START:g}", reached])
     if rows:
-        paper.say("\nRatios to the loop by hand: median (least - most) over rounds; interval, verdict: all turns\n")
+        paper.say("\nRatios to the loop by hand: median (min - max) over rounds; interval, verdict: all turns\n")
         paper.table(["what", "ratio", "interval", "target", ""], rows)
     if dray:
         paper.say(f"\nTo the first batch: {spread([wall_s(one) for one, _ in both], 's')}, by hand "
@@ -288,7 +288,7 @@ def report(paper: Paper, found: dict[str, list[Ran]]) -> None:
 
         more = [peak_mb(one) - peak_mb(other) for one, other in both]
         paper.say(
-            f"Peak memory: {spread([peak_mb(other) for _, other in both], 'MB', 0)} by hand; dray's more: "
+            f"Peak memory: {spread([peak_mb(other) for _, other in both], 'MB', 0)} by hand; overhead of dray: "
             f"{spread(more, 'MB', 1)}, target <= {MEMORY_MB:g} MB: {verdict(quantile(more, 0.5) <= MEMORY_MB)}"
         )
 

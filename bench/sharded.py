@@ -233,7 +233,7 @@ def report_batch(paper: Paper, runs: Sequence[Ran]) -> None:
         rows.append([name, spread(us[1], digits=0), f"{more:.0f}", spread(by_round, digits=3), f"{ratio:.3f}"])
         if clock == "cpu_s":
             reached = f"{ratio - 1:+.1%} (target <= {BATCH - 1:+.0%}): {verdict(ratio <= BATCH)}"
-    paper.table(["", "us by hand", "dray's more", "ratio by round", "all turns"], rows)
+    paper.table(["", "us by hand", "overhead of dray", "ratio by round", "all turns"], rows)
     paper.say(f"\nA batch, CPU time: {reached}.")
 
 

@@ -204,7 +204,7 @@ def phases(figures: Figures) -> list[float]:
 
 def report(paper: Paper, figures: dict[str, list[Figures]], trials: int) -> None:
     """Print the tables."""
-    paper.say("\nSeconds; median (least - most) over the rounds\n")
+    paper.say("\nSeconds; median (min - max) over the rounds\n")
     rows = []
     for way, runs in figures.items():
         rows.append(
