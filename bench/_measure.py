@@ -1,6 +1,6 @@
-"""What the benchmarks share: time stamps written by any process of a run, runs in fresh processes, tables, results.
+"""Shared by the benchmarks: time stamps written by any process of a run, runs in fresh processes, tables, results.
 
-Only the standard library: the processes that are measured import this too.
+It imports only the standard library, since the measured processes import it too.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ RUN_LIMIT_S = 540.0
 # --------------------------------------------------------------------------------------------------------------- stamps
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """Something that happened in a process of a run.
+    """An event in a process of a run.
 
     Args:
-        kind: what happened.
+        kind: of event.
         time: seconds since the epoch; all processes are on one machine.
         pid: of the process.
-        fields: anything else about it.
+        fields: further details.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Stamp:
 
 
 def stamp(kind: str, **fields: Any) -> None:
-    """Write a time stamp, in about 20 microseconds; does nothing outside a benchmark."""
+    """Write a time stamp, which takes about 20 microseconds; outside a benchmark, do nothing."""
     path = os.environ.get(STAMPS)
     if path is None:
         return
@@ -72,7 +72,7 @@ def stamp_counts(experiment: Any) -> None:
 
 
 def of_kind(stamps: Sequence[Stamp], *kinds: str) -> list[Stamp]:
-    """The stamps of these kinds, in the order of time."""
+    """The stamps of these kinds, in order of time."""
     return [s for s in stamps if s.kind in kinds]
 
 
@@ -133,11 +133,11 @@ def run(script: str, arguments: Sequence[str], directory: Path, *, limit_s: floa
 
 
 def run_in_turn(script: str, trials: Mapping[str, int], rounds: int, directory: Path) -> Iterator[tuple[str, Ran]]:
-    """Run each case of a benchmark so often, in turn: ``script --child <case> <directory> <trials>``.
+    """Run the cases of a benchmark in turn, `rounds` times: ``script --child <case> <directory> <trials>``.
 
     Args:
         script: its path.
-        trials: by case, of its search.
+        trials: of the search of each case.
         rounds: how often each case is run.
         directory: for their files.
 
@@ -153,7 +153,7 @@ def run_in_turn(script: str, trials: Mapping[str, int], rounds: int, directory: 
 
 
 def read_stamps(file: Path) -> list[Stamp]:
-    """What the processes of a run have stamped so far, in the order of time."""
+    """The stamps of a run's processes so far, in order of time."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     return sorted((Stamp(**line) for line in lines), key=lambda s: s.time)
 
@@ -198,7 +198,7 @@ def verdict(reached: bool) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- output
 class Paper:
-    """Prints, and keeps what it printed for the results."""
+    """Prints lines, and keeps them for the results."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -216,14 +216,14 @@ class Paper:
             self.say(f"| {' | '.join(cells)} |")
 
     def save(self, name: str, title: str) -> None:
-        """Write all of it to ``bench/results/<name>.md``."""
+        """Write the printed lines to ``bench/results/<name>.md``."""
         path = BENCH / "results" / f"{name}.md"
         path.parent.mkdir(exist_ok=True)
         path.write_text(self.text(title))
         print(f"\nsaved in {path.relative_to(BENCH.parent)}")
 
     def text(self, title: str) -> str:
-        """All of it, under a title."""
+        """The printed lines, under a title."""
         return f"# {title}\n\n" + "\n".join(self._lines) + "\n"
 
 
@@ -240,7 +240,7 @@ def machine() -> str:
 
 
 def command() -> str:
-    """The command line, but for `--keep`, whose place says nothing."""
+    """The command line without `--keep`, whose directory does not matter."""
     script, *given = sys.argv
     if "--keep" in given:
         at = given.index("--keep")
@@ -278,11 +278,11 @@ def arguments(doc: str) -> argparse.ArgumentParser:
 def perform(
     measure: Callable[[argparse.Namespace, Path, Paper], None], options: argparse.Namespace, *, name: str, title: str
 ) -> None:
-    """Measure, say how long that took, and save the figures as ``bench/results/<name>.md``, if ``options`` say so.
+    """Measure, print how long that took, and save the figures as ``bench/results/<name>.md``, if ``options`` say so.
 
     Args:
         measure: given the options, a directory for its files, and the paper for its figures.
-        options: of `arguments`, and more.
+        options: those of `arguments`, and more.
     """
     end_on_sigterm()
     paper, began = Paper(), time.monotonic()

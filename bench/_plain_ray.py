@@ -1,4 +1,4 @@
-"""The digits trial without dray, in the two ways of Ray itself that ``sweep.py`` compares with.
+"""The digits trial without dray, in the two plain Ray variants that ``sweep.py`` compares with.
 
 Both train the model of ``examples/digits/model_def.py`` on its data, with its batch size and optimizer, validate after
 each epoch, and start from the same hyperparameters and seeds. Ray is left with its defaults, but prints nothing, and
@@ -32,7 +32,7 @@ class Digits:
 
     Args:
         trial: ``trial`` (its number), ``seed`` and ``hparams``, as dray's search has them.
-        model: what is done to the model before it is trained.
+        model: applied to the model before it is trained.
     """
 
     def __init__(self, trial: dict[str, Any], wrap: Any = lambda model: model) -> None:
@@ -149,8 +149,8 @@ def class_trainable(trials: list[dict[str, Any]], max_epochs: int, *, lengths_gi
     Args:
         trials: as for `Digits`, with the ``length`` of each in epochs if these are given.
         max_epochs: of a trial.
-        lengths_given: the trials are as long as they say; else ASHA decides.
-        saves: every trial saves its state at its end. That is Tune's default.
+        lengths_given: trials train for their ``length``; otherwise ASHA decides.
+        saves: every trial saves its state at its end, which is Tune's default.
     """
     with _ray(num_cpus=2, dashboard=False) as storage:
         tune.Tuner(

@@ -1,10 +1,10 @@
-"""What saving costs: 50 million parameters with Adam's moments (600 MB), saved five times in a run.
+"""The cost of saving 50 million parameters with Adam's moments (600 MB) five times in a run.
 
-Three ways take turns, each in a fresh process: torch.save of the same state in a hand-written loop; dray, which writes
-in the background; and dray with background writing turned off. A stall is how much a checkpoint delays the next batch:
-the gap to the batch before, less the median gap between batches without a checkpoint. The time of a run is from its
-first batch to its end, with all five checkpoints written. The last one causes no stall, since no batch follows: every
-way waits for it at the end.
+Three variants take turns, each in a fresh process: torch.save of the same state in a hand-written loop; dray, which
+writes in the background; and dray with background writing turned off. A stall is the delay of the next batch by a
+checkpoint: the gap between the batches before and after it, less the median gap between batches without a checkpoint.
+The time of a run is from its first batch to its end, with all five checkpoints written. The last one causes no stall,
+since no batch follows: every variant waits for it at the end.
 
     python bench/checkpoint.py [--rounds 5] [--batches 100] [--save]
 """
@@ -31,7 +31,7 @@ STALL, TOTAL, COPIES = 0.25, 1.05, 1.0
 WAYS = {
     "by-hand": "torch.save, by hand",
     "background": "dray",
-    "at-once": "dray, made to write at once",
+    "at-once": "dray, writing at once",
 }
 
 
@@ -39,7 +39,7 @@ WAYS = {
 def child(way: str, batches: int, directory: Path) -> None:
     """Train and save."""
     os.environ["DRAY_HOME"] = str(directory / "home")
-    # So that this run does not write to the disk what earlier ones left.
+    # Flush the pages of earlier runs, so that this run does not pay for them.
     os.sync()
     saved = _by_hand(batches, directory) if way == "by-hand" else _dray(way, batches)
     stamp("end", peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, cpu_s=time.process_time(), **saved)
@@ -118,7 +118,7 @@ def _dray(way: str, batches: int) -> dict[str, Any]:
 
 # --------------------------------------------------------------------------------------------------------------- report
 def stalls(ran: Ran, batches: int) -> list[float]:
-    """Seconds of each checkpoint but the last."""
+    """The stalls of all checkpoints but the last, in seconds."""
     begin, trained = of_kind(ran.stamps, "begin"), of_kind(ran.stamps, "trained")
     gaps = [after.time - before.time for before, after in zip(trained, begin[1:], strict=False)]
     period = batches // SAVES
@@ -144,7 +144,7 @@ def report(paper: Paper, found: dict[str, list[Ran]], batches: int) -> None:
     assert abs(size_mb - copy_mb) < 1, "the file by hand is the state"
     paper.say(
         f"{WIDTH * WIDTH * LAYERS / 1e6:.0f} million parameters, {size_mb:.0f} MiB by checkpoint, {batches} batches, "
-        f"{SAVES} checkpoints; {len(by_hand)} rounds; median (least - most)."
+        f"{SAVES} checkpoints; {len(by_hand)} rounds; median (min - max)."
     )
     paper.say()
 
@@ -175,7 +175,7 @@ def report(paper: Paper, found: dict[str, list[Ran]], batches: int) -> None:
             ]
         )
     paper.table(
-        ["way", "stall", "the first", "of torch.save's", "run", "of torch.save's", "CPU", "more memory, in copies"],
+        ["way", "stall", "first stall", "/ torch.save's", "run", "/ torch.save's", "CPU", "extra memory, copies"],
         rows,
     )
     paper.say()
@@ -187,10 +187,10 @@ def report(paper: Paper, found: dict[str, list[Ran]], batches: int) -> None:
     )
     begun = quantile(share(dray, first), 0.5)
     paper.say(f"Stall: {stall:.0%} of torch.save's (target <= {STALL:.0%}): {verdict(stall <= STALL)}; "
-              f"of the first, for which buffers are made, {begun:.0%}: {verdict(begun <= STALL)}.")  # fmt: skip
-    paper.say(f"Run: {total:.3f}x that with torch.save (target <= {TOTAL}): {verdict(total <= TOTAL)}.")
-    # The rest of dray itself, and what allocators round up, is some MB.
-    paper.say(f"Memory: {copies:.2f} copies of the state more at its peak (target <= {COPIES:g}, to a twentieth): "
+              f"{begun:.0%} for the first, which allocates the buffers: {verdict(begun <= STALL)}.")  # fmt: skip
+    paper.say(f"Run: {total:.3f}x the time with torch.save (target <= {TOTAL}): {verdict(total <= TOTAL)}.")
+    # The rest of dray itself, and the rounding of allocators, take some MB.
+    paper.say(f"Memory: {copies:.2f} more copies of the state at the peak (target <= {COPIES:g}, to a twentieth): "
               f"{verdict(copies <= COPIES + 0.05)}.")  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def main() -> None:
         return child(way, int(batches), Path(directory))
     parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=5, help="how often each way is run (default 5)")
-    parser.add_argument("--batches", type=int, default=100, help=f"in each run, a multiple of {SAVES} (default 100)")
+    parser.add_argument("--batches", type=int, default=100, help=f"per run, a multiple of {SAVES} (default 100)")
     options = parser.parse_args()
     if options.batches < 2 * SAVES or options.batches % SAVES:
         parser.error(f"--batches {options.batches}: must be a multiple of {SAVES}, at least {2 * SAVES}")

@@ -1,6 +1,6 @@
-"""What a compiled model costs in a search: 16 trials that differ in lr and weight decay, in one process; twice.
+"""The cost of a compiled model in a search: 16 trials that differ in lr and weight decay, in one process; twice.
 
-The first experiment starts with an empty cache on disk; the second one, on another Ray cluster, has its cache.
+The first experiment starts with an empty cache on disk; the second one, on another Ray cluster, uses that cache.
 
     python bench/compile.py [--trials 16] [--save]
 """
@@ -75,7 +75,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         return child(Path(sys.argv[2]), int(sys.argv[3]))
     parser = arguments(__doc__ or "")
-    parser.add_argument("--trials", type=int, default=16, help="of each experiment (default 16)")
+    parser.add_argument("--trials", type=int, default=16, help="trials per experiment (default 16)")
     perform(measure, parser.parse_args(), name="compile", title="A compiled model in a search")
 
 

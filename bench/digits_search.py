@@ -1,18 +1,18 @@
-"""How soon a search of the digits trial is nearly as good as 256 full trainings: in trained epochs, and in seconds.
+"""How fast a search of the digits trial gets nearly as good as 256 full trainings, in trained epochs and in seconds.
 
-Nearly as good: an accuracy on the held-out digits within half a point of the best that random search found at any epoch
-of its 256 full trainings. Each validation is an epoch trained; they count in the order in which they ended.
+Nearly as good means an accuracy on the held-out digits within half a point of the best that random search found at any
+epoch of its 256 full trainings. There is one validation per trained epoch; they count in the order in which they ended.
 
-About one validation in 270 is as good as that, and which one is luck, so a single search says nothing. The searches are
-replayed for many seeds, on two workers in virtual time (`searchers.simulate`), over recorded learning curves: every
-trial that a search asks for is really trained, once, by dray's Trainer in this process. A trial's curve depends only on
-its hyperparameters and its seed, so all ways get the same trials, with the same curves, in the same order, except those
-with TPE, which choose their own. Each seed's trials also come in 30 other orders (``--orders``). With ``--real 2`` the
-first two seeds are also run on Ray.
+About one validation in 270 is that good, by luck, so a single search says nothing. The searches are replayed for many
+seeds, on two workers in virtual time (`searchers.simulate`), over recorded learning curves: every trial that a search
+asks for is really trained, once, by dray's Trainer in this process. A trial's curve depends only on its hyperparameters
+and its seed, so all variants get the same trials, with the same curves, in the same order, except those with TPE, which
+choose their own. Each seed's trials also come in 30 other orders (``--orders``). With ``--real 2`` the first two seeds
+are also run on Ray.
 
-  random, asha, promotion, asha-tpe   by dray: asha.yaml with 256 trials, and what the name says
+  random, asha, promotion, asha-tpe   by dray: asha.yaml with 256 trials, and the method in the name
   ray-asha                            Tune's ASHA: the scheduler itself, called as Tune calls it;
-                                      really run: of a class trainable (reuse_actors)
+                                      on Ray, with a class trainable (reuse_actors)
 
     python bench/digits_search.py [--seeds 12] [--first-seed 7] [--orders 30] [--real 0] [--ways ...]
                                    [--keep DIR] [--save]
@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "asha-tpe": {"sampler": "tpe"},
     "ray-asha": {},
 }
-"""What is changed in the ``searcher`` section of asha.yaml."""
+"""Changes in the ``searcher`` section of asha.yaml."""
 
 NEARLY = 0.005
 WORKERS = 2
@@ -52,12 +52,12 @@ MAX_EPOCHS = 16  # as asha.yaml says
 Curve = list[tuple[float, float]]
 """Validation loss and accuracy after each epoch."""
 Found = dict[int, dict[str, list[list[float]]]]
-"""By seed and way: of each search the accuracies after each epoch trained, in the order of time."""
+"""By seed and variant: for each search, the accuracies after each trained epoch, in order of time."""
 
 
 # --------------------------------------------------------------------------------------------------- in its own process
 def child(way: str, directory: Path, plan: dict[str, Any]) -> None:
-    """Run one of the ways, on Ray."""
+    """Run one of the variants, on Ray."""
     end_on_sigterm()
     if way == "ray-asha":
         from _plain_ray import class_trainable
@@ -70,7 +70,7 @@ def child(way: str, directory: Path, plan: dict[str, Any]) -> None:
 
 
 def config_of(way: str, plan: dict[str, Any]) -> dict[str, Any]:
-    """The experiment of this way."""
+    """The experiment of this variant."""
     searcher = plan["config"]["searcher"] | WAYS[way]
     if way == "random":
         for field in ("divisor", "num_rungs"):
@@ -117,11 +117,11 @@ def train(task: tuple[dict[str, Any], int, int]) -> Curve:
 
 
 class Curves:
-    """Learning curves of trials, each trained once, when it is first asked for.
+    """Learning curves of trials, each trained once, on first use.
 
     Args:
-        file: of the recorded ones; read first, if it exists.
-        lengths: of the trials that are trained when one epoch is asked for, ascending: up to the next one of these.
+        file: of recorded curves; read first, if it exists.
+        lengths: ascending; to answer for one epoch, a trial is trained to the next of these.
     """
 
     def __init__(self, file: Path, lengths: Sequence[int]) -> None:
@@ -163,14 +163,13 @@ def _key(hparams: dict[str, Any], seed: int) -> str:
 
 
 def replay(way: str, plan: dict[str, Any], curves: Curves, orders: int) -> list[list[float]]:
-    """Simulate searches of this way.
+    """Simulate searches of this variant.
 
     Args:
-        orders: further searches, which get the same trials in another order; where the search chooses its trials
-            itself there are none.
+        orders: further searches, with the same trials in another order; none if the search chooses its own trials.
 
     Returns:
-        Of each search the accuracies after each epoch trained, in the order of time.
+        For each search, the accuracies after each trained epoch, in order of time.
     """
     from dray.config.load import load_config
     from dray.config.search import build_method, build_search
@@ -202,7 +201,7 @@ def play(
     """Simulate one search, or method, whose trials validate after each epoch.
 
     Args:
-        number: of the trial with these hyperparameters.
+        number: the number of the trial with these hyperparameters.
         at: loss and accuracy of a trial after a number of epochs.
     """
     from searchers import Event, Reported
@@ -243,7 +242,7 @@ def tunes_asha(max_trials: int, max_epochs: int) -> Any:
                 scheduler.on_trial_add(None, trial)
             result = {"training_iteration": event.step, "validation_loss": event.value}
             decision = scheduler.on_trial_result(None, trial, result)
-            # Its STOP at max_t is what ends a trial there; here trials end by themselves.
+            # In Tune, its STOP at max_t ends a trial; here, trials end by themselves.
             return [Stop(trial=event.trial)] if decision == scheduler.STOP and event.step < max_epochs else []
 
     return TunesASHA(max_trials=max_trials, max_concurrent_trials=WORKERS)
@@ -261,7 +260,7 @@ def wanted(searches: Mapping[str, Sequence[Sequence[float]]]) -> float:
 
 
 def reached(accuracies: Sequence[float], aim: float) -> int | None:
-    """Epochs trained until one validation was that good; None if none was.
+    """Epochs trained until a validation was that good; None if none was.
 
     >>> reached([0.5, 0.75, 0.5], 0.75), reached([0.5], 0.75)
     (2, None)
@@ -270,7 +269,7 @@ def reached(accuracies: Sequence[float], aim: float) -> int | None:
 
 
 def ratio(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> str:
-    """The geometric mean of the ratios, paired by seed, and where 95 of 100 resamples of the seeds put it.
+    """The geometric mean of the ratios, paired by seed, with its 95% bootstrap interval over the seeds.
 
     >>> ratio([[2], [8]], [[1, 1], [2, 8]])
     '2.00 (2.00 .. 2.00)'
@@ -308,7 +307,7 @@ def report(paper: Paper, found: Found) -> None:
     paper.say(
         f"\nReplayed over recorded curves: seeds {', '.join(map(str, found))}. Medians; ratios are geometric means,"
     )
-    paper.say("paired by seed, and where 95 of 100 resamples of the seeds put them.\n")
+    paper.say("paired by seed, with 95% bootstrap intervals over the seeds.\n")
     head = ["way", "within half a point", "epochs until then", "of random's", "of ray-asha's"]
     paper.table([*head, "epochs trained", "best accuracy"], rows)
 
@@ -331,7 +330,7 @@ def report_real(paper: Paper, found: Found, real: dict[tuple[int, str], Ran]) ->
                 f"{ran.wall_s:.1f}",
             ]
         )
-    paper.say("\nReally run, each in a process and a Ray of its own (in brackets: replayed)\n")
+    paper.say("\nRun on Ray, each in a process and a Ray of its own (in parentheses: replayed)\n")
     head = ["seed", "way", "best accuracy", "epochs trained", "epochs until then", "s until then", "s in all"]
     paper.table(head, rows)
 
@@ -367,12 +366,12 @@ def main(words: Sequence[str] = sys.argv[1:]) -> None:
         way, directory, plan = words[1:]
         return child(way, Path(directory), json.loads(Path(plan).read_text()))
     parser = arguments(__doc__ or "")
-    parser.add_argument("--trials", type=int, default=256, help="of each search (default 256)")
-    parser.add_argument("--seeds", type=int, default=12, help="how many searches of each way (default 12)")
+    parser.add_argument("--trials", type=int, default=256, help="trials per search (default 256)")
+    parser.add_argument("--seeds", type=int, default=12, help="searches per variant (default 12)")
     parser.add_argument("--first-seed", type=int, default=7, help="the first one's experiment_seed (default 7)")
     parser.add_argument("--orders", type=int, default=30, help="further orders of each seed's trials (default 30)")
-    parser.add_argument("--real", type=int, default=0, help="how many of the seeds are run on Ray too (default 0)")
-    parser.add_argument("--ways", nargs="+", choices=list(WAYS)[1:], default=list(WAYS)[1:], help="beside random")
+    parser.add_argument("--real", type=int, default=0, help="number of seeds that also run on Ray (default 0)")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS)[1:], default=list(WAYS)[1:], help="besides random")
     options = parser.parse_args(words)
     options.ways = ["random", *options.ways]
     perform(

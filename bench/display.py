@@ -1,9 +1,9 @@
-"""What a person sees of the digits search, captured from terminals of 80 and 200 columns, and piped to a file.
+"""The display of the digits search, captured from terminals of 80 and 200 columns, and piped to a file.
 
     python bench/display.py [DIRECTORY] [WIDTHS...]
 
-Writes a text file for each picture: at the start, in the middle, after Ctrl-C, after `resume`, at the end; for a person
-to look at. Needs tmux.
+Writes a text file for each moment, for a person to read: at the start, in the middle, after Ctrl-C, after `resume`, at
+the end. Needs tmux.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Terminal:
         return self._tmux("capture-pane", "-p", "-t", self._name)
 
     def when(self, wanted: str) -> str:
-        """Wait for this pattern; the text on the screen then."""
+        """Wait for this pattern, and return the text on the screen."""
         deadline = time.monotonic() + PATIENCE_S
         while not re.search(wanted, seen := self.screen()):
             if time.monotonic() > deadline:
-                raise SystemExit(f"{wanted!r} did not appear; there is\n{seen}")
+                raise SystemExit(f"{wanted!r} did not appear on the screen:\n{seen}")
             time.sleep(0.1)
         return seen
 
     def close(self) -> None:
-        """End the terminal, and what runs in it."""
+        """End the terminal, and the processes in it."""
         self._tmux("kill-session", "-t", self._name)
 
     def _tmux(self, *arguments: str) -> str:

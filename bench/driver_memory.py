@@ -1,13 +1,13 @@
-"""What the driver keeps of each trial in memory, over 100,000 trials, without Ray.
+"""How much memory the driver keeps per trial, over 100,000 trials, without Ray.
 
-What decides is real, `ExperimentDriver` and `Desk`, and so is what it writes to: journal, timeline, metrics, display
-and the observers that every experiment has. The groups and the trials are played, which report twice on the way to each
-rung of an ASHA search and save a checkpoint there; some fail once and restart. Reports and results travel as pickles,
-so that nothing is shared that isn't on a cluster. Checkpoints are not written, and nothing waits for the disk.
+The deciding objects, `ExperimentDriver` and `Desk`, are real, as are journal, timeline, metrics, display and the
+observers that every experiment has. Groups and trials are simulated: trials report twice on the way to each rung of an
+ASHA search and save a checkpoint there; some fail once and restart. Reports and results are pickled, so that no object
+is shared that would not be on a cluster. Checkpoints are not written, and nothing waits for the disk.
 
-Memory is what /proc/self/smaps_rollup calls anonymous, once the threads have done their work, the rows of metrics are
-in Parquet, the garbage is collected, and the C library has given back what is free. The slope is that of the least
-squares line through all sizes. By what holds it: tracemalloc, between the first two sizes, in another process.
+Memory is `Anonymous` in /proc/self/smaps_rollup, after the threads have finished their work, metrics are in Parquet,
+garbage is collected, and the C library has returned free memory. The slope is that of the least squares line through
+all sizes. In another process, tracemalloc shows which files allocated the memory between the first two sizes.
 
     python bench/driver_memory.py [--trials 10000 25000 50000 100000] [--save]
 """
@@ -98,7 +98,7 @@ class Nowhere(io.StringIO):
 
 # ----------------------------------------------------------------------------------------------------------- the driver
 class Driver:
-    """The driver as `dray.experiment.run.Run` has it, and played groups.
+    """The driver as in `dray.experiment.run.Run`, with simulated groups.
 
     Args:
         directory: does not exist yet.
@@ -156,12 +156,12 @@ class Driver:
         self._settle()
 
     def play(self, trials: int) -> None:
-        """Go on until so many trials, and one for each group, have been created."""
+        """Continue until this many trials, plus one for each group, have been created."""
         while len(self.search.trials) < trials + GROUPS:
             self.step()
 
     def step(self) -> None:
-        """Every group that can go on reports, and Tune passes on what the search is to decide on."""
+        """Every group that can continue reports, and Tune passes on the reports that need a decision."""
         self._now += STEP_S
         for group, played in list(self._played.items()):
             if not played.waits:
@@ -281,7 +281,7 @@ class Driver:
                 raise error
 
     def settle(self) -> None:
-        """Let the observers' thread do what it has, and write the rows of metrics."""
+        """Let the observers' thread finish its work, and write the rows of metrics."""
         self._now += 60.0
         self._metrics.pack()
         self.display._due = 0.0
@@ -331,7 +331,7 @@ def config(variant: str, sampler: str, trials: int) -> dict[str, Any]:
 
 # --------------------------------------------------------------------------------------------------- in its own process
 def anonymous() -> int:
-    """Bytes of this process's memory that no file backs, once all that is free was given back."""
+    """Bytes of anonymous memory of this process, after free memory was returned."""
     import pyarrow
 
     gc.collect()
@@ -342,7 +342,7 @@ def anonymous() -> int:
 
 
 def child(options: argparse.Namespace) -> None:
-    """Play a search, and stamp the memory at each size; or, if traced, what holds it, between the two sizes."""
+    """Play a search, and stamp the memory at each size; or, if traced, the allocations between the two sizes."""
     import dray.observers.observer
 
     os.fsync = lambda fd: None
@@ -372,7 +372,7 @@ def child(options: argparse.Namespace) -> None:
 
 
 def held_by_file(before: tracemalloc.Snapshot, after: tracemalloc.Snapshot) -> Counter[str]:
-    """Bytes held at the second time that were not at the first, by the file that asked for them."""
+    """Bytes allocated between two snapshots and still held at the second, by the file that allocated them."""
     held: Counter[str] = Counter()
     for each in after.compare_to(before, "filename"):
         path = Path(each.traceback[0].filename)
@@ -402,7 +402,7 @@ class Figures:
 
 
 def figures_of(ran: Ran) -> Figures:
-    """From what a child process has stamped."""
+    """Figures from the stamps of a child process."""
     found = [each.fields for each in of_kind(ran.stamps, "memory")]
     sizes = [0, *(each["trials"] for each in found)]
     return Figures(
@@ -445,9 +445,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
 
     held = {name: size for name, size in of_kind(traced.result().stamps, "held")[0].fields.items() if abs(size) >= 1}
     lines = [[name, f"{held[name]:,.0f}"] for name in sorted(held, key=lambda name: -held[name])]
-    paper.say(
-        f"\nWhat holds it: bytes a trial from {sizes[0]:,} to {sizes[1]:,} trials, by the file that asked for it\n"
-    )
+    paper.say(f"\nBytes per trial from {sizes[0]:,} to {sizes[1]:,} trials, by the file that allocated them\n")
     paper.table(["file", "bytes"], [*lines, ["all", f"{sum(held.values()):,.0f}"]])
 
 

@@ -1,15 +1,16 @@
-"""Real searches on Ray for a character GPT: dray's default, what docs/search.md recommends, and Ray's own search.
+"""Real searches on Ray for a character GPT: dray's default, the one that docs/search.md recommends, and Ray's own
+search.
 
-Each search has a process, and a Ray with two CPUs, of its own, and as many seconds as ``--seconds`` says; the ways take
-turns, once for each seed. All train examples/gpt by dray's Trainer, from the same space, with rungs at 16, 64 and 256
-batches, and validate every 16 batches.
+Each search has a process and a Ray with two CPUs of its own, and runs for ``--seconds``; the variants take turns, once
+for each seed. All train examples/gpt by dray's Trainer, from the same space, with rungs at 16, 64 and 256 batches, and
+validate every 16 batches.
 
   default     `name: asha`: trials are stopped, proposals are random
   recommended the same with `variant: promotion` and `sampler: multi_fidelity`
-  ray         Tune's ASHAScheduler and OptunaSearch; a function trainable, whose actors are used again
+  ray         Tune's ASHAScheduler and OptunaSearch; a function trainable, with actors that are reused
 
-The best of a search is the smallest validation loss that any trial has had; its cost is the batches trained until then,
-of all trials, which does not depend on how busy the machine is, and the seconds since the process began.
+The result of a search is the smallest validation loss of any trial. Its cost is the number of batches that all trials
+have trained until then, which does not depend on the load of the machine, and the seconds since the process began.
 
     python bench/gpt_sweep.py [--seeds 3] [--seconds 300] [--ways default ray] [--save]
 """
@@ -164,7 +165,7 @@ def train(config: dict[str, Any]) -> None:
 # -------------------------------------------------------------------------------------------------------------- figures
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A search after one of its validations: batches trained in all, seconds, the best loss until then."""
+    """The state of a search after a validation: batches trained in all, seconds, the best loss so far."""
 
     batches: int
     seconds: float
@@ -172,7 +173,7 @@ class Point:
 
 
 def course(ran: Ran) -> list[Point]:
-    """How a search went."""
+    """The course of a search."""
     reports = [(s.fields.get("at", s.time), s.fields) for s in of_kind(ran.stamps, "validated")]
     points, trained, best = list[Point](), dict[Any, int](), float("inf")
     for time, fields in sorted(reports, key=lambda each: each[0]):
@@ -184,21 +185,21 @@ def course(ran: Ran) -> list[Point]:
 
 
 def first(points: Sequence[Point], loss: float) -> Point | None:
-    """Where a search was first as good as this loss."""
+    """The point at which a search first reached this loss."""
     return next((point for point in points if point.best <= loss), None)
 
 
 def report(paper: Paper, searches: dict[str, list[list[Point]]]) -> None:
-    """Print the tables: at what cost each way reaches the best loss of each other one, seed by seed."""
+    """Print the tables: the cost at which each variant reaches the best loss of the others, seed by seed."""
     ends = {way: [points[-1] for points in each] for way, each in searches.items()}
     rows = [
         [way, spread([p.best for p in last], digits=3), spread([p.batches for p in last], digits=0),
          spread([p.seconds for p in last], "s", 0)]
         for way, last in ends.items()
     ]  # fmt: skip
-    paper.say("\nMedian (least - most) over the seeds\n")
+    paper.say("\nMedian (min - max) over the seeds\n")
     paper.table(["way", "best loss", "batches trained", "last report after"], rows)
-    # With equal batches: what the ways have found when the one that trained least ended.
+    # With equal batches: the best of each variant when the one that trained least ended.
     least = [min(last[seed].batches for last in ends.values()) for seed in range(len(next(iter(ends.values()))))]
     paper.say("\nThe best loss after as many batches as the shortest search of each seed has trained\n")
     paper.table(
@@ -253,7 +254,7 @@ def main() -> None:
         return by_dray(way, Path(directory), int(seed), float(seconds))
     parser = arguments(__doc__ or "")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=300, help="of each search, at most 480 (default 300)")
+    parser.add_argument("--seconds", type=float, default=300, help="per search, at most 480 (default 300)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     perform(measure, parser.parse_args(), name="gpt_sweep", title="Real searches for a GPT")
 

@@ -1,18 +1,18 @@
-"""What only a GPU shows, in eight minutes on one. Writes bench/results/gpu.md.
+"""Checks and figures that need a GPU, in eight minutes on one. Writes bench/results/gpu.md.
 
     python bench/gpu.py [--parts nccl shard ...] [--budget 460] [--to FILE] [--commit NAME] [--dry-run]
 
-Each part is a separate process with a time limit, and its steps are apart too: one that fails, hangs or runs out of
-time costs no other its figures, and the file is rewritten after each part. What needs torch and numpy alone comes
-first; parts that need more (Ray, pytest) are left out with a note where it is missing.
+Each part is a separate process with a time limit, and so are its steps: if one fails, hangs or runs out of time, the
+others keep their figures, and the file is rewritten after each part. Parts that need only torch and numpy come first;
+the others are left out with a note where their packages (Ray, pytest) are missing.
 
-Without a GPU, or with --dry-run, all parts run with tiny sizes on the CPU, with gloo for NCCL: that shows that the
-script works, and says nothing about speed. It is only printed, unless --to names a file.
+Without a GPU, or with --dry-run, all parts run with tiny sizes on the CPU, with gloo for NCCL: this shows that the
+script works, and says nothing about speed. The results are only printed, unless --to names a file.
 
 For a machine without a network that has Python 3.12, a torch for its driver (2.7 or newer, never one of these wheels),
 and numpy, pandas, pyarrow, psutil, requests, PyYAML, tensorboard, typer, rich, pytest, pytest-timeout and hypothesis:
-put the rest into a folder of the tree, where there is a network. That is 51 MiB; Ray's wheel is half of what it was
-without three folders that no part needs.
+download the other packages into a folder of the tree on a machine with a network. They take 51 MiB; without three
+folders that no part needs, Ray's wheel has half its size.
 
     pip download -qd wheels --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
         --platform manylinux2014_x86_64 ray==2.60.0 pydantic==2.14.4 pydantic-core==2.50.5 annotated-types \
@@ -20,12 +20,14 @@ without three folders that no part needs.
         optuna alembic mako sqlalchemy greenlet colorlog cmaes pathspec
     zip -qd wheels/ray-*.whl 'ray/jars/*' 'ray/dashboard/client/*' 'ray/rllib/*'
 
-Then on that machine, in the tree, in one command of ten minutes at most, with FILE where it is kept:
+Then run this on the machine without a network, in the tree, as one command of at most ten minutes, with a FILE that is
+kept:
 
     python3 -m pip install -q --no-index --no-deps --no-compile --target /tmp/site wheels/*.whl;
     PYTHONPATH=/tmp/site python3 bench/gpu.py --to FILE --commit NAME
 
-Without Ray's wheel all but the searches and some tests run; without any wheel, all but these two.
+Without Ray's wheel, everything but the searches and some tests runs; without any wheel, everything but the searches and
+all tests.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ BUDGET_S = 460
 PATIENCE = 4
 """A dry run may take this many times as long: it measures nothing, and may run on a busy machine."""
 LOOK_S = 120
-"""The most seconds to import torch for the first time on a cold machine, and look at its GPU."""
+"""The most seconds to import torch for the first time on a cold machine, and to query its GPU."""
 LEAST_S = 15
 """With less time left, no part begins."""
 END_S = 10
@@ -158,7 +160,7 @@ def run_part(module: str, limit_s: float, directory: Path, *, tiny: bool, on_cpu
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, if it still runs, and all that it left running. On SIGTERM it ends its Ray itself."""
+    """End a process, if it still runs, and its descendants. On SIGTERM it ends its Ray itself."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -169,7 +171,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def report(paper: Paper, title: str, limit_s: float, outcome: Outcome, *, tiny: bool) -> tuple[list[bool], bool]:
-    """Print a part; returns whether each of its goals was reached, and whether it ran to its end and no test failed."""
+    """Print a part; return whether each goal was reached, and whether it ran to its end without a failed test."""
     paper.say(f"\n## {title}")
     paper.say()
     figures: dict[str, dict[str, Any]] = {}
@@ -218,7 +220,7 @@ def commit(given: str | None) -> str:
 
 
 def measure(options: argparse.Namespace, directory: Path) -> bool:
-    """Run the parts and write the file; returns whether all of them ran, and no test failed."""
+    """Run the parts and write the file; return whether all of them ran, without a failed test."""
     began = time.monotonic()
     look = run_part("machine", LOOK_S, directory / "machine", tiny=False, on_cpu=options.dry_run)
     if look.code != 0:
@@ -277,8 +279,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all, in this order")
     parser.add_argument("--budget", type=float, help=f"the most seconds for all of it (default {BUDGET_S})")
-    parser.add_argument("--to", type=Path, help="the file to write (default bench/results/gpu.md; of a dry run, none)")
-    parser.add_argument("--commit", help="what the tree is, if it is a copy without its history")
+    parser.add_argument("--to", type=Path, help="the file to write (default bench/results/gpu.md; none for a dry run)")
+    parser.add_argument("--commit", help="the commit of the tree, if it is a copy without its history")
     parser.add_argument("--keep", type=Path, help="keep what the parts write in this directory")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes, on the CPU")
     options = parser.parse_args(arguments)

@@ -1,9 +1,9 @@
-"""What a worker group costs besides its workers: memory, CPU, and the time to start, to notice a death, and to end.
+"""The cost of a worker group besides its workers: memory, CPU, and the time to start, to notice a death, and to end.
 
-Real groups of one worker each, on a cluster of this machine with invented CPUs. Their workers wait
-instead of loading a trial. Measured, in this order: what starting one more group costs; resident memory and CPU while
-idle; the time from `kill -9` of a worker until the driver notices; and from the order to end a group until its process
-is gone. The cost of a group is the slope over all sizes, by least squares.
+Real groups of one worker each, on a cluster of this machine with invented CPUs. Their workers wait instead of loading a
+trial. Measured, in this order: the cost of starting one more group; resident memory and CPU while idle; the time from
+`kill -9` of a worker until the driver notices; and from the order to end a group until its process is gone. The cost of
+a group is the slope over all sizes, by least squares.
 
     python bench/groups.py [--sizes 1 4 8 16] [--save]
 """
@@ -46,7 +46,7 @@ SPARE = "ray::IDLE"
 
 
 class Held:
-    """Stands in for what loads a trial: stamps its start, and waits."""
+    """Stands in for the trial loader: stamps its start, and waits."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -90,7 +90,7 @@ class Groups:
         """Its process has ended."""
 
     def settle(self) -> None:
-        """All is carried out at once."""
+        """Everything is carried out at once."""
 
     def failed(self, error: BaseException) -> None:
         raise error
@@ -115,7 +115,7 @@ class Groups:
         return WorkerGroup(spec, slots=slots, directory=self._directory, report=self._hear)
 
     def wait_for(self, kind: str, number: int) -> float:
-        """When there was an event of this class about a group."""
+        """The time of an event of this class about a group."""
         while True:
             for at, event in self._heard.copy():
                 if type(event).__name__ == kind and event.group == f"group-{number}":
@@ -207,7 +207,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     threads = {size: of_kind(stamps, "threads")[0].fields["count"] for size, stamps in ran.items()}
 
     def rows(kind: str, unit: str, digits: int, least: float) -> Iterator[list[str]]:
-        """Of all processes together, and of those that take at least this much."""
+        """A row for all processes together, and for each that takes at least this much."""
         found = {size: of_kind(stamps, kind)[0].fields for size, stamps in ran.items()}
         yield row(f"{kind}, all processes", {size: sum(each.values()) for size, each in found.items()}, unit, digits)
         for name in found[options.sizes[-1]]:
@@ -237,7 +237,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     )
     paper.say()
     paper.table(
-        ["time", "median (least - most)"],
+        ["time", "median (min - max)"],
         [
             ["from the request for the first group to its function", spread(first, "s")],
             ["the same for each further group, one after another", spread(further, "s")],

@@ -1,7 +1,7 @@
-"""What the loop costs: a trial of dray against a hand-written loop of the same model and data (bench/model/small.py).
+"""The cost of the loop: a dray trial against a hand-written loop with the same model and data (bench/model/small.py).
 
-Both take turns in one process, an epoch of one and an epoch of the other; CPU time, one thread. Each way has processes
-of its own, and the ways take turns, ``--rounds`` times:
+Both alternate in one process, an epoch of one and an epoch of the other; CPU time, one thread. Each variant has
+processes of its own, and the variants take turns, ``--rounds`` times:
 
   plain             metrics reported every 100 batches
   tensorboard       the same, and a TensorBoard scalar for every batch
@@ -65,7 +65,7 @@ PROCESSES = 2
 
 # --------------------------------------------------------------------------------------------------- in its own process
 def child(way: str, directory: Path, epochs: int) -> None:
-    """Run one of the ways, in its process."""
+    """Run one of the variants, in its process."""
     end_on_sigterm()
     os.environ["DRAY_HOME"] = str(directory)
     match way:
@@ -96,7 +96,7 @@ def _local(epochs: int, *, tensorboard: bool) -> None:
 
 
 def _turns(epoch: int, epochs: int) -> int:
-    """Batches: one epoch to warm up, those that count, and one batch to see the last one's end."""
+    """The number of batches: a warm-up epoch, the measured ones, and one batch to see the end of the last."""
     return epoch * (epochs + 1) + 1
 
 
@@ -205,7 +205,7 @@ def pairs(ran: Ran, kind: str) -> list[tuple[float, float]]:
 
 
 def interval(values: Sequence[tuple[float, float]], figure: Callable[[Sequence[tuple[float, float]]], float]) -> str:
-    """Where 95 of 100 resamples of the turns put a figure.
+    """The 95% bootstrap interval of a figure over the turns.
 
     >>> interval([(2.0, 1.0)] * 9, ratio)
     '2.000 - 2.000'
@@ -248,8 +248,8 @@ def report(paper: Paper, found: dict[str, list[Ran]]) -> None:
                 ]
             )
     if rows:
-        paper.say("\nMicroseconds of CPU time by batch; median (least - most) over the rounds\n")
-        paper.table(["way", "what", "by hand", "dray's more", "target", ""], rows)
+        paper.say("\nMicroseconds of CPU time per batch; median (min - max) over the rounds\n")
+        paper.table(["way", "what", "by hand", "overhead of dray", "target", ""], rows)
 
     rows = []
     for way, kind, name, target in (
@@ -277,7 +277,7 @@ def report(paper: Paper, found: dict[str, list[Ran]]) -> None:
             name = f"process start to first batch, {name}"
             rows.append([name, values, interval(turns, ratio), f"<= {START:g}", reached])
     if rows:
-        paper.say("\nRatios to the loop by hand: median (least - most) over rounds; interval, verdict: all turns\n")
+        paper.say("\nRatios to the loop by hand: median (min - max) over rounds; interval, verdict: all turns\n")
         paper.table(["what", "ratio", "interval", "target", ""], rows)
     if dray:
         paper.say(f"\nTo the first batch: {spread([wall_s(one) for one, _ in both], 's')}, by hand "
@@ -288,7 +288,7 @@ def report(paper: Paper, found: dict[str, list[Ran]]) -> None:
 
         more = [peak_mb(one) - peak_mb(other) for one, other in both]
         paper.say(
-            f"Peak memory: {spread([peak_mb(other) for _, other in both], 'MB', 0)} by hand; dray's more: "
+            f"Peak memory: {spread([peak_mb(other) for _, other in both], 'MB', 0)} by hand; overhead of dray: "
             f"{spread(more, 'MB', 1)}, target <= {MEMORY_MB:g} MB: {verdict(quantile(more, 0.5) <= MEMORY_MB)}"
         )
 

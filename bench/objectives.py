@@ -1,17 +1,17 @@
-"""What a search with two objectives finds for its time, on problems whose Pareto fronts are known in closed form.
+"""Results of searches with two objectives over time, on problems whose Pareto fronts are known in closed form.
 
 A trial has a size, known at once, and a loss, which falls as it trains, from hyperparameters x0 .. x5 in [0, 1]:
 
     size = x0        loss = g h(x0 / g) at the end, g = 1 + 4 mean |xi - oi|, with the best oi drawn for each seed
 
 h(s) is 1 - sqrt(s) (ZDT1, a convex front), 1 - s^2 (ZDT2, a concave one) or sqrt(1 - s^2) (a circle); "limit" is ZDT1
-with the constraint size >= 0.3. On the way a loss is higher by up to 0.1 (sqrt(81 / step) - 1), by a factor from 0.2 to
-1 that depends on the trial, so that curves cross. Reports have noise of 0.01; figures are without it.
+with the constraint size >= 0.3. Before the end, a loss is higher by up to 0.1 (sqrt(81 / step) - 1), times a factor
+from 0.2 to 1 that depends on the trial, so that curves cross. Reports have noise of 0.01; figures are without it.
 
 Figure: the share of the true front's hypervolume, up to size 1.1 and loss 2, that all reports so far leave out: 0 is
 the whole front. Each search is simulated (`searchers.simulate`) on four workers, for as long as 12 full trainings take
-them; rungs 1, 3, 9, 27, 81. Everything is paired: one seed is one problem. Intervals are of 95 of 100 resamples of the
-seeds.
+them; rungs 1, 3, 9, 27, 81. Everything is paired: one seed is one problem. Intervals are 95% bootstrap intervals over
+the seeds.
 
     python bench/objectives.py [--seeds 40] [--problems convex limit] [--ways ...] [--save]
 """
@@ -63,7 +63,7 @@ class Front:
 
     @property
     def volume(self) -> float:
-        """What lies behind the front."""
+        """The area that the front dominates."""
         below = self.integral(1.0) - self.integral(self.least)
         return FAR[1] * (FAR[0] - self.least) - below
 
@@ -85,7 +85,7 @@ PROBLEMS = {
 
 
 def hypervolume(points: Sequence[tuple[float, float]]) -> float:
-    """What lies behind these points, up to `FAR`.
+    """The area that these points dominate, up to `FAR`.
 
     >>> round(hypervolume([(0.1, 1.0), (0.6, 0.5)]), 3)
     1.25
@@ -112,7 +112,7 @@ def asha(kind: type[ASHA | PromotionASHA], pareto: bool) -> Method:
 
 @dataclass(frozen=True)
 class Way:
-    """How to search; `weights`: by their sum, as one metric, instead of by several."""
+    """How to search; with `weights`, for the weighted sum as a single metric instead of several metrics."""
 
     what: str
     method: Callable[[bool], Method]
@@ -200,7 +200,7 @@ def search(way: Way, front: Front, seed: int) -> float:
 
 # -------------------------------------------------------------------------------------------------------------- figures
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Of the mean: 95 of 100 resamples."""
+    """The 95% bootstrap interval of the mean."""
     drawn = np.random.default_rng(0).choice(values, (10_000, len(values))).mean(axis=1)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return float(low), float(high)
@@ -216,7 +216,7 @@ def main() -> None:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=40, help="problems of each kind (default 40)")
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="of the problems (default 300)")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="first seed (default 300)")
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS), help="which (default: all)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="which ways (default: all)")
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")

@@ -1,6 +1,6 @@
-"""What observers cost the driver per call; simulated.
+"""The cost of observers to the driver, per call; simulated.
 
-An ASHA search of many trials in virtual time, with four metrics per epoch, is passed to observers as a driver does it.
+An ASHA search of many trials in virtual time, with four metrics per epoch, is passed to observers as by a driver.
 The cost is the wall time of the driver's calls: `rows` for a report, `happened` for an event of the search.
 
     python bench/observers.py [--trials 1000] [--save]
@@ -89,7 +89,7 @@ class _Nothing:
 def main() -> None:
     """Read the command line and measure."""
     parser = arguments(__doc__ or "")
-    parser.add_argument("--trials", type=int, default=1_000, help="of the search (default 1000)")
+    parser.add_argument("--trials", type=int, default=1_000, help="trials of the search (default 1000)")
     perform(measure, parser.parse_args(), name="observers", title="A run that is followed")
 
 

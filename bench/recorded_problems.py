@@ -1,20 +1,21 @@
 """Problems for multi-fidelity search from recorded learning curves: small real tasks, trained by dray (curves/).
 
-KEPT IS LOOKED AT ONCE. Develop and tune on `TUNE_ON`, as often as you like. `KEPT` is for the final figures of a method
-that is finished: whoever looks at it, changes the method and looks again has tuned on it, and nothing is left to tell
-whether the method is any good elsewhere.
+USE `KEPT` ONLY ONCE. Develop and tune on `TUNE_ON`, as often as you like. `KEPT` is held out for the final figures of a
+finished method: if you look at it, change the method and look again, you have tuned on it, and no data is left to show
+how the method does elsewhere.
 
-`RecordedProblem(recording("digits_mlp"), seed)` has what the problems of search_problems.py have. A point of the space
-gets the curve that a forest of extremely randomised trees predicts from all recorded ones, and of its nearest recorded
-configuration the difference of one training from their mean; of several trials with one nearest configuration each
-gets the next training, in turn. The nearest curve alone would be too rough a problem: of configurations that are left
-out, it explains much less than the forest (curves/describe.py), and all that a search could find around a good
-configuration would be that configuration again.
+`RecordedProblem(recording("digits_mlp"), seed)` has the interface of the problems in search_problems.py. A point of the
+space gets the curve that a forest of extremely randomised trees predicts from all recorded ones, plus the deviation of
+one training of its nearest recorded configuration from their mean; trials with the same nearest configuration get its
+trainings in turn. The nearest curve alone would be too rough a problem: it explains held-out configurations much less
+well than the forest (curves/describe.py), and around a good configuration a search could only find that configuration
+again.
 
-What is measured is the logarithm of a point's smallest loss after any epoch, as the forest predicts it. The smallest,
-since small data sets are learned by heart in the end, and what a search is for is the best checkpoint. The logarithm,
-since a median cross entropy may be twenty times the best one, and all good points would look the same beside it. Regret
-is normalised: 0 is the best of many points, 1 the median one. Time is in epochs: all points of a task cost the same.
+The measure is the logarithm of a point's smallest loss after any epoch, as predicted by the forest. It uses the
+smallest loss because training overfits small data sets in the end, and a search is for the best checkpoint; and the
+logarithm because a median cross entropy may be twenty times the best one, which would make all good points look the
+same. Regret is normalised: 0 is the best of many points, 1 the median one. Time is in epochs: all points of a task cost
+the same.
 
 Sources: Eggensperger et al., "Efficient Benchmarking of Hyperparameter Optimizers via Surrogates" (2015), for problems
 from recorded trainings; Geurts et al., "Extremely randomized trees" (2006).
@@ -60,14 +61,14 @@ class Recording:
     """The learning curves of a task.
 
     Args:
-        space: Of the configurations.
+        space: The space of the configurations.
         configs: Points of the space.
         losses: After every epoch, > 0, of shape (configurations, trainings of each, epochs); NaN or inf after
             divergence.
 
     Attributes:
-        best, median: Logarithms of smallest losses: the best point's, and the median one's.
-        means: What the trees learn, of shape (configurations, epochs): means of the trainings' logarithms.
+        best, median: Logarithms of the smallest losses of the best and of the median point.
+        means: The trees' targets, of shape (configurations, epochs): means of the trainings' logarithms.
     """
 
     def __init__(self, space: Space, configs: Sequence[Mapping[str, Any]], losses: Array) -> None:
@@ -126,7 +127,7 @@ class RecordedProblem:
 
     Args:
         recorded: The task's recording.
-        seed: Of the search; it decides with which training of a configuration the trials begin.
+        seed: Decides which training of each configuration the trials begin with.
         rungs: Epochs at which trials are compared, ascending; the last one is a full training.
     """
 

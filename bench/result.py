@@ -1,4 +1,4 @@
-"""What it costs to read and to write the results of an experiment with many trials, all of it simulated.
+"""The cost of reading and writing the results of an experiment with many trials, all simulated.
 
   asha     10,000 trials of an ASHA search, most of which end after one epoch
   random   10,000 trials of 16 epochs; four metrics per epoch
@@ -30,7 +30,7 @@ REPORT_MS = 0.2
 
 
 def read(path: Path) -> None:
-    """Read the experiment as a user does, and print what it cost."""
+    """Read the experiment as a user does, and print the cost."""
     import pyarrow.dataset  # noqa: F401  what reading Parquet imports
 
     import dray
@@ -50,7 +50,7 @@ def read(path: Path) -> None:
 
 
 def write(path: Path, epochs: int) -> float:
-    """Write the metrics of all trials, an epoch of each in turn; seconds of CPU time per report."""
+    """Write the metrics of all trials, an epoch of each in turn; return the seconds of CPU time per report."""
     from dray.records.metrics import MetricsLog
     from dray.records.result import Result
     from tests.report.simulated import rows
@@ -109,7 +109,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         return read(Path(sys.argv[2]))
     parser = arguments(__doc__ or "")
-    parser.add_argument("--trials", type=int, default=10_000, help="of each search (default 10000)")
+    parser.add_argument("--trials", type=int, default=10_000, help="trials per search (default 10000)")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is read (default 5)")
     perform(measure, parser.parse_args(), name="result", title="Results of many trials")
 

@@ -1,4 +1,4 @@
-"""From fit's skip to the first batch of a resumed trial: a million records, up to a million batches skipped.
+"""The time from fit's skip to the first batch of a resumed trial: a million records, up to a million skipped batches.
 
 A trial resumes from a checkpoint at that batch, in a fresh process each time. The clock starts when
 build_training_data_loader() has returned, and stops when train_batch() gets its first batch. So it measures the skip,
@@ -57,7 +57,7 @@ def child(order: str, place: int, directory: Path) -> None:
             return torch.full((1,), float(index))
 
     class ByEpoch:
-        """As torch's DistributedSampler: the order depends only on the epoch."""
+        """Like torch's DistributedSampler: the order depends only on the epoch."""
 
         epoch = 0
 
@@ -124,7 +124,7 @@ def child(order: str, place: int, directory: Path) -> None:
 
 
 def _checkpoint(trial: Any, context: Any, directory: Path, place: int) -> Path:
-    """A checkpoint of a trial that has trained one batch, and says that it has trained ``place``."""
+    """A checkpoint of a trial that has trained one batch, but claims to have trained ``place``."""
     from dray import pytorch
     from dray.storage import CheckpointStore
 

@@ -1,11 +1,11 @@
-"""How many groups one driver can serve: searches on groups that only report. For a real group's cost: bench/groups.py.
+"""How many groups one driver can serve, with groups that only report. bench/groups.py has the cost of a real group.
 
-The groups are played by one or two actors that speak the desk's protocol as rank 0 of a group does, without torch and
-Ray Train. All else is real: the driver with its search, journal, metrics, display and desk, Tune and its handle.
-Trials take no time, so the search runs as fast as the driver can, on the same cores as the players. It is an ASHA
-search with three rungs. Before each decision a trial sends --plain reports that need no decision; the difference
-between two such runs is the cost of one of those. CPU time is read from /proc, without the first 10% and the last 5% of
-the trials.
+One or two actors simulate the groups: they speak the desk's protocol like rank 0 of a group, without torch and Ray
+Train. Everything else is real: the driver with its search, journal, metrics, display and desk, Tune and its handle.
+Trials take no time, so the search runs as fast as the driver can, on the same cores as these actors. It is an ASHA
+search with three rungs. Before each decision, a trial sends --plain reports that need no decision; the difference
+between two such runs gives the cost of one of these reports. CPU time is read from /proc, without the first 10% and the
+last 5% of the trials.
 
     python bench/scale.py [--groups 10 30 60] [--trials 1000] [--plain 0 10] [--save]
 """
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 GROUPS_PER_PLAYER = 30
 ROWS = 8
-"""Numbers in a report: a metric or two, and the usage of time and machine."""
+"""Numbers in a report: a metric or two, and time and machine usage."""
 PARTS = {
     "ray::ResourceTr": "handle",
     "ray::Handle": "handle",  # between two calls of it
@@ -70,13 +70,13 @@ def cpu_s(pid: int, thread: int | None = None) -> float:
 
 
 def memory_mb(pid: int) -> dict[str, float]:
-    """Resident memory of a process, and its share of it ("Rss", "Pss")."""
+    """Resident memory of a process, shared pages counted in full ("Rss") or divided among processes ("Pss")."""
     lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return {name.rstrip(":"): int(value) / 1024 for name, value, _ in lines if name in ("Rss:", "Pss:")}
 
 
 def below(root: int) -> dict[int, str]:
-    """The processes below one, with their titles, by pid."""
+    """The descendants of a process: titles by pid."""
     parents, titles = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -93,7 +93,7 @@ def below(root: int) -> dict[int, str]:
 
 
 def parts() -> list[tuple[int, str]]:
-    """Processes below this one that `PARTS` names."""
+    """Descendants of this process that are in `PARTS`."""
     processes = sorted(below(os.getpid()).items())
     return [(pid, part) for pid, title in processes for name, part in PARTS.items() if title.startswith(name)]
 
@@ -106,7 +106,7 @@ class Players:
         self._plain, self._waits, self._sent = plain, list[float](), 0
 
     async def play(self, endpoint: Any, run: str, group: str, start: int, shape: str, rungs: list[int]) -> None:
-        """What a group does from its start to the end of the search."""
+        """The life of a group, from its start to the end of the search."""
         from dray.desk.connection import Connection
         from dray.desk.messages import Departure
 
@@ -170,18 +170,18 @@ class LightGroup:
         player.play.remote(spec.desk, spec.owner, spec.group, spec.start, spec.shape, rungs)
 
     def end(self) -> None:
-        """Nothing to do: it ends with its player."""
+        """No-op: the group ends with its actor."""
 
     def ended(self, by: float) -> bool:
         return True
 
     def join(self, by: float) -> None:
-        """Nothing to do: it has no thread."""
+        """No-op: there is no thread."""
 
 
 # --------------------------------------------------------------------------------------------------- in its own process
 class Window:
-    """Listens to the desk's messages, and measures usage from the first 10% of ended trials to the last 5%."""
+    """Listens to the desk's messages, and measures usage without the first 10% and the last 5% of the ended trials."""
 
     def __init__(self, trials: int) -> None:
         self._trials, self._ended, self.reports, self._decided = trials, 0, 0, 0
@@ -293,7 +293,7 @@ class Figures:
 def report(paper: Paper, figures: list[Figures]) -> None:
     """Print the tables."""
     paper.say(
-        "\nSearches on groups that only report: CPU milliseconds a trial; events a second, with all on these cores\n"
+        "\nSearches on groups that only report: CPU milliseconds per trial, and events per second on these cores\n"
     )
     head = ["groups", "reports a trial", "driver", "of it Tune's thread", "event loop", "handle", "GCS",
             "raylet", "players", "trials / s", "reports / s", "decisions / s", "decision, median",
@@ -320,7 +320,7 @@ def report(paper: Paper, figures: list[Figures]) -> None:
         reports, grown = f.used["reports"] / f.used["trials"], f"{1024 * f.used['grows']:.1f} kB"
         lines.append([str(f.groups), f"{reports:.1f}", f"{f.used['mb']:.0f} MB", grown, f"{f.wait_to_end:.1f} s"])
     paper.table(head, lines)
-    paper.say("Growth: from half of the trials on.")
+    paper.say("Growth is measured over the second half of the trials.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,8 +332,8 @@ class Costs:
 
 
 def costs(figures: list[Figures], name: str) -> Costs:
-    """Of a decision with all that belongs to a trial, and of a report without one, from the two runs that are furthest
-    apart with the most groups."""
+    """The costs of a decision, including the rest of the trial, and of a report without a decision, from the two most
+    different runs with the most groups."""
     most = [f for f in figures if f.groups == max(f.groups for f in figures)]
     few, many = min(most, key=lambda f: f.plain), max(most, key=lambda f: f.plain)
     if few is many:
@@ -352,8 +352,8 @@ def costs(figures: list[Figures], name: str) -> Costs:
 def extrapolate(paper: Paper, figures: list[Figures]) -> None:
     """The load of the driver on a cluster of many slots, one slot per group."""
     paper.say(
-        f"\nOn paper: groups of one slot, decided on every {DECIDES_EVERY_S:g} s, and a report every "
-        f"{REPORTS_EVERY_S:g} s beside; shares of one processor of this machine\n"
+        f"\nOn paper: groups of one slot, with a decision every {DECIDES_EVERY_S:g} s and a report every "
+        f"{REPORTS_EVERY_S:g} s; shares of one core of this machine\n"
     )
     growth = 1024 * quantile([f.used["grows"] for f in figures], 0.5)
     lines = []
@@ -407,8 +407,8 @@ def main() -> None:
         end_on_sigterm()
         return children[name](Path(directory), *map(int, numbers))
     parser = arguments(__doc__ or "")
-    parser.add_argument("--groups", type=int, nargs="+", default=[10, 30, 60], help="how many (default 10 30 60)")
-    parser.add_argument("--trials", type=int, default=1000, help="of each search (default 1000)")
+    parser.add_argument("--groups", type=int, nargs="+", default=[10, 30, 60], help="default: 10 30 60")
+    parser.add_argument("--trials", type=int, default=1000, help="trials per search (default 1000)")
     parser.add_argument("--plain", type=int, nargs="+", default=[0, 10], help="reports before each decision")
     options = parser.parse_args()
     perform(measure, options, name="scale", title="How far one driver goes")

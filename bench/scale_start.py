@@ -1,14 +1,14 @@
-"""A start of many groups from zero, and a storm in which half of their nodes vanish: what driver and GCS do.
+"""A start of many groups from zero, and a storm in which half of their nodes vanish: the load on driver and GCS.
 
-The driver first asks for all groups, as it does where an autoscaler starts nodes. Then ten nodes a second join, all
-groups train, and half of the nodes are killed at once. The head is watched for over a minute; then as many nodes join
-again, and the trials end.
+The driver first asks for all groups, as on a cluster with an autoscaler. Then ten nodes a second join, all groups
+train, and half of the nodes are killed at once. The head is monitored for over a minute; then as many nodes join again,
+and the trials end.
 
-Real are GCS, raylets, the driver with its groups (placement groups, threads, the detection of deaths), Tune
-and its handle. Played are nodes and workers. A raylet with 50 slots stands for 50 nodes, so one joins every five
-seconds. An actor on each raylet plays the worker processes of all groups placed there: it speaks the desk's protocol
-as rank 0 does, with real checkpoints of a few bytes, and its death is that of all of them. So Ray's own work for each
-worker process is missing here: bench/groups.py has it. There is no autoscaler; the driver is given its limits.
+GCS, raylets, the driver with its groups (placement groups, threads, the detection of deaths), Tune and its handle are
+real; nodes and workers are simulated. A raylet with 50 slots stands for 50 nodes, so one joins every five seconds. An
+actor on each raylet simulates the worker processes of all groups placed there: it speaks the desk's protocol like rank
+0, with real checkpoints of a few bytes, and when it dies, all of them die. So Ray's own work for each worker process is
+missing here; bench/groups.py measures it. There is no autoscaler; the driver gets its limits.
 
     python bench/scale_start.py [--groups 100 200 500 1000] [--save]
 """
@@ -63,7 +63,7 @@ REPORTS_EVERY_S = 10.0
 SAVES_EVERY = 2
 """Reports."""
 MAX_LENGTH = 1000
-"""Reports of a trial: more than it comes to, until all are to end."""
+"""Reports of a trial: more than it gets to send before all trials are told to end."""
 SETTLE_S, STORM_S, WATCH_S = 30.0, 30.0, 75.0
 """How long all groups train before the storm, in which time its CPU is counted, and how long the head is watched."""
 PATIENCE_S = 200.0
@@ -74,14 +74,14 @@ OVER_S = REPORTS_EVERY_S
 GOAL_START, GOAL_IDLE_S = 1.2, 60.0
 ON_PAPER = 10_000
 END = "end"
-"""A file: all trials are to end now."""
+"""A file that tells all trials to end."""
 HEAD = ("driver", "handle", "gcs", "head's raylet")
 TITLES = {"ray::ResourceTr": "handle", "ray::Players": "players", "gcs_server": "gcs"}
 
 
 # --------------------------------------------------------------------------------------------- groups that only report
 class Players:
-    """Plays the worker processes of all groups of a raylet, of one rank each."""
+    """Simulates the worker processes of all groups of a raylet, of one rank each."""
 
     def __init__(self, end: str) -> None:
         self._end = Path(end)
@@ -92,7 +92,7 @@ class Players:
         self._served[spec.start] = asyncio.create_task(self._serve(spec))
 
     async def execute(self, start: int, function: Callable[[], Any]) -> Any:
-        """What Ray Train's worker has to run functions, as the process of the group's start with this number."""
+        """Ray Train's way to run functions in a worker, as the process of the group's start with this number."""
         if function.__name__ != "ended":
             return function()
         await self._served[start]
@@ -169,7 +169,7 @@ class PlayedWorker:
 
 
 class Stage:
-    """Starts played workers in place of `dray.groups.train_workers.start_workers`."""
+    """Starts simulated workers in place of `dray.groups.train_workers.start_workers`."""
 
     def __init__(self, end: Path) -> None:
         self._end, self._lock = end, threading.Lock()
@@ -237,7 +237,7 @@ def drive(directory: Path, groups: int, address: str) -> None:
 
 # ----------------------------------------------------------------------------------------------- the cluster's process
 class Watch:
-    """Samples CPU and memory of the processes below this one, every second, as stamps."""
+    """Stamps CPU and memory of this process's descendants every second."""
 
     def __init__(self, head: int) -> None:
         self._head, self.driver = head, -1
@@ -287,7 +287,7 @@ class Cluster:
         self._nodes: list[Any] = []
 
     def grow(self, raylets: int) -> None:
-        """Have raylets join in turn, at the pace of their nodes."""
+        """Add raylets one by one, at the pace of their nodes."""
         began = time.monotonic()
         for number in range(raylets):
             time.sleep(max(0.0, began + number * PER_RAYLET / NODES_PER_S - time.monotonic()))
@@ -295,7 +295,7 @@ class Cluster:
             stamp("joined")
 
     def lose(self, raylets: int) -> None:
-        """Kill the first raylets, and all processes below them, at once."""
+        """Kill the first raylets, and all their descendants, at once."""
         lost, self._nodes = self._nodes[:raylets], self._nodes[raylets:]
         daemons = [node.all_processes["raylet"][0].process.pid for node in lost]
         pids = [*daemons, *(pid for daemon in daemons for pid in below(daemon))]
@@ -304,23 +304,23 @@ class Cluster:
             os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End all of it."""
+        """End the cluster."""
         self._ray.shutdown()
 
 
 def wait_for(happened: Callable[[list[Stamp]], bool], driver: subprocess.Popen[bytes], what: str) -> None:
-    """Until this can be said of the stamps so far."""
+    """Wait until the condition holds for the stamps so far."""
     deadline = time.monotonic() + PATIENCE_S
     while not happened(read_stamps(Path(os.environ[STAMPS]))):
         if driver.poll() is not None:
             raise SystemExit(f"the driver ended with code {driver.returncode} before {what}")
         if time.monotonic() > deadline:
-            raise SystemExit(f"after {PATIENCE_S:.0f} s there was still not: {what}")
+            raise SystemExit(f"timed out after {PATIENCE_S:.0f} s, waiting for: {what}")
         time.sleep(1.0)
 
 
 def host(directory: Path, groups: int) -> None:
-    """Be the cluster, and watch the driver in a process of its own."""
+    """Run the cluster, and watch the driver in a process of its own."""
     raylets = groups // PER_RAYLET
     cluster = Cluster()
     stamp("head")
@@ -341,7 +341,7 @@ def host(directory: Path, groups: int) -> None:
         time.sleep(WATCH_S)
         stamp("grows")
         cluster.grow(raylets // 2)
-        wait_for(lambda stamps: not waiting(stamps), driver, "all trials went on")
+        wait_for(lambda stamps: not waiting(stamps), driver, "all trials resumed")
         time.sleep(REPORTS_EVERY_S)
         stamp("end")
         (directory / END).touch()
@@ -354,7 +354,7 @@ def host(directory: Path, groups: int) -> None:
 
 
 def trained(stamps: Sequence[Stamp]) -> dict[str, float]:
-    """When each group first took up a trial."""
+    """The time at which each group started its first trial."""
     found: dict[str, float] = {}
     for each in of_kind(stamps, "trains"):
         found.setdefault(each.fields["group"], each.time)
@@ -362,7 +362,7 @@ def trained(stamps: Sequence[Stamp]) -> dict[str, float]:
 
 
 def waiting(stamps: Sequence[Stamp]) -> set[int]:
-    """Trials that have failed in the storm, and have not gone on since."""
+    """Trials that failed in the storm and have not resumed since."""
     trials: set[int] = set()
     for each in of_kind(stamps, "failed", "trains"):
         (trials.add if each.kind == "failed" else trials.discard)(each.fields["trial"])
@@ -377,29 +377,29 @@ class Samples:
         self._samples = of_kind(stamps, "sample")
 
     def between(self, since: float, until: float) -> list[Stamp]:
-        """The samples in this time."""
+        """The samples in this period."""
         return [each for each in self._samples if since <= each.time <= until]
 
     def cpu_s(self, name: str, since: float, until: float) -> float:
-        """CPU time that a process took in this time."""
+        """CPU time of a process in this period."""
         samples = self.between(since, until)
         return float(samples[-1].fields["cpu"][name] - samples[0].fields["cpu"].get(name, 0.0))
 
     def share(self, name: str, since: float, until: float) -> float:
-        """The share of a core that it took."""
+        """The share of a core that a process used."""
         samples = self.between(since, until)
         return self.cpu_s(name, since, until) / (samples[-1].time - samples[0].time)
 
     def head(self, since: float, until: float) -> float:
-        """The share of a core that all processes of the head took."""
+        """The share of a core that all processes of the head used."""
         return sum(self.share(name, since, until) for name in HEAD)
 
     def peak_mb(self, name: str, since: float, until: float) -> float:
-        """The most memory that a process had."""
+        """The peak memory of a process."""
         return float(max(each.fields["rss"].get(name, 0.0) for each in self.between(since, until)))
 
     def idle_after(self, since: float, until: float, level: float) -> float:
-        """Seconds until the head took no more than this share of a core, over `OVER_S` each, and stayed there."""
+        """Seconds until the head's share of a core, averaged over `OVER_S`, fell to this value and stayed there."""
         times = [each.time for each in self.between(since, until)]
         busy = [at for at in times if at + OVER_S <= until and self.head(at, at + OVER_S + 0.5) > level]
         return busy[-1] + OVER_S - since if busy else 0.0
@@ -407,7 +407,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one run has shown; times in seconds."""
+    """The figures of one run; times in seconds."""
 
     groups: int
     grew: float
@@ -421,7 +421,7 @@ class Figures:
     start_mb: Mapping[str, float]
     """The most until all groups train."""
     heard: tuple[float, float]
-    """From the storm to the driver's news of the first and the last lost group."""
+    """From the storm until the driver knows of the first and the last lost group."""
     queued: float
     """From the storm until the last lost trial is queued again."""
     lost: int
@@ -430,13 +430,13 @@ class Figures:
     after: Mapping[str, float]
     """Shares of a core before the storm, and once it is over."""
     peak: float
-    """Of the head in one second of the storm."""
+    """The head's largest share in one second of the storm."""
     storm_cpu: Mapping[str, float]
-    """In `STORM_S` from the storm on, above the level once it is over, by process."""
+    """CPU time in the `STORM_S` after the storm, above the level once it is over, by process."""
     idle: float
     """From the storm until the head is idle again."""
     calm: float
-    """The same, compared to the lower level that it then has."""
+    """The same, compared with its lower level once the storm is over."""
     storm_mb: Mapping[str, float]
     grew_again: float
     again: float
@@ -446,7 +446,7 @@ class Figures:
 
 
 def figures(groups: int, stamps: Sequence[Stamp]) -> Figures:
-    """Of the stamps of a run."""
+    """The figures from the stamps of a run."""
     samples = Samples(stamps)
     [drives], [grows, regrows] = of_kind(stamps, "drives"), of_kind(stamps, "grows")
     [storm], [result] = of_kind(stamps, "storm"), of_kind(stamps, "result")
@@ -509,7 +509,7 @@ def report(paper: Paper, all_: list[Figures]) -> None:
             line(f"goal: {GOAL_START:.0%}", lambda f: verdict(f.up <= GOAL_START * f.grew)),
         ],
     )
-    paper.say("\nWhat it took: CPU from the driver's start until every group trains, and resident memory\n")
+    paper.say("\nCosts: CPU from the driver's start until every group trains, and resident memory\n")
     paper.table(
         ["", *sizes, "each group"],
         [
@@ -518,7 +518,7 @@ def report(paper: Paper, all_: list[Figures]) -> None:
             *lines("memory, most", lambda f: f.start_mb, "MB", 0),
         ],
     )
-    paper.say("\nThe storm: half of the nodes are killed at once; none joins for as long as the head is watched\n")
+    paper.say("\nThe storm: half of the nodes are killed at once; none joins while the head is monitored\n")
     paper.table(
         ["", *sizes],
         [

@@ -48,10 +48,10 @@ class CurveProblem:
     * `cost(x)` is the price of a step: wide models are up to four times dearer than narrow ones.
 
     Args:
-        seed: Of the instance.
+        seed: The seed of the instance.
         crossing: 0: early ranks are almost the final ones; 1: they mislead.
-        noise: Standard deviation of the Gaussian noise of a report, for whoever reports.
-        mute: Up to this step the loss says nothing: it is L0, and a random number of the configuration.
+        noise: Standard deviation of the Gaussian noise of a report, for the caller to add.
+        mute: Up to this step the loss is uninformative: L0 plus a random number that depends on the configuration.
         first: The first of the steps at which trials are compared.
         max_t: Steps of a full training.
 
@@ -166,7 +166,7 @@ class Regime:
         crossing, noise, mute, first: of the problem, if it is a `CurveProblem`.
         workers: of the cluster.
         start_cost, resume_cost: in average steps.
-        trainings: what may be spent, in full trainings by each worker.
+        trainings: the budget, in full trainings per worker.
     """
 
     crossing: float = 0.25

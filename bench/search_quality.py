@@ -1,21 +1,21 @@
-"""What a search finds for its time: dray's methods and samplers, a plain transcription of the rule, Ray's and Optuna's.
+"""Results of a search over time: dray's methods and samplers, a plain transcription of the rule, Ray's and Optuna's.
 
-Each search is simulated (`searchers.simulate`), divisor 3; search_ways.py has the ways to search. The problems:
+Each search is simulated (`searchers.simulate`), with divisor 3; search_ways.py has the methods. The problems:
 
   synthetic   in closed form (search_problems.py), rungs 1, 3, 9, 27, 81; a seed is one problem
   recorded    learning curves of small real tasks (recorded_problems.py), rungs 3, 9, 27 (`three`) and 1, 3, 9, 27
-              (`four`); a seed is one search on each of the tasks to develop on
-  kept        the same on the tasks that are kept back: for the final figures of a finished method, once
+              (`four`); a seed is one search on each development task
+  kept        the same on the held-out tasks: only once, for the final figures of a finished method
 
 Figure: the normalised regret of the incumbent, 0 for the best configuration and 1 for the median one, after an eighth,
 a quarter, half and all of the time; the incumbent is the trial with the smallest last report, and before the first
-report the regret is 1. Everything is paired: for one seed the speeds of workers are the same, and for those that
-propose at random the same configurations with the same noise. Intervals are of 95 of 100 resamples of the searches.
-Nothing was tuned on synthetic seeds from 200 on.
+report the regret is 1. Everything is paired: for one seed, worker speeds are the same, and random proposals are the
+same configurations with the same noise. Intervals are 95% bootstrap intervals over the searches. Nothing was tuned on
+synthetic seeds from 200 on.
 
     python bench/search_quality.py [--problems recorded] [--seeds 60] [--regimes ...] [--ways ...] [--save]
 
-For one way on one task, in seconds: --problems recorded --regimes three --tasks digits_mlp --ways promotion+tpe.
+To run one method on one task, in seconds: --problems recorded --regimes three --tasks digits_mlp --ways promotion+tpe.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from searchers.simulate import Curve, simulate
 
 FIRST_SEED = 200
 MAX_LENGTH = 81
-"""Of a full training on a synthetic problem."""
+"""Steps of a full training on a synthetic problem."""
 JITTER = 0.1
 
 RUNGS = {"three": THREE_RUNGS, "four": FOUR_RUNGS}
@@ -53,15 +53,15 @@ RECORDED = Regime(noise=0.0)
 """Their cluster is that of `base`; the noise is in the curves."""
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Of the time, after which the incumbent is measured."""
+"""Shares of the time after which the incumbent is measured."""
 
 SAME = 0.006
-"""ASHA with random proposals is to be within this of the plain rule."""
+"""ASHA with random proposals must be within this of the plain rule."""
 EARLY, END = 0.24, 0.06
-"""The regret that the best way is to reach on `CHECKED` after an eighth of the time, and at the end."""
+"""The regret that the best method must reach on `CHECKED` after an eighth of the time, and at the end."""
 CHECKED = ("base", "crossing")
 PEERS = ("ray+tpe", "optuna+hyperband")
-"""Those that dray's best way is to be ahead of."""
+"""The peers that dray's best method must beat."""
 
 
 # ----------------------------------------------------------------------------------------------------------- one search
@@ -111,7 +111,7 @@ def search(way: str, problem: Problem, regime: Regime) -> Found:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One problem: a seed of a regime, on a task if it is a recorded one. Its searches, one of each way, are paired."""
+    """One problem: a seed of a regime, on a task if it is recorded. Its searches, one per method, are paired."""
 
     regime: str
     task: str
@@ -136,7 +136,7 @@ class Case:
 
 # -------------------------------------------------------------------------------------------------------------- figures
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Where 95 of 100 resamples put the mean.
+    """The 95% bootstrap interval of the mean.
 
     >>> interval([0.5] * 9)
     (0.5, 0.5)
@@ -158,7 +158,7 @@ Results = Mapping[str, Mapping[Case, Found]]
 
 
 def report(paper: Paper, results: Results, against: Sequence[str]) -> None:
-    """Print the tables of each regime, with the ways in pairs against some of them, and the targets."""
+    """Print the tables of each regime, with paired comparisons against some of the methods, and the targets."""
     cases = list(next(iter(results.values())))
     targets: list[list[str]] = []
     for regime in dict.fromkeys(case.regime for case in cases):
@@ -241,10 +241,10 @@ def main() -> None:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", choices=TASKS, default="synthetic", help="default: synthetic")
-    parser.add_argument("--seeds", type=int, default=60, help="of each regime and task (default 60)")
+    parser.add_argument("--seeds", type=int, default=60, help="per regime and task (default 60)")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="default 200")
     parser.add_argument(
-        "--regimes", nargs="+", choices=[*REGIMES, *RUNGS], help="default: base crossing; of recorded ones: three four"
+        "--regimes", nargs="+", choices=[*REGIMES, *RUNGS], help="default: base crossing; recorded: three four"
     )
     parser.add_argument("--tasks", nargs="+", choices=TUNE_ON, help="recorded tasks (default: all five)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="which ways (default: all)")
@@ -263,7 +263,7 @@ def main() -> None:
     if wrong := [regime for regime in regimes if regime not in known]:
         parser.error(f"--regimes: {', '.join(wrong)}: {options.problems} problems have {', '.join(known)}")
     if options.tasks and options.problems != "recorded":
-        parser.error("--tasks needs --problems recorded; the kept tasks are looked at once, all together")
+        parser.error("--tasks needs --problems recorded; the kept tasks are used once, all together")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)

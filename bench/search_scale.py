@@ -1,10 +1,10 @@
-"""What a decision costs after many trials, and a search of a million trials on ten thousand workers.
+"""The cost of a decision after many trials, and a search of a million trials on ten thousand workers.
 
 Per event: a method is driven through trials that start, report until they are stopped, and exit; the CPU time of the
-events is taken over a window of them once n trials have been created. dray's methods are to take at most 5 us an event
-at any n. Beside them, what Ray's AsyncHyperBandScheduler and Optuna's SuccessiveHalvingPruner take for one report with
-n values in the rung. A proposal by TPE is to take at most 5 ms, one by `multi_fidelity` 20 after 10,000 trials and 50
-after 100,000; it fits its model each time there are 15 % more results.
+events is taken over a window of them once n trials have been created. The target for dray's methods is 5 us an event at
+any n. For comparison, Ray's AsyncHyperBandScheduler and Optuna's SuccessiveHalvingPruner take one report with n values
+in the rung. The target for a proposal by TPE is 5 ms; for `multi_fidelity`, which fits its model each time there are 15
+% more results, it is 20 ms after 10,000 trials and 50 ms after 100,000.
 
 The search in virtual time (`searchers.simulate`) drives a bare method; its target is 60 s of wall time.
 
@@ -250,7 +250,7 @@ def optuna_us(size: int) -> float:
 
 
 def optuna_ask_ms(size: int) -> float:
-    """The same of Optuna's TPE, with this many complete trials in the study."""
+    """The same for Optuna's TPE, with this many complete trials in the study."""
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
     space, random = parse_space(SPACE), Random(0)
     distributions = to_optuna(space)
@@ -301,7 +301,7 @@ def measure(paper: Paper, sizes: list[int], *, peers: bool) -> None:
         row("Ray's ASHA, a report", {size: ray_us(size) for size in sizes}, None)
         row("Optuna's pruner, a report", {size: optuna_us(size) for size in small}, None)
     head = ["what", *(f"n = {size:,}" for size in sizes), "target", ""]
-    paper.say("\nMicroseconds of CPU time by event, with n trials behind\n")
+    paper.say("\nMicroseconds of CPU time per event, after n trials\n")
     paper.table(head, rows)
 
     rows = []
@@ -312,7 +312,7 @@ def measure(paper: Paper, sizes: list[int], *, peers: bool) -> None:
     row("multi_fidelity, with a fit", first, None)
     if peers:
         row("Optuna's TPE", {size: optuna_ask_ms(size) for size in sizes if size <= 10_000}, None)
-    paper.say("\nMilliseconds of CPU time by proposal, six hyperparameters, with n trials behind\n")
+    paper.say("\nMilliseconds of CPU time per proposal, six hyperparameters, after n trials\n")
     paper.table(head, rows)
 
 
@@ -351,7 +351,7 @@ def main() -> None:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
-    parser.add_argument("--most", type=int, default=1_000_000, help="trials behind, at most (default 1000000)")
+    parser.add_argument("--most", type=int, default=1_000_000, help="most previous trials (default 1000000)")
     parser.add_argument("--no-peers", action="store_true", help="dray's methods only")
     parser.add_argument("--no-simulation", action="store_true", help="no search in virtual time")
     options = parser.parse_args()

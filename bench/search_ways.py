@@ -1,4 +1,4 @@
-"""The ways to search that search_quality.py compares: dray's methods and samplers, and Ray's and Optuna's own classes.
+"""The methods that search_quality.py compares: dray's methods and samplers, and Ray's and Optuna's own classes.
 
 Each is called as its own driver calls it, without processes, in a simulation; `WAYS` has them by name. A new one is one
 more entry: a function of a problem and a number of workers that returns a method and a sampler.
@@ -38,16 +38,16 @@ from searchers.promotion import PromotionASHA
 
 DIVISOR = 3
 ENDLESS = 100_000
-"""Trials: time is what ends a search."""
+"""Trials: more than a search has time for."""
 
 
 class Problem(Protocol):
-    """What is searched.
+    """A search problem.
 
     Attributes:
-        seed: Of the search.
-        space: To draw from.
-        rungs: Lengths at which trials are compared, ascending; the last one is that of a full training.
+        seed: The seed of the search.
+        space: The space to draw from.
+        rungs: Lengths at which trials are compared, ascending; the last is that of a full training.
     """
 
     seed: int
@@ -61,12 +61,12 @@ class Problem(Protocol):
         """Time of a unit of length."""
 
     def regret(self, config: Mapping[str, Any]) -> float:
-        """Of a configuration trained to the end: 0 for the best one, 1 for the median one."""
+        """The regret of a configuration trained to the end: 0 for the best one, 1 for the median one."""
 
 
 # ------------------------------------------------------------------------------------------------------------ the peers
 class Peer:
-    """As many trials as workers, without end; `continues` decides whether a trial continues."""
+    """Runs as many trials as workers, without end; `continues` decides whether a trial continues."""
 
     def __init__(self, problem: Problem, workers: int) -> None:
         self.rungs, self._created = problem.rungs, workers
@@ -91,7 +91,7 @@ class PlainRule(Peer):
 
     Args:
         problem, workers: as for `Peer`.
-        share: of so many trials at a rung, how many continue.
+        share: how many of a number of trials at a rung continue.
     """
 
     def __init__(self, problem: Problem, workers: int, share: Callable[[int], int] = lambda n: n // DIVISOR) -> None:
@@ -142,7 +142,7 @@ class RayASHA(Peer):
             self._scheduler.on_trial_add(None, trial)
         self._last[report.trial] = {"step": report.step, "loss": report.value}
         decision = self._scheduler.on_trial_result(None, trial, self._last[report.trial])
-        # Its STOP at max_t is what ends a trial there; here trials end by themselves.
+        # In Tune, its STOP at max_t ends a trial; here, trials end by themselves.
         return bool(decision == AsyncHyperBandScheduler.CONTINUE or report.step >= self.rungs[-1])
 
 
@@ -298,4 +298,4 @@ WAYS: dict[str, tuple[str, Make]] = {
     "optuna+hyperband": ("Optuna's TPE with HyperbandPruner", _study(_hyperband)),
     "optuna+full": ("Optuna's TPE, full trainings", _study(lambda problem: optuna.pruners.NopPruner())),
 }
-"""What it is, and how it is made, by name."""
+"""By name: a description, and the function that makes it."""

@@ -1,13 +1,13 @@
-"""What a server brings and costs: starts, shares of slots, a higher priority, five hundred experiments, the page.
+"""The gains and costs of a server: starts, shares of slots, a higher priority, five hundred experiments, the page.
 
     python bench/serve.py [--parts start shares priority many page] [--rounds 5] [--minutes 10] [--experiments 500]
                           [--page-s 60] [--save]
 
 ``start``: from the start of the process `dray experiment create` to the first batch, with a server (unchanged code;
 another `model_def.py` each time) and without, in turn. ``shares``: three experiments with weights 1, 1 and 2, always
-with trials that wait, and how much of the slots' time is leased to a trial. ``priority``: until the trials of an
-experiment that goes first have the slots of another. ``many``: one experiment after another; the server's memory, and
-the processes that stay. ``page``: see `serve_page.py`.
+with waiting trials, and the share of slot time that is leased to a trial. ``priority``: the time until the trials of an
+experiment with a higher priority have the slots of another. ``many``: one experiment after another; the server's
+memory, and the processes that stay. ``page``: see `serve_page.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Site:
         self.wait_for(lambda: (self.results / ".server.json").exists())
 
     def wait_for(self, condition: Callable[[], Any]) -> Any:
-        """The condition's first value that is true."""
+        """The first true value of the condition."""
         while not (value := condition()):
             if self.process.poll() is not None:
                 raise SystemExit((self.directory / "server.txt").read_text())
@@ -82,7 +82,7 @@ class Site:
         return file
 
     def batches(self, name: str) -> list[dict[str, Any]]:
-        """The batches that an experiment's trials have noted."""
+        """The batches that an experiment's trials have recorded."""
         file = self.directory / f"{name}.batches"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -94,7 +94,7 @@ class Site:
             )
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """What was submitted, by the config's name."""
+        """The states of submitted experiments, by the config's name."""
         return {each["title"]: each for each in _server(self).experiments() if each["submitted"]}
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Site:
 
 # ---------------------------------------------------------------------------------------------------------------- parts
 def start(site: Site, paper: Paper, rounds: int) -> None:
-    """The way from the command to the first batch."""
+    """The time from the command to the first batch."""
     took: dict[str, list[float]] = {"unchanged": [], "changed": [], "without": []}
     _first_batch(site, "warm-up", "--detach")
     for number in range(rounds):
@@ -139,7 +139,7 @@ def _first_batch(site: Site, name: str, *options: str) -> float:
 
 
 def shares(site: Site, paper: Paper, minutes: float) -> None:
-    """Three experiments with other weights share the slots by these."""
+    """Three experiments share the slots in proportion to their weights."""
     weights = {"weight-1": 1, "weight-one": 1, "weight-2": 2}
     for name, weight in weights.items():
         code = site.create(site.config(name, trials=100_000, batches=20, pause_s=0.1, weight=weight), "--detach").wait()
@@ -176,7 +176,7 @@ def shares(site: Site, paper: Paper, minutes: float) -> None:
 
 
 def _leased_s(path: Path, since: float, until: float) -> float:
-    """The slot-seconds within a time that an experiment's trials had, by its timeline."""
+    """The slot-seconds of an experiment's trials within a period, by its timeline."""
     from dray.records.metrics import read_system
     from dray.records.timeline import read_timeline
 
@@ -197,7 +197,7 @@ def _verb(site: Site, name: str, verb: str) -> None:
 
 
 def priority(site: Site, paper: Paper, rounds: int) -> None:
-    """How long a higher priority waits for the slots of trials that train."""
+    """The time that an experiment with a higher priority waits for the slots of trials that train."""
     took = []
     for number in range(rounds):
         low, high = f"low-{number}", f"high-{number}"
@@ -213,7 +213,7 @@ def priority(site: Site, paper: Paper, rounds: int) -> None:
         site.wait_for(lambda name=high: site.states()[name]["state"] == "COMPLETED")
         _verb(site, low, "kill")
         site.wait_for(lambda name=low: site.states()[name]["state"] == "STOPPED")
-    paper.say("\n## A higher priority has its first slot, after it was submitted\n")
+    paper.say("\n## From the submission with a higher priority to the first slot\n")
     paper.say(f"{spread(took, 's')}; goal {YIELD_S:g} s and the time to save: {verdict(max(took) <= YIELD_S)}")
 
 
@@ -259,7 +259,7 @@ def _rss_mb(pid: int) -> float:
 
 
 def _family(pid: int) -> int:
-    """How many processes have this one as an ancestor."""
+    """The number of descendants of a process."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

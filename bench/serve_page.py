@@ -1,10 +1,11 @@
-"""What the page's updates cost the server: ten running experiments of 1,000 trials, and all their pages open.
+"""The cost of the page's updates to the server: ten running experiments of 1,000 trials, and all their pages open.
 
     python bench/serve_page.py [--seconds 60]
 
-A process writes what ten drivers would write: 8 slots each, a validation every 5 s on each. Another asks as the list
-and ten pages of experiments ask, each with its table, its curves and three figures on the screen. The server's CPU
-time is that of its process, after all figures have been made once: a forest for the importances takes seconds.
+A process writes the files of ten drivers: 8 slots each, with a validation every 5 s on each. Another sends the requests
+of the list and of ten pages of experiments, each with its table, its curves and three figures on the screen. CPU time
+is that of the server's process, after all figures have been made once, since a forest for the importances takes
+seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TOKEN = "bench"
 PATHS = {"": 1.0, "/trials?sort=best_metric&limit=50": 1.5, "/curves": 1.5} | {
     f"/figures/{kind}": 4.0 for kind in ("history", "parallel", "importance")
 }
-"""What a page of an experiment asks for, and after how many of its paces; see `dray/serve/page/experiment.js`."""
+"""Requests of an experiment's page, and how many intervals lie between two (see `dray/serve/page/experiment.js`)."""
 LIST_S = 2.5
 
 
@@ -132,7 +133,7 @@ def main() -> None:
         processes.append(context.Process(target=look, args=(url, names), daemon=True))
         processes[1].start()
         time.sleep(given.warm_up)
-        print(f"idle {idle:.2%} of a core, nobody looks")
+        print(f"idle {idle:.2%} of a core, no page open")
         print(f"all pages open: {measured(given.seconds):.2%} of a core over {given.seconds:.0f} s")
         for process in processes:
             process.terminate()

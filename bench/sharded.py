@@ -1,14 +1,14 @@
-"""What a sharded model costs and saves, against PyTorch's own functions used by hand; 2 and 4 processes on gloo.
+"""The costs and savings of a sharded model, against PyTorch's own functions used by hand; 2 and 4 processes on gloo.
 
-batch    a FullyShard trial, and the same loop written by hand with `fully_shard` (FSDP2), which take turns of 100
+batch    a FullyShard trial, and the same loop written by hand with `fully_shard` (FSDP2), which alternate every 100
          batches in the same two processes: CPU time of both, and wall time
 save     the stall of a checkpoint, which two ranks write in the background, and of torch.distributed.checkpoint's
          `save`; each in processes of its own, in turn, ``--rounds`` times. A stall is the gap to the batch before, less
          the median gap between batches without a checkpoint
 memory   a rank's parameters, gradients and Adam's moments, in bytes, with FullyShard and with DDP; and the peak of the
-         process's memory over what it had after another, small model. The C library returns what is freed, which by
-         default it does not: on a CPU much of what FSDP2 has gathered would stay with the process, also by hand
-export   memory that `dray checkpoint export` takes, of a sharded and of a plain checkpoint
+         process's memory over its level after another, small model. The C library is set to return freed memory, which
+         it does not by default: on a CPU, much of FSDP2's memory would stay with the process, also by hand
+export   memory of `dray checkpoint export`, for a sharded and for a plain checkpoint
 
   python bench/sharded.py [--ways batch save memory export] [--rounds 1] [--turns 20] [--quick] [--save]
 """
@@ -61,7 +61,7 @@ SAVES, PERIOD = 5, 6
 
 # --------------------------------------------------------------------------------------------------- in its own process
 def child(way: str, directory: Path, *given: str) -> None:
-    """Run one of the ways, in its process, or start its ranks."""
+    """Run one of the parts, in its process, or start its ranks."""
     end_on_sigterm()
     os.environ["DRAY_HOME"] = str(directory / "home")
     match way:
@@ -87,7 +87,7 @@ def child(way: str, directory: Path, *given: str) -> None:
 
 
 def _ranks(size: int, directory: Path, command: Sequence[str]) -> None:
-    """So many processes of a way, as torchrun would start them."""
+    """Start this many processes of a part, as torchrun would."""
     ranks = []
     for rank in range(size):
         numbers = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0}
@@ -136,7 +136,7 @@ def _train(trial: str, model: dict[str, int], peers: Any, *, sharded: bool, batc
 
 
 def _peak_mb() -> float:
-    """Of this process's memory since it was reset."""
+    """Peak memory of this process since the peak was reset."""
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1024
 
@@ -144,7 +144,7 @@ def _peak_mb() -> float:
 def _memory(directory: Path, *, sharded: bool) -> None:
     peers = _join(directory)
     _train("OfBlocks", SMALL, peers, sharded=sharded, batches=2)  # imports what it needs
-    Path("/proc/self/clear_refs").write_text("5")  # from now on the peak is that of what follows
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = _peak_mb()
     _train("Counted", COUNTED, peers, sharded=sharded, batches=3)
     stamp("peak", more_mb=_peak_mb() - before)
@@ -211,7 +211,7 @@ def turns(ran: Ran, clock: str) -> list[tuple[float, float, int]]:
 
 
 def stalls(ran: Ran) -> list[float]:
-    """Seconds of each checkpoint but the last, on the first rank."""
+    """The stalls of all checkpoints but the last, in seconds, on the first rank."""
     begin, trained = (
         [s.time for s in of_kind(ran.stamps, kind) if s.fields["rank"] == 0] for kind in ("begin", "trained")
     )
@@ -233,7 +233,7 @@ def report_batch(paper: Paper, runs: Sequence[Ran]) -> None:
         rows.append([name, spread(us[1], digits=0), f"{more:.0f}", spread(by_round, digits=3), f"{ratio:.3f}"])
         if clock == "cpu_s":
             reached = f"{ratio - 1:+.1%} (target <= {BATCH - 1:+.0%}): {verdict(ratio <= BATCH)}"
-    paper.table(["", "us by hand", "dray's more", "ratio by round", "all turns"], rows)
+    paper.table(["", "us by hand", "overhead of dray", "ratio by round", "all turns"], rows)
     paper.say(f"\nA batch, CPU time: {reached}.")
 
 
@@ -253,7 +253,7 @@ def report_save(paper: Paper, found: dict[str, list[Ran]]) -> None:
     )
 
     def share(which: slice) -> float:
-        """Of dray's stalls in dcp.save's: the median over rounds."""
+        """dray's stalls divided by dcp.save's: the median over rounds."""
         rounds = [
             (quantile(run[which], 0.5), quantile(other[which], 0.5)) for run, other in zip(dray, dcp, strict=True)
         ]
@@ -261,7 +261,7 @@ def report_save(paper: Paper, found: dict[str, list[Ran]]) -> None:
 
     usual = share(slice(1, None))
     paper.say(f"\nStall: {usual:.0%} of dcp.save's (target <= {STALL:.0%}): {verdict(usual <= STALL)}; "
-              f"of the first, for which buffers are made, {share(slice(0, 1)):.0%}.")  # fmt: skip
+              f"{share(slice(0, 1)):.0%} for the first, which allocates the buffers.")  # fmt: skip
 
 
 def report_memory(paper: Paper, found: dict[str, Ran]) -> None:
@@ -288,7 +288,7 @@ def report_memory(paper: Paper, found: dict[str, Ran]) -> None:
             ]
         )
     paper.say(
-        "\nParameters, gradients and Adam's moments on a rank; the peak of its memory over that before the model\n"
+        "\nParameters, gradients and Adam's moments on a rank; the peak of its memory over its level before the model\n"
     )
     paper.table(["ranks", "DDP", "FullyShard", "share", "target", "", "peak, DDP", "peak, FullyShard", "share"], rows)
 
@@ -324,7 +324,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
         print(f"{name}: {ran.wall_s:.0f} s", flush=True)
         return ran
 
-    # Turns and rounds of different ways alternate: whatever else the machine does falls on all of them.
+    # Turns and rounds of the variants alternate, so that other load on the machine hits all of them.
     for _ in range(options.rounds):
         if "batch" in options.ways:
             go("batch", "batch", str(options.turns), size=2)
@@ -360,8 +360,8 @@ def main() -> None:
         way, directory, *given = sys.argv[2:]
         return child(way, Path(directory), *given)
     parser = arguments(__doc__ or "")
-    parser.add_argument("--rounds", type=int, default=1, help="of batch and save (default 1)")
-    parser.add_argument("--turns", type=int, default=20, help="of 100 batches, in each round of batch (default 20)")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of batch and save (default 1)")
+    parser.add_argument("--turns", type=int, default=20, help="of 100 batches, per round of batch (default 20)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="which ways (default: all)")
     parser.add_argument("--quick", action="store_true", help="one round of 5 turns")
     options = parser.parse_args()

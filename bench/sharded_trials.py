@@ -1,11 +1,11 @@
-"""From the last report of a trial to the first batch of the next on the same worker group, of models that are sharded
-or share pretrained weights.
+"""The time from a trial's last report to the first batch of the next on the same worker group, for sharded and
+pretrained models.
 
-A random search in each case, in a process and a Ray of its own: the GPT of examples/gpt on two ranks, by
+Each case is a random search, in a process and a Ray of its own: the GPT of examples/gpt on two ranks, by
 DistributedDataParallel and by FSDP2 (`fully_shard`) in turn; the LoRA adapters of examples/finetune on one rank, and by
 FSDP2 on two. The last report is the end of a trial's last validation on rank 0, so that the checkpoint which follows is
-counted; the first batch begins on the group's last rank. What a trial's first batch takes more than later ones (FSDP2
-prepares itself in it) is given beside.
+counted; the first batch begins on the group's last rank. The table also has the time of a trial's first batch, in which
+FSDP2 sets itself up, and of later ones.
 
     python bench/sharded_trials.py [--cases ddp sharded lora sharded-lora] [--trials 16] [--rounds 2] [--save]
 """
@@ -97,11 +97,11 @@ def child(name: str, directory: Path, trials: int) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Figures:
-    """What the runs of a case gave, in seconds.
+    """The times of the runs of a case, in seconds.
 
     Attributes:
         gaps: from a last report to a first batch.
-        firsts, laters: what the first batch of a later trial takes, and other batches.
+        firsts, laters: the time of the first batch of a later trial, and of its other batches.
     """
 
     case: Case
@@ -142,9 +142,9 @@ def report(paper: Paper, figures: dict[str, Figures]) -> None:
             ratio = quantile(figures[one].gaps, 0.5) / quantile(figures[other].gaps, 0.5)
             paper.say(f"\n{figures[one].case.label} / {figures[other].case.label}: {ratio:.2f}x")
     paper.say(
-        "\nFirst batch: how long a trial's takes by itself, but for the very first of its process. With FSDP2\n"
-        "it takes longer than later ones: torch 2.13 keeps what it has worked out about operations on DTensors for a\n"
-        "thread, and each trial has its own."
+        "\nFirst batch: the time of a trial's first batch alone, without the very first of its process. With FSDP2\n"
+        "it takes longer than later ones: torch 2.13 caches its dispatch of DTensor operations per\n"
+        "thread, and each trial has its own thread."
     )
 
 
@@ -163,7 +163,7 @@ def main() -> None:
         name, directory, trials = sys.argv[2:]
         return child(name, Path(directory), int(trials))
     parser = arguments(__doc__ or "")
-    parser.add_argument("--trials", type=int, default=16, help="of each search (default 16)")
+    parser.add_argument("--trials", type=int, default=16, help="trials per search (default 16)")
     parser.add_argument("--rounds", type=int, default=2, help="how often each case is run (default 2)")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="which (default: all)")
     options = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Kills processes of running searches, again and again: in a sweep of short trials, or by the fault matrix.
+"""Kill processes of running searches, again and again: in a sweep of short trials, or by the fault matrix.
 
-The sweep: trials of examples/digits on an existing Ray cluster. Every 40 seconds on average a random process is killed
-with -9: a worker or a Tune handle. At the end every trial must have ended once, and nothing may be left on
-the cluster. The memory of the driver and its workers is recorded meanwhile.
+The sweep runs trials of examples/digits on an existing Ray cluster. Every 40 seconds on average, a random process is
+killed with -9: a worker or a Tune handle. At the end, every trial must have ended once, and nothing may be left on the
+cluster. Meanwhile, the memory of the driver and its workers is recorded.
 
-The matrix: each case of tests/ray/faults.py several times, each in the middle of a trial of two workers. Its final
+The matrix runs each case of tests/ray/faults.py several times, each in the middle of a trial of two workers. The final
 weights are compared, bit for bit, with those of a run without a fault. Prints a line for each case: how often it was
 killed, how often it survived, and the time from the death to the next batch trained.
 
@@ -43,18 +43,18 @@ VICTIMS = {"ray::RayTrainWo": "worker", "ray::ResourceTr": "handle"}
 RAYS_OWN = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv", "raylet", "gcs_server", "log_monitor")
 SAMPLE_S = 2.0
 LEFT_AFTER_S = 60.0
-"""How long Ray may take to clean up behind the search."""
+"""Time that Ray may take to clean up after the search."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--matrix", action="store_true")
     parser.add_argument("--sharded", action="store_true", help="shard the models of the matrix's trials")
-    parser.add_argument("--cases", help="of the matrix (default: all of plain, or of sharded trials)")
-    parser.add_argument("--times", type=int, default=10, help="that each case of the matrix is played")
-    parser.add_argument("--trials", type=int, default=1000, help="of the sweep")
-    parser.add_argument("--every", type=float, default=40.0, help="seconds between two deaths of the sweep, on average")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
+    parser.add_argument("--cases", help="cases of the matrix (default: all, of plain or of sharded trials)")
+    parser.add_argument("--times", type=int, default=10, help="repetitions of each case of the matrix")
+    parser.add_argument("--trials", type=int, default=1000, help="trials of the sweep")
+    parser.add_argument("--every", type=float, default=40.0, help="mean seconds between two kills of the sweep")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the times and the victims")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     # A short path: Ray puts sockets below it.
@@ -87,7 +87,7 @@ def matrix(directory: Path, cases: Sequence[str], times: int, rng: random.Random
         print(f"{case:18} {len(play.deaths):7} {len(play.deaths) - len(found):9} {shown}", flush=True)
         without = len(play.deaths) - len(recovered)
         if without:
-            print(f"{'':18} {without} of them had no batch left: their processes ended the trial")
+            print(f"{'':18} {without} of them had no batch left: the surviving processes ended the trial")
     print(*wrong, sep="\n")
     return 1 if wrong else 0
 
@@ -213,7 +213,7 @@ def slopes(memory: list[tuple[float, str, int, float]]) -> list[str]:
 
 
 def leftovers(address: str) -> list[str]:
-    """What the search left behind: processes, placement groups, resources."""
+    """The leftovers of the search: processes, placement groups, resources."""
     ray.init(address=address, log_to_driver=False)
     deadline = time.monotonic() + LEFT_AFTER_S
     while True:

@@ -1,6 +1,6 @@
-"""The sweep of examples/digits/asha.yaml, by dray and by Ray alone. Wall time from the start of a process to its end.
+"""The sweep of examples/digits/asha.yaml, by dray and by Ray alone: wall time from the start of a process to its end.
 
-Each run has a process, and a Ray, of its own; the ways take turns, ``--rounds`` times:
+Each run has a process and a Ray of its own; the variants take turns, ``--rounds`` times:
 
   a        asha.yaml through dray
   b        as Ray documents it: a TorchTrainer in each trial of Tune's ASHA, two at a time; a few trials, scaled
@@ -53,14 +53,14 @@ TURNAROUND_S = 0.1
 
 PHASES = (
     ("Python, the config, torch", "checked"),
-    ("ray.init(), and beside it the imports of Train, Tune, pandas", "connected"),
+    ("ray.init(), and meanwhile the imports of Train, Tune, pandas", "connected"),
     ("first group: a worker process that runs", "WorkerArrived"),
     ("first group: imports of torch and of the trial's class", "trial_class_loaded"),
     ("first group at the desk", "GroupReady"),
     ("first lease: granted", "LeaseGranted"),
     ("first batch: hyperparameters, model, data", "first_batch"),
 )
-"""What (a)'s start-up is made of: each phase ends with the first stamp of this kind after the one before."""
+"""The phases of (a)'s start-up: each ends with the first stamp of its kind after the previous phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Figures:
 
 # --------------------------------------------------------------------------------------------------- in its own process
 def child(way: str, directory: Path, plan: dict[str, Any]) -> None:
-    """Run one of the ways, in its process."""
+    """Run one of the variants, in its process."""
     end_on_sigterm()
     if way == "a":
         _dray(directory, plan)
@@ -129,7 +129,7 @@ def _dray(directory: Path, plan: dict[str, Any]) -> None:
 
     experiment = dray.Experiment(plan["config"], model_dir=BENCH / "model", path=directory / "experiment")
     stamp("checked")
-    # dray starts Ray while it imports what it needs of Ray.
+    # dray starts Ray while it imports Ray's modules.
     import ray
 
     init = ray.init
@@ -149,7 +149,7 @@ def plan_of(trials: int, seed: int | None = None) -> dict[str, Any]:
     """asha.yaml with this many trials, and the hyperparameters and seeds that its search gives them.
 
     Args:
-        seed: its experiment_seed; None: as the file says.
+        seed: its experiment_seed; None for the one in the file.
     """
     import yaml
 
@@ -204,7 +204,7 @@ def phases(figures: Figures) -> list[float]:
 
 def report(paper: Paper, figures: dict[str, list[Figures]], trials: int) -> None:
     """Print the tables."""
-    paper.say("\nSeconds; median (least - most) over the rounds\n")
+    paper.say("\nSeconds; median (min - max) over the rounds\n")
     rows = []
     for way, runs in figures.items():
         rows.append(
@@ -282,7 +282,7 @@ def report(paper: Paper, figures: dict[str, list[Figures]], trials: int) -> None
 
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
-    """Run all ways in turn, and print the results."""
+    """Run all variants in turn, and print the results."""
     plan = plan_of(options.trials)
     paper.say(machine())
     figures: dict[str, list[Figures]] = {way: [] for way in options.ways}
@@ -302,7 +302,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
                 lengths = found.lengths
             figures[way].append(found)
             print(
-                f"round {number}, {way}: {found.ran.wall_s:.1f} s, of it {found.start_up_s:.1f} to the first batch; "
+                f"round {number}, {way}: {found.ran.wall_s:.1f} s, {found.start_up_s:.1f} of it to the first batch; "
                 f"{found.trials} trials, {found.epochs} epochs",
                 flush=True,
             )
@@ -315,7 +315,7 @@ def main() -> None:
         way, directory, plan = sys.argv[2:]
         return child(way, Path(directory), json.loads(Path(plan).read_text()))
     parser = arguments(__doc__ or "")
-    parser.add_argument("--trials", type=int, default=64, help="of each search (default 64)")
+    parser.add_argument("--trials", type=int, default=64, help="trials per search (default 64)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each way is run (default 3)")
     parser.add_argument("--documented-trials", type=int, default=8, help="trials of way b (default 8)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="which ways (default: all)")

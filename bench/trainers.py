@@ -1,8 +1,8 @@
-"""What a `TorchTrainer` in a `Tuner` costs besides its workers: memory, by process.
+"""The cost of a `TorchTrainer` in a `Tuner` besides its workers: memory, by process.
 
-So many trials at a time, each a function that runs a `TorchTrainer` of one worker, as Ray's guide to hyperparameter
-optimization shows it. Each worker builds a model, reports once, and waits. Then memory is read; the cost of a trial is
-the slope over all sizes, by least squares. `groups.py` measures the same of dray's groups.
+Runs several trials at a time, each a function that runs a `TorchTrainer` of one worker, as in Ray's guide to
+hyperparameter optimization. Each worker builds a model, reports once, and waits. Then memory is read; the cost of a
+trial is the slope over all sizes, by least squares. `groups.py` measures the same for dray's groups.
 
     python bench/trainers.py [--sizes 1 2 4] [--save]
 """
@@ -70,7 +70,7 @@ def run_trainer(config: dict[str, Any]) -> None:
 
 
 def read_memory(size: int, measured: Path) -> None:
-    """Once all workers train, stamp the memory of every process but workers, and let them end."""
+    """Once all workers train, stamp the memory of all other processes, and let the workers end."""
     stamps = Path(os.environ[STAMPS])
     while not stamps.exists() or len(of_kind(read_stamps(stamps), "trains")) < size:
         time.sleep(0.1)
@@ -84,7 +84,7 @@ def read_memory(size: int, measured: Path) -> None:
 
 
 def child(directory: Path, size: int) -> None:
-    """Run so many trials at a time, in a driver of its own."""
+    """Run this many trials at a time, in a driver of its own."""
     import ray
     from ray import tune
     from ray.cluster_utils import Cluster

@@ -1,6 +1,6 @@
-"""From the last report of one trial to the first batch of the next on the same worker group.
+"""The time from the last report of one trial to the first batch of the next on the same worker group.
 
-An ASHA search of the digits trials in each case, in a process and a Ray of its own. The last report is the end of the
+Each case is an ASHA search of the digits trials, in a process and a Ray of its own. The last report is the end of the
 trial's last validation on rank 0, so that the checkpoint which follows is counted; the first batch is that of the
 group's last rank.
 
@@ -54,14 +54,14 @@ class Case:
     Args:
         label: its name in the table.
         slots: workers a group.
-        cpus: that the cluster says to have, one a slot; None: dray starts its own cluster with what this machine has.
+        cpus: that the cluster claims to have, one per slot; None: dray starts its own cluster with this machine's CPUs.
         added: CPUs of a node that joins in the middle.
         kill_handle: kill the process of a Tune handle in the middle.
         quiet: the search creates no trial for `PAUSE_S`, while one trial is still training.
-        busy: the search answers nothing for `PAUSE_S`.
-        sleep_s: what each trial sleeps in its first batch, so that there is a middle, and CPU time for all groups.
-        more: trials, as a multiple of ``--trials``.
-        groups: that there should be in the end; None: as many as this machine has room for.
+        busy: the search gives no answer for `PAUSE_S`.
+        sleep_s: how long each trial sleeps in its first batch, so that there is a middle, and CPU time for all groups.
+        more: a multiple of ``--trials``, for the number of trials.
+        groups: expected at the end; None: as many as this machine has room for.
     """
 
     label: str
@@ -146,7 +146,8 @@ def _cluster(case: Case) -> Iterator[tuple[str | None, Callable[[], object]]]:
 
 
 class _Middle:
-    """Listens to the desk's messages, and disturbs the run as the case says once a third of the trials have ended."""
+    """Listens to the desk's messages, and disturbs the run according to the case once a third of the trials have
+    ended."""
 
     def __init__(self, case: Case, trials: int, add_node: Callable[[], object], handle: Callable[[], int]) -> None:
         self._case, self._third, self._add_node, self._handle = case, trials // 3, add_node, handle
@@ -215,7 +216,7 @@ class Quiet:
         return self._method.progress(trained)
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> NoReturn:
-        raise NotImplementedError("this one is for a benchmark, which does not extend")
+        raise NotImplementedError("this method is for a benchmark, which does not extend")
 
     def dump(self) -> dict[str, object]:
         raise NotImplementedError("this one is for a benchmark, which does not resume")
@@ -234,7 +235,7 @@ class Quiet:
 
 
 class Busy(Quiet):
-    """A method that takes long for one answer, as if it fitted a model."""
+    """A method that takes long for one answer, as if it were fitting a model."""
 
     def __init__(self, method: Method, trials: int) -> None:
         super().__init__(method, trials)
@@ -254,7 +255,7 @@ class Busy(Quiet):
 # -------------------------------------------------------------------------------------------------------------- figures
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Between two trials of a group."""
+    """The gap between two trials of a group."""
 
     report: float
     batch: float
@@ -266,7 +267,7 @@ class Gap:
 
 
 def gaps_of(stamps: Sequence[Stamp], size: int) -> list[Gap]:
-    """The time between trials, for every group of this many workers."""
+    """The gaps between trials, for all groups of this many workers."""
     firsts: dict[tuple[int, int], list[Stamp]] = {}
     for s in of_kind(stamps, "first_batch"):
         firsts.setdefault((s.fields["trial"], s.fields["nth"]), []).append(s)
@@ -343,8 +344,8 @@ def report(paper: Paper, figures: dict[str, list[Figures]]) -> None:
             "handles started", "groups lost"]  # fmt: skip
     paper.table(head, rows)
     paper.say(
-        "\nacross: gaps that the event falls into; for a search that pauses, from the end of the pause.\n"
-        "Groups lost: none was killed, so none may be. Handles: one; a killed one starts anew."
+        "\nacross: gaps that contain the event; for a search that pauses, from the end of the pause.\n"
+        "Groups lost: none was killed, so the number must be 0. Handles: one; a killed one is replaced."
     )
     for name, runs in figures.items():
         for f in runs:
@@ -357,7 +358,7 @@ def _what_happened(f: Figures) -> str:
     joined = [s.time for s in of_kind(f.ran.stamps, "joined")]
     problems = []
     if f.case.groups is not None and len(joined) != f.case.groups:
-        problems.append(f"MISSED: {len(joined)} groups came up, there should be {f.case.groups}")
+        problems.append(f"MISSED: {len(joined)} groups came up, not {f.case.groups}")
     lost = of_kind(f.ran.stamps, "lost")
     if lost:
         problems.append(f"MISSED: {len(lost)} groups were lost")
@@ -386,7 +387,7 @@ def main() -> None:
         name, directory, trials = sys.argv[2:]
         return child(name, Path(directory), int(trials))
     parser = arguments(__doc__ or "")
-    parser.add_argument("--trials", type=int, default=64, help="of each search (default 64)")
+    parser.add_argument("--trials", type=int, default=64, help="trials per search (default 64)")
     parser.add_argument("--rounds", type=int, default=1, help="how often each case is run (default 1)")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="which (default: all)")
     options = parser.parse_args()

@@ -51,7 +51,7 @@ class Split:
 # -------------------------------------------------------------------------------------------------------- scikit-learn
 @cache
 def digits() -> Split:
-    """8x8 images of handwritten digits as 64 numbers from 0 to 1, and which digit it is."""
+    """8x8 images of handwritten digits as 64 numbers from 0 to 1, and the digit."""
     bunch = load_digits()
     return _split(bunch.data.astype(np.float32) / 16, bunch.target.astype(np.int64), 800, 400)
 
@@ -73,8 +73,7 @@ def cancer() -> Split:
 
 @cache
 def pixels() -> Split:
-    """The digits' middle six columns in four levels of grey, row by row: each pixel is to be predicted from those
-    before it."""
+    """The digits' middle six columns in four levels of grey, row by row; the task is to predict the next."""
     levels = np.minimum(load_digits().images[:, :, 1:7].reshape(-1, 48) // 4, LEVELS - 1).astype(np.int64)
     before = np.concatenate([np.full((len(levels), 1), LEVELS), levels[:, :-1]], axis=1)
     return _split(before, levels, 1600, 96)
@@ -83,7 +82,7 @@ def pixels() -> Split:
 # ----------------------------------------------------------------------------------------------- the standard library
 @cache
 def code_origin() -> Split:
-    """Snippets of code as hashed counts of their pairs of bytes, and which package each is from."""
+    """Snippets of code as hashed counts of their byte pairs, and the package of each."""
     rows, labels = [], []
     rng = np.random.default_rng(0)
     for label, package in enumerate(PACKAGES):
@@ -96,19 +95,19 @@ def code_origin() -> Split:
 
 @cache
 def docs() -> Split:
-    """Characters of docstrings: each is to be predicted from those before it."""
+    """Characters of docstrings; the task is to predict the next."""
     return _next_characters("\n".join(_docstrings()))
 
 
 @cache
 def code() -> Split:
-    """Characters of source code: each is to be predicted from those before it."""
+    """Characters of source code; the task is to predict the next."""
     return _next_characters("\n".join(path.read_text("utf-8") for path in _modules()))
 
 
 @cache
 def code_tags() -> Split:
-    """Characters of source code, and what kind of token each belongs to."""
+    """Characters of source code, and the kind of token of each."""
     characters, tags = [], []
     for path in _modules()[:60]:
         text = path.read_text("utf-8")
@@ -159,7 +158,7 @@ def _next_characters(text: str) -> Split:
 
 
 def _sequences(inputs: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]) -> Split:
-    """Sequences from random places; those held out are from the last tenth of the text."""
+    """Sequences from random places; the held-out ones are from the last tenth of the text."""
     rng = np.random.default_rng(0)
     edge = len(inputs) * 9 // 10
     places = rng.integers(0, edge - LENGTH, NUM_SEQUENCES), rng.integers(edge, len(inputs) - LENGTH, NUM_HELD_OUT)
@@ -174,7 +173,7 @@ def _standardised(values: Array) -> Array:
 
 
 def _split(inputs: npt.NDArray[np.generic], targets: npt.NDArray[np.generic], train: int, held_out: int) -> Split:
-    """Of shuffled records the first `train`, and `held_out` others."""
+    """The first `train` of the shuffled records, and `held_out` others."""
     order = np.random.default_rng(0).permutation(len(inputs))
     parts = order[:train], order[train : train + held_out]
     return Split(*(TensorDataset(*(torch.as_tensor(values[part]) for values in (inputs, targets))) for part in parts))

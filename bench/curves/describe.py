@@ -1,4 +1,4 @@
-"""What the recorded tables to develop on are like; nothing is printed of those that are kept back.
+"""Statistics of the recorded development tables; nothing is printed about the held-out ones.
 
 best, median    final losses of configurations, means of their trainings
 diverged        share of trainings whose final loss is not finite
@@ -28,7 +28,7 @@ FOLDS = 5
 
 
 def rank_correlation(one: Array, other: Array) -> float:
-    """Of losses; those that diverged share the last rank."""
+    """The rank correlation of losses; diverged ones share the last rank."""
     return float(spearmanr(*(np.nan_to_num(each, nan=np.inf) for each in (one, other))).statistic)
 
 

@@ -1,4 +1,4 @@
-"""Record the learning curves that search methods are developed on: every trial is trained by dray, in this process.
+"""Record the learning curves for the development of search methods: dray trains every trial, in this process.
 
 For each task (tasks.py): random configurations of its space, each trained for 27 epochs with several seeds, from which
 the weights, the dropout and the order of the data are drawn; the validation loss after every epoch is kept. The table
@@ -8,8 +8,8 @@ goes to `<task>.parquet` beside this file, a row for each training:
     seed      the number of the training of this configuration, from 0
     losses    27 numbers, NaN or inf where it diverged
 
-The table's metadata have the space (`space`), and the versions of what it was made with (`made_with`). The tables are
-data: another processor or torch gives slightly other numbers, and another Python other text.
+The table's metadata has the space (`space`), and the versions that it was made with (`made_with`). The tables are data:
+another processor or torch gives slightly different numbers, and another Python different text.
 
     python bench/curves/record.py [--tasks digits_mlp ...] [--configurations 300] [--seeds 2]
 """

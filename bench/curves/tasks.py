@@ -50,10 +50,10 @@ class Task:
     """One task.
 
     Args:
-        space: as an experiment's `hyperparameters`.
-        load: its data.
-        network: from the hyperparameters.
-        epoch: records of an epoch.
+        space: like an experiment's `hyperparameters`.
+        load: loads the data.
+        network: makes the network from the hyperparameters.
+        epoch: records per epoch.
         loss: of the network's output and the targets, a scalar.
     """
 
@@ -102,7 +102,7 @@ class RecordedTrial(pytorch.PyTorchTrial):
 
     @property
     def batches_per_epoch(self) -> int:
-        """How many batches come closest to an epoch."""
+        """The number of batches that comes closest to an epoch."""
         return max(round(self.task.epoch / self.context.get_global_batch_size()), 1)
 
     def build_training_data_loader(self) -> pytorch.DataLoader:

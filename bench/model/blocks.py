@@ -37,7 +37,7 @@ def blocks(width: int, count: int, *, meta: bool = False) -> nn.Module:
 
 
 def shard_by_hand(model: nn.Module) -> nn.Module:
-    """What FullyShard(units=[Block]) does, without dray."""
+    """Does the same as FullyShard(units=[Block]), without dray."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -102,7 +102,7 @@ class OfBlocks(pytorch.PyTorchTrial):
 
 
 class InTurns(OfBlocks):
-    """After each of its epochs, one by hand: stamps the CPU and wall time of both."""
+    """Runs an epoch by hand after each of its own, and stamps the CPU and wall time of both."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
@@ -146,7 +146,7 @@ class Stamped(OfBlocks):
 
 
 class Counted(OfBlocks):
-    """Stamps the size of this rank's parameters, gradients and Adam's moments, when there are all of them."""
+    """Stamps the size of this rank's parameters, gradients and Adam's moments, once all exist."""
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
         x, y = batch

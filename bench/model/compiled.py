@@ -1,4 +1,4 @@
-"""A trial whose model is compiled; it stamps how long its first step took, and what has been compiled so far."""
+"""A trial whose model is compiled; it stamps the time of its first step, and the compilations so far."""
 
 from __future__ import annotations
 

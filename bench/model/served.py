@@ -1,4 +1,4 @@
-"""A trial that says when it trains: each batch takes ``pause_s``, and is noted with a time stamp in a file."""
+"""A trial that records when it trains: each batch takes ``pause_s``, and is noted with a time stamp in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model so small that the loop around it counts, and the loop that one would write by hand. Torch only, no dray."""
+"""A model so small that the loop around it matters, and a loop written by hand. Torch only, no dray."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _data(records: int, seed: int) -> TensorDataset:
 
 
 def model() -> nn.Module:
-    """A thousand parameters or so."""
+    """A model with about a thousand parameters."""
     return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
 
 
@@ -43,7 +43,7 @@ class ByHand:
     """The minimum that trains and validates: no metrics while training, no schedule, no aggregation.
 
     Args:
-        spread: over the processes of torch.distributed, by DistributedDataParallel.
+        spread: train on all processes of torch.distributed, by DistributedDataParallel.
     """
 
     def __init__(self, spread: bool = False) -> None:

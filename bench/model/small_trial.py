@@ -46,7 +46,7 @@ class SmallTrial(pytorch.PyTorchTrial):
 
 
 class InTurns(SmallTrial):
-    """After each of its epochs, one by hand: stamps the CPU time of both."""
+    """Runs an epoch by hand after each of its own, and stamps the CPU time of both."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
@@ -78,7 +78,7 @@ class _Turns(pytorch.PyTorchCallback):
 
 
 class ValidationInTurns(SmallTrial):
-    """After each validation, one by hand: stamps the CPU time of both."""
+    """Runs a validation by hand after each of its own, and stamps the CPU time of both."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)

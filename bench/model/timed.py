@@ -1,4 +1,4 @@
-"""The digits trial of examples/, with time stamps: nothing else about it is changed."""
+"""The digits trial of examples/, with time stamps, otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NUMBERS = itertools.count()
 class TimedDigits(DigitsTrial):
     """Stamps each trial's first batch and every validation.
 
-    Of its own hyperparameters, both optional, the first batch sleeps ``sleep_s`` seconds; for the trials of the list
-    ``slow_trials`` it is ``slow_s``.
+    It has optional hyperparameters of its own: the first batch sleeps ``sleep_s`` seconds, or ``slow_s`` for the trials
+    in the list ``slow_trials``.
     """
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:

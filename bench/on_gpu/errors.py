@@ -1,4 +1,4 @@
-"""What dray makes of a trial's device-side assert and of too little memory, and the trial after it, without Ray."""
+"""How dray handles a trial's device-side assert and lack of memory, and the trial after it, without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trial with a state of 10 GB, most of it AdamW's moments: what a checkpoint of it costs."""
+"""A trial with a state of 10 GB, most of it AdamW's moments, for the cost of its checkpoints."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Images of uint8 from worker processes, through pinned memory: whether the computation hides loading and copying, and
-how much of the GPU's memory they take; dray, the same loop by hand, and one whose batch stays on the GPU."""
+"""Does computation hide the loading and copying of uint8 images from worker processes through pinned memory, and how
+much GPU memory do they take? Compares dray, the same loop by hand, and a loop whose batch stays on the GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dray import pytorch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Of an image, a batch, the model, and a run; the batches before `warm_up` do not count."""
+    """Sizes of an image, a batch, the model, and a run; the batches before `warm_up` do not count."""
 
     pixels: int = 224
     batch: int = 256
@@ -38,7 +38,7 @@ TINY = Sizes(pixels=16, batch=8, width=4, warm_up=2, batches=6, workers=2)
 
 
 class Images(torch.utils.data.Dataset[Any]):
-    """Crops of a few images in memory: reading files is not what is measured."""
+    """Crops of a few images in memory, since reading files is not measured."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -105,7 +105,7 @@ def loader(sizes: Sizes, workers: int) -> torch.utils.data.DataLoader[Any]:
 
 
 def by_hand(sizes: Sizes, batches: Iterator[Any]) -> tuple[float, int]:
-    """Images a second, and the most bytes on the GPU."""
+    """Images per second, and peak bytes on the GPU."""
     model = model_of(sizes)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     since = 0.0

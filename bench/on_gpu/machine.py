@@ -1,4 +1,4 @@
-"""What this machine computes with."""
+"""The hardware and versions of this machine."""
 
 from __future__ import annotations
 

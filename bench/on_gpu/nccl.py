@@ -1,4 +1,4 @@
-"""NCCL alone: groups as dray makes them, their end, their memory, and the texts of its errors.
+"""NCCL alone: process groups as dray makes them, their end, their memory, and NCCL's error messages.
 
 One GPU makes a group of one rank only: NCCL refuses a second one. On a CPU, gloo stands for it.
 """
@@ -28,7 +28,7 @@ LEFT_BYTES = 48 << 20
 
 
 def join(store: dist.Store | None = None, rank: int = 0, size: int = 1, backend: str = BACKEND) -> None:
-    """The default group; connected at once, as those of dray's workers."""
+    """The default group, connected at once, like those of dray's workers."""
     device = torch.device("cuda", 0) if "nccl" in backend else None
     if device is not None:
         torch.cuda.set_device(device)
@@ -111,7 +111,7 @@ def main(tiny: bool) -> None:
 
 # ------------------------------------------------------------------------------------------- each in its own process
 def aborted() -> None:
-    """Abort while collectives wait behind a computation, as a rank does whose peer has left."""
+    """Abort while collectives wait behind a computation, like a rank whose peer has left."""
     join()
     busy = torch.ones(8192 if ON_GPU else 64, 8192 if ON_GPU else 64, device=DEVICE)
     total(ddp.gradients_group().group)
@@ -173,7 +173,7 @@ def no_memory_left() -> None:
 
 
 def out_of_memory() -> None:
-    """More memory than there is, and what torch's allocator has left for a batch after that."""
+    """Allocate more memory than there is, and then see what torch's allocator has left for a batch."""
     bytes_ = torch.cuda.get_device_properties(0).total_memory if ON_GPU else 1 << 55
     classified("a tensor too large", raised(lambda: torch.empty(bytes_, dtype=torch.uint8, device=DEVICE)), "oom")
     check("a smaller one after it", int(torch.ones(1000, device=DEVICE).sum().item()), 1000)

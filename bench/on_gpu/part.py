@@ -1,4 +1,4 @@
-"""What the parts of bench/gpu.py share, in their own processes. Needs torch, and nothing else that is not dray's."""
+"""Shared by the parts of bench/gpu.py, in their own processes. Needs only torch and dray."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CHILD_LIMIT_S = 35.0
 
 
 def figure(what: str, value: str, *, goal: str = "", reached: bool | None = None) -> None:
-    """Note a figure. Noted again, the later value counts: a part that is cut off has what it measured until then."""
+    """Note a figure. A later value replaces an earlier one, so a part that is cut off keeps its figures so far."""
     stamp("figure", what=what, value=value, goal=goal, reached=reached)
 
 
 def check(what: str, found: object, wanted: object) -> None:
-    """Note an outcome that has to be this one on any machine. Otherwise the part has failed, and goes on."""
+    """Note an outcome that must be the same on any machine. Otherwise the part has failed, but continues."""
     figure(what, str(found), goal=str(wanted), reached=found == wanted)
     if found != wanted:
         stamp("failure", what=what, text=f"{found}, and not {wanted}")
@@ -38,9 +38,9 @@ def check(what: str, found: object, wanted: object) -> None:
 
 @contextlib.contextmanager
 def attempt(what: str) -> Iterator[None]:
-    """One step of a part. If it raises, the part has failed, and goes on with its next step.
+    """One step of a part. If it raises, the part has failed, but continues with its next step.
 
-    Without a package, though, all of the part is left out.
+    If a package is missing, the whole part is left out.
     """
     doing(what)
     try:
@@ -58,7 +58,7 @@ def note(text: str) -> None:
 
 
 def doing(what: str) -> None:
-    """Note what begins now, to be named if the part is cut off in it."""
+    """Note the step that begins now, to be named if the part is cut off in it."""
     stamp("doing", what=what)
 
 
@@ -98,7 +98,7 @@ def mib(count: float) -> str:
 
 
 def stamps(*kinds: str) -> list[Stamp]:
-    """What all processes of this part have stamped so far."""
+    """The stamps of all processes of this part so far."""
     return of_kind(read_stamps(Path(os.environ[STAMPS])), *kinds)
 
 
@@ -117,7 +117,7 @@ class Child:
         )
 
     def ended(self) -> tuple[str, str]:
-        """How it ended, within a time limit, and what it printed."""
+        """How the child ended, within a time limit, and its output."""
         limit_s = CHILD_LIMIT_S if ON_GPU else 4 * CHILD_LIMIT_S
         try:
             output, _ = self._process.communicate(timeout=limit_s)
@@ -130,14 +130,14 @@ class Child:
 
 
 def well(child: Child, what: str) -> None:
-    """Wait for a child that has to end well."""
+    """Wait for a child that must succeed."""
     how, output = child.ended()
     if how != "exited with 0":
         stamp("failure", what=what, text="\n".join([how, *output.splitlines()[-LINES:]]))
 
 
 def classified(what: str, error: BaseException | None, kind: str) -> None:
-    """What dray makes of an error, with its text; `kind`: what it should."""
+    """How dray classifies an error, with its text; `kind`: the expected class."""
     from dray.desk.failure import failure_of
     from dray.training.parallel.ddp import is_disconnected
 
@@ -150,7 +150,7 @@ def classified(what: str, error: BaseException | None, kind: str) -> None:
 
 
 def raised(run: Any) -> BaseException | None:
-    """What a function raises."""
+    """The error that a function raises."""
     try:
         run()
     except Exception as error:

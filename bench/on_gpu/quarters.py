@@ -63,7 +63,7 @@ def search(trials: int, lasts_s: float, tiny: bool) -> None:
 
 
 def report(trials: int, stamps: list[Stamp]) -> float:
-    """The figures of the time in which all trained; returns batches a second of all."""
+    """Note the figures of the time in which all trained; return the batches per second of all."""
     by_trial: dict[int, list[Stamp]] = {}
     for each in stamps:
         by_trial.setdefault(each.fields["trial"], []).append(each)

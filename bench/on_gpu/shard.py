@@ -1,5 +1,5 @@
-"""FullyShard with one slot: a GPT made on the meta device, in all of FullyShard's ways, then saved behind the training
-and resumed."""
+"""FullyShard with one slot: a GPT made on the meta device, with all of FullyShard's options, then saved in the
+background and resumed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What a run has trained: losses by batch, seconds of a batch, bytes of the GPU at most, its directory."""
+    """The results of a run: losses by batch, seconds per batch, peak bytes on the GPU, its directory."""
 
     losses: list[float]
     batch_s: float
@@ -64,7 +64,7 @@ def main(tiny: bool) -> None:
 
 
 def resume(sizes: Sizes) -> None:
-    """Save while training goes on, and resume from there."""
+    """Save while training continues, and resume from there."""
     with attempt("resuming"):
         third = BATCHES // 3
         whole = train(sizes, {}, checkpoint_period=pytorch.Batch(third))
@@ -120,7 +120,7 @@ class Trial(pytorch.PyTorchTrial):
 
 
 def begin(module: torch.nn.Module) -> None:
-    """A module's first weights."""
+    """A module's initial weights."""
     if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
         torch.nn.init.normal_(module.weight, std=0.02)
         if getattr(module, "bias", None) is not None:

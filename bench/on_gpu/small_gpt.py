@@ -20,7 +20,7 @@ from gpt import GPT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Of the model and a batch of it."""
+    """Sizes of the model and of a batch."""
 
     tokens: int = 50_304
     block: int = 1024
@@ -35,7 +35,7 @@ TINY = Sizes(tokens=128, block=16, layers=2, width=32, heads=2, batch=4, records
 
 
 def made(sizes: Sizes) -> torch.nn.Module:
-    """A model, the same each time."""
+    """A model with the same weights each time."""
     torch.manual_seed(0)
     with DEVICE:
         return GPT(

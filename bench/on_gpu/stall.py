@@ -1,4 +1,4 @@
-"""How long training stands still for a checkpoint of 10 GB: dray, which writes behind it, and torch.save by hand.
+"""How long training stops for a checkpoint of 10 GB: dray, which writes in the background, and torch.save by hand.
 
 A stall is the time from one batch to the next with a checkpoint between them, less the median of those with none.
 """
@@ -44,7 +44,7 @@ def main(tiny: bool) -> None:
 
 
 def by_hand(tiny: bool) -> tuple[float, float, int]:
-    """Seconds of a batch and of a torch.save, and its bytes."""
+    """Seconds of a batch and of a torch.save, and the file's bytes."""
     model, optimizer = made(tiny)
     loader = itertools.cycle(torch.utils.data.DataLoader(batches(tiny), batch_size=64))
 

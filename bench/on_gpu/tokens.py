@@ -1,4 +1,4 @@
-"""Tokens a second of a GPT in bf16, in batches of 16 and of 1: dray, writing for TensorBoard too, and a loop by hand.
+"""Tokens per second of a GPT in bf16, in batches of 16 and of 1: dray, with TensorBoard too, and a loop by hand.
 
 They take turns in one process on one GPU. With batches of 1 the GPU waits for the host, so dray's cost shows most.
 """
@@ -128,7 +128,7 @@ class Turns(pytorch.PyTorchCallback):
         self.since = clock()
 
     def _peak(self, *other: Any) -> int:
-        """Peak bytes since the last call, without what the other loop holds meanwhile."""
+        """Peak bytes since the last call, without the bytes that the other loop holds."""
         if not ON_GPU:
             return 0
         peak = torch.cuda.max_memory_allocated() - held(*other)

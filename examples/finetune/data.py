@@ -1,4 +1,4 @@
-"""The text: the sources of Python's standard library, which are on every machine that runs this."""
+"""The training text: the sources of Python's standard library, which every machine with Python has."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dray import pytorch
 
 @pytorch.cached  # several trials run in one process: read and tokenize once
 def blocks(model: str, block: int, most: int) -> tuple[TensorDataset, TensorDataset]:
-    """Blocks to train on, and of every tenth module, which is held out: int64 tensors (blocks, block).
+    """Blocks to train on, and held-out blocks from every tenth module: int64 tensors (blocks, block).
 
     Args:
-        model: a model of Hugging Face's, for its tokenizer; "" for bytes.
+        model: a Hugging Face model, for its tokenizer; "" for bytes.
         block: tokens per block.
-        most: take at most this many held-out blocks.
+        most: the maximum number of held-out blocks.
     """
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]

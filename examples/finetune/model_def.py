@@ -1,7 +1,7 @@
 """LoRA fine-tuning of a causal language model from `transformers` with `peft`.
 
 The frozen model is loaded once per worker process: later trials of a search start with their first batch, and
-checkpoints have the adapter alone.
+checkpoints contain only the adapter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dray import pytorch
 
 @pytorch.pretrained
 def base_model(path: str) -> PreTrainedModel:
-    """The model to fine-tune: that of a directory or a name on Hugging Face's hub; "" for a small random one."""
+    """The model to fine-tune, from a directory or by its name on the Hugging Face Hub; "" for a small random one."""
     if path:
         return AutoModelForCausalLM.from_pretrained(path).train()
     config = LlamaConfig(

@@ -1,4 +1,4 @@
-"""The text: the sources of Python's standard library, which are on every machine that runs this."""
+"""The training text: the sources of Python's standard library, which every machine with Python has."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def decode(codes: torch.Tensor) -> str:
 
 @pytorch.cached  # several trials run in one process: read the sources once
 def texts() -> tuple[torch.Tensor, torch.Tensor]:
-    """Every tenth module is held out, the others are to train on; packages are left out."""
+    """Training and held-out text: every tenth module is held out; packages are left out."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     parts: tuple[list[str], list[str]] = ([], [])
     for number, file in enumerate(files):
@@ -44,7 +44,7 @@ class Blocks(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     Args:
         text: from `encode`.
         block: characters per block.
-        most: take at most this many blocks, evenly spread; None for all.
+        most: the maximum number of blocks, evenly spread; None for all.
     """
 
     def __init__(self, text: torch.Tensor, block: int, most: int | None = None) -> None:

@@ -66,7 +66,7 @@ class MedianStopping:
 
     def __init__(self, *, max_trials: int, rungs: Sequence[int], max_concurrent_trials: int = 16) -> None:
         self.rungs = tuple(rungs)
-        # When trials are created, which count against the budget, and when the search is done: as in random search.
+        # Random search creates the trials, counts them against the budget, and ends the search.
         self._trials = RandomSearch(max_trials=max_trials, max_concurrent_trials=max_concurrent_trials)
         self._next: dict[int, int] = {}  # the next rung of each running trial
         self._values: list[list[float]] = [[] for _ in self.rungs]  # finite ones, ascending
@@ -80,7 +80,7 @@ class MedianStopping:
         actions = self._trials.on(event)  # raises IllegalEvent, before anything changes, if there is no such trial
         match event:
             case Reported(trial=trial) if trial in self._next and not self._continues(event):
-                # Reports that it still makes before it stops are not compared.
+                # Later reports, before the trial has stopped, are not compared.
                 del self._next[trial]
                 return [Stop(trial=trial)]
             case Exited(trial=trial):
@@ -88,7 +88,7 @@ class MedianStopping:
         return self._follow(actions)
 
     def _continues(self, report: Reported) -> bool:
-        """Whether the trial continues, compared at each rung that it has crossed, once per rung."""
+        """Whether the trial continues: it is compared once at each rung that it has crossed."""
         value = math.inf if report.value is None else report.value
         while (rung := self._next[report.trial]) < len(self.rungs) and report.step >= self.rungs[rung]:
             self._next[report.trial] = rung + 1

@@ -1,10 +1,10 @@
-"""A search of dray's for any Ray Tune user: ASHA that promotes, with TPE, on a plain training function.
+"""A dray search for Ray Tune users: ASHA with promotion and TPE, on a plain training function.
 
 ::
 
     python3 tune_search.py
 
-Run it again after an interruption, be it kill -9, and the search continues where Tune saved it last.
+Run it again after an interruption, even by kill -9: the search continues from the state that Tune saved last.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def new_tuner(path: Path, *, trials: int, epochs: int, pause_s: float = 0.0) -> 
             num_samples=-1,
             search_alg=searcher,
             scheduler=Scheduler(searcher),
-            reuse_actors=True,  # a trial that is paused leaves its process to the next one
+            reuse_actors=True,  # a paused trial leaves its process to the next one
         ),
         run_config=tune.RunConfig(name=path.name, storage_path=str(path.parent)),
     )
