@@ -83,8 +83,8 @@ def asha(max_epochs: int) -> ASHAScheduler:
 # --------------------------------------------------------- (b) as documented: a TorchTrainer in each function trainable
 def documented(trials: list[dict[str, Any]], max_epochs: int) -> None:
     """https://docs.ray.io/en/latest/train/user-guides/hyperparameter-optimization.html, two trials at a time."""
-    # By default a trial takes one CPU for its driver and one for its worker, so Ray needs four for two at a time. What
-    # they really use is what the machine has.
+    # By default a trial takes one CPU for its driver and one for its worker, so Ray needs four for two at a time. They
+    # really share the machine's CPUs.
     # Without a dashboard Train does not find out that the driver of a trial was stopped, and never frees its CPUs.
     with _ray(num_cpus=4, dashboard=True) as storage:
         tune.Tuner(

@@ -26,7 +26,7 @@ SAVES = 5
 WIDTH, LAYERS, RECORDS = 2048, 12, 16
 """Twelve square layers are 50 million weights."""
 STALL, TOTAL, COPIES = 0.25, 1.05, 1.0
-"""Targets: of the stall and the time with torch.save, and of the state's size in memory."""
+"""Targets: stall and time as shares of torch.save's, and extra memory in copies of the state."""
 
 WAYS = {
     "by-hand": "torch.save, by hand",

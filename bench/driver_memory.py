@@ -43,11 +43,11 @@ T = TypeVar("T")
 GROUPS = 64
 RUNGS = (400, 1600, 6400)
 FAILS_EVERY = 25
-"""One in so many of the trials that continue after the first rung fails once, and restarts."""
+"""Of the trials that continue after the first rung, one in this many fails once, and restarts."""
 STEP_S = 2.0
-"""How long a step of all groups is to take, to the metrics: they write their rows every five seconds."""
+"""The length of a step of all groups, for the metrics, which write their rows every five seconds."""
 OBSERVED_EVERY_S = 0.1
-"""How often observers are updated, rather than once a second, in which hundreds of trials end here."""
+"""The interval of observers' updates, shorter than the usual second, in which hundreds of trials end here."""
 LIMIT_S = 3600.0
 TARGET = 1000.0
 """Bytes a trial."""
@@ -75,7 +75,7 @@ class Played:
     lease: int
     trial: int
     first: int
-    """The rung that it began at, in this lease."""
+    """The rung at which the trial began in this lease."""
     rung: int
     waits: bool = False
 
@@ -225,7 +225,7 @@ class Driver:
 
     # what the run's shell does
     def _settle(self) -> None:
-        """As `Run.settle`."""
+        """Like `Run.settle`."""
         from dray.experiment.effects import Append
 
         while self._effects:
@@ -242,7 +242,7 @@ class Driver:
                 self._perform(each)
 
     def _perform(self, effect: Any) -> None:
-        """As `Run._perform`."""
+        """Like `Run._perform`."""
         from dray.desk import messages
         from dray.desk.effects import Reply, Tell
         from dray.experiment import effects
@@ -349,7 +349,7 @@ def child(options: argparse.Namespace) -> None:
     sizes: list[int] = options.trials
     dray.observers.observer.EVERY_S = OBSERVED_EVERY_S
     if options.traced:
-        tracemalloc.start()  # from here on: a table that grows later is counted as what it grows by
+        tracemalloc.start()  # started here, so that of earlier tables only the growth counts
     settings = config(options.variant, options.sampler, sizes[-1] + 1000)
     driver = Driver(options.directory / "experiment", settings, terminal=options.terminal)
     before: tracemalloc.Snapshot | None = None

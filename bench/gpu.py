@@ -82,10 +82,10 @@ PATIENCE = 4
 LOOK_S = 120
 """The most seconds to import torch for the first time on a cold machine, and to query its GPU."""
 LEAST_S = 15
-"""With less time left, no part begins."""
+"""No part begins with less time left than this."""
 END_S = 10
 TAIL = 25
-"""Lines of output that are kept of a part that fails."""
+"""Lines of output that are kept from a part that fails."""
 OURS = ("dray", "searchers", "tests", "examples", "_measure")
 
 

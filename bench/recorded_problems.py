@@ -43,18 +43,18 @@ Array = npt.NDArray[np.float64]
 CURVES = Path(__file__).resolve().parent / "curves"
 
 TUNE_ON = ("digits_mlp", "diabetes_mlp", "code_origin", "docs_gru", "digits_vit")
-"""Tasks to develop on."""
+"""Tasks for development."""
 KEPT = ("digits_cnn", "cancer_mlp", "code_tags", "code_transformer", "pixels")
-"""Tasks that are looked at once."""
+"""Held-out tasks, to be used once."""
 
 THREE_RUNGS, FOUR_RUNGS = (3, 9, 27), (1, 3, 9, 27)
-"""Epochs. After the first one, little is known."""
+"""Rungs, in epochs. Little is known after the first epoch."""
 
 _NUM_TREES, _LEAST_IN_LEAF = 64, 2
 _NUM_POINTS = 4000
-"""Random points, besides the recorded ones, among which the best and the median are."""
+"""Random points, which together with the recorded ones determine the best and the median."""
 _ORDINARY = 0.95
-"""Of all losses. Larger ones, and what is not finite, count as that: diverged, or one would outweigh all others."""
+"""The quantile at which losses are clipped, also non-finite ones: one diverged loss would outweigh all others."""
 
 
 class Recording:

@@ -56,19 +56,19 @@ PER_RAYLET = 50
 """Slots of a raylet, each of which stands for a node."""
 NODES_PER_S = 10
 CPUS_PER_SLOT = 4
-"""As many as a node should have for each group that starts there at the same time."""
+"""CPUs that a node should have for each group that starts there at the same time."""
 QUEUED = 1.25
 """Trials for each group."""
 REPORTS_EVERY_S = 10.0
 SAVES_EVERY = 2
-"""Reports."""
+"""Reports between two checkpoints."""
 MAX_LENGTH = 1000
 """Reports of a trial: more than it gets to send before all trials are told to end."""
 SETTLE_S, STORM_S, WATCH_S = 30.0, 30.0, 75.0
-"""How long all groups train before the storm, in which time its CPU is counted, and how long the head is watched."""
+"""Seconds of training before the storm, of counting the CPU of the storm, and of monitoring the head."""
 PATIENCE_S = 200.0
 IDLE_ABOVE = 0.05
-"""Of a core, above its level: the head is idle again."""
+"""The share of a core above its previous level at which the head counts as idle again."""
 OVER_S = REPORTS_EVERY_S
 """Seconds over which the head's CPU is averaged for that: each trial reports once."""
 GOAL_START, GOAL_IDLE_S = 1.2, 60.0
@@ -415,11 +415,11 @@ class Figures:
     up: float
     """From the first node's start to the last group's first trial."""
     start_cpu: Mapping[str, float]
-    """Until then, from the driver's start, by process."""
+    """CPU time from the driver's start until then, by process."""
     waiting_mb: Mapping[str, float]
-    """While all groups wait for nodes."""
+    """Memory while all groups wait for nodes."""
     start_mb: Mapping[str, float]
-    """The most until all groups train."""
+    """Peak memory until all groups train."""
     heard: tuple[float, float]
     """From the storm until the driver knows of the first and the last lost group."""
     queued: float

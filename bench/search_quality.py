@@ -154,7 +154,7 @@ def shown(values: Sequence[float], sign: str = "") -> str:
 
 
 Results = Mapping[str, Mapping[Case, Found]]
-"""By way; every way has the same cases."""
+"""Results by method; all methods have the same cases."""
 
 
 def report(paper: Paper, results: Results, against: Sequence[str]) -> None:

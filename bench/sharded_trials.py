@@ -115,7 +115,7 @@ class Figures:
         assert (counts["groups"], counts["lost"]) == (1, 0), f"groups: {counts}"
         self.gaps += [gap.s for gap in gaps_of(ran.stamps, self.case.slots)]
         for each in of_kind(ran.stamps, "batch"):
-            if each.fields["nth"] > 0:  # a process's very first also imports what batches need
+            if each.fields["nth"] > 0:  # a process's very first also imports modules
                 (self.firsts if each.fields["first"] else self.laters).append(each.fields["took"])
 
 

@@ -294,7 +294,7 @@ class Figures:
 
     @property
     def disturbed_at(self) -> float:
-        """When the disturbance was over: the first new group had started, the pause had ended, ..."""
+        """The time when the disturbance was over: the first new group had started, the pause had ended, ..."""
         if self.case.added:
             added = of_kind(self.ran.stamps, "node_added")
             joined = [s.time for s in of_kind(self.ran.stamps, "joined") if added and s.time > added[0].time]
@@ -303,7 +303,7 @@ class Figures:
 
     @property
     def gaps(self) -> tuple[list[float], list[float], list[float]]:
-        """Before, across and after the disturbance; across a pause of the search, counted from its end."""
+        """Gaps before, across and after the disturbance; across a pause of the search, counted from its end."""
         at, before, across, after = self.disturbed_at, [], [], []
         if not self.case.disturbed:
             at = float("inf")

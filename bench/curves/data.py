@@ -25,11 +25,11 @@ from torch.utils.data import TensorDataset
 Array = npt.NDArray[np.float32]
 
 PACKAGES = ("asyncio", "email", "http", "importlib", "logging", "multiprocessing", "unittest", "xml")
-"""Where a snippet of code may be from: the classes of `code_origin`."""
+"""The packages that a snippet of code may be from: the classes of `code_origin`."""
 SNIPPET, BUCKETS = 200, 128
 
 CHARACTERS = "\n abcdefghijklmnopqrstuvwxyz0123456789.,:;'\"()[]{}<>=+-*/_#%@\\|!?"
-"""Of text, in lower case; any other one is the last class."""
+"""The alphabet of text, in lower case; any other character is the last class."""
 NUM_CHARACTERS = len(CHARACTERS) + 1
 LENGTH = 16
 """Characters of a sequence of text."""
@@ -37,7 +37,7 @@ NUM_SEQUENCES, NUM_HELD_OUT = 4096, 96
 
 TAGS = ("blank", "name", "number", "string", "comment", "operator")
 LEVELS = 4
-"""Of grey, in `pixels`."""
+"""Levels of grey in `pixels`."""
 
 
 @dataclass(frozen=True, slots=True)

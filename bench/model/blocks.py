@@ -18,7 +18,7 @@ from dray.pytorch import FullyShard
 
 BATCH = 16
 RECORDS_OF_TURN = 3_200
-"""On two ranks 100 batches."""
+"""100 batches on two ranks."""
 
 
 class Block(nn.Module):

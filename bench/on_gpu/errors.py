@@ -26,7 +26,7 @@ def train(fault: str) -> None:
 
 
 def fail(fault: str) -> None:
-    """A trial that completes, one that fails, and after the lack of memory one more in the same process."""
+    """A trial that completes, one that fails, and after the out-of-memory error one more in the same process."""
     train("none")
     gc.collect()
     before = allocated()

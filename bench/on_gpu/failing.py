@@ -14,7 +14,7 @@ BATCHES = 5
 
 
 class Failing(pytorch.PyTorchTrial):
-    """Fails in its third batch, as its hyperparameter says: assert, memory, or not at all."""
+    """Fails in its third batch, according to its hyperparameter: assert, memory, or not at all."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context, self.fault = context, str(context.get_hparam("fault"))

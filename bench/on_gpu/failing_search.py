@@ -1,4 +1,4 @@
-"""A search on Ray whose trials fail by a device-side assert and by too little memory, between others that do not."""
+"""A search on Ray in which some trials fail by a device-side assert or out of memory, between others that do not."""
 
 from __future__ import annotations
 

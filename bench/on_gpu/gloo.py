@@ -1,5 +1,5 @@
-"""Two processes that share the one GPU, over gloo: as near to two GPUs as one comes. Their data-parallel training gives
-the weights of one process; an error of one, also of its device, ends both; and a death is told from it."""
+"""Two processes that share the one GPU, over gloo, as close to two GPUs as possible. Their data-parallel training gives
+the weights of one process; an error of one of them or of its device ends both; a death is not taken for an error."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from part import DEVICE, ON_GPU, clock
 from dray import pytorch
 
 LAYERS, WIDTH = 13, 8192
-"""10.5 GB: 13 times 67 million weights in float32, and two moments of each. With gradients 14 GB of the GPU."""
+"""10.5 GB: 13 times 67 million weights in float32, and two moments of each. With gradients, 14 GB of GPU memory."""
 TINY_LAYERS, TINY_WIDTH = 2, 64
 BATCH = 64
 

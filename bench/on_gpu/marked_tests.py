@@ -14,7 +14,7 @@ from part import doing, figure, note
 ROOT = BENCH.parent
 TEST_LIMIT_S = 60
 LINES = 40
-"""So much of a failure is kept, from its end."""
+"""Lines that are kept from the end of a failure."""
 OURS = ("dray", "searchers", "tests", "examples")
 
 

@@ -23,7 +23,7 @@ BACKEND = "cpu:gloo,cuda:nccl" if ON_GPU else "gloo"
 LIMIT = timedelta(seconds=8)
 GROUPS = 4
 GOES_ON_S = 4.0
-"""A process whose device has failed is watched for so long."""
+"""A process whose device has failed is watched for this long."""
 LEFT_BYTES = 48 << 20
 
 

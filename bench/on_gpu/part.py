@@ -19,9 +19,9 @@ from _measure import STAMPS, Stamp, of_kind, read_stamps, stamp
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type == "cuda"
 LINES = 16
-"""So much of a failure is kept, from its end."""
+"""Lines that are kept from the end of a failure."""
 CHILD_LIMIT_S = 35.0
-"""On a GPU; a dry run may be on a busy machine."""
+"""The limit on a GPU; a dry run may be on a busy machine."""
 
 
 def figure(what: str, value: str, *, goal: str = "", reached: bool | None = None) -> None:

@@ -16,7 +16,7 @@ from dray import pytorch
 EVERY = 50
 """Batches between stamps."""
 MEETS_S = 40.0
-"""Trials wait for one another for at most so long: without that, they would train one after another."""
+"""The longest time that trials wait for one another; without waiting, they would train one after another."""
 
 
 class Quarter(pytorch.PyTorchTrial):

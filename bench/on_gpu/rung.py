@@ -1,4 +1,4 @@
-"""How long the GPU of a trial of 10 GB idles at a rung of a search on Ray that it passes."""
+"""The time that the GPU of a 10 GB trial idles at a rung that the trial passes, in a search on Ray."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from part import ON_GPU, check, doing, figure, stamps
 import dray
 
 BATCHES, TINY_BATCHES, DIVISOR = 1200, 90, 3
-"""The rung is so far from the end that its checkpoint is written before: 13 s on an H100."""
+"""The rung is far enough from the end for its checkpoint to be written before it: 13 s on an H100."""
 
 
 def main(tiny: bool) -> None:

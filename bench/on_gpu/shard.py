@@ -21,7 +21,7 @@ from dray.training.checkpoint import saver
 SIZES = Sizes(tokens=8192, layers=4, width=1024, heads=16, batch=8)
 BATCHES, WARM_UP = 12, 4
 CLOSE = 0.1
-"""The most that losses may differ by: those of bf16 from those of float32, say."""
+"""The maximum difference between losses, for example between those of bf16 and float32."""
 BF16 = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {},

@@ -32,13 +32,13 @@ from dray.training.usage import count_flops, peak_flops
 
 GOAL = 0.99
 TURN = 20
-"""Batches."""
+"""Batches in a turn."""
 WARM_UP, TURNS = 2, 8
-"""Turns of each: before it counts, and that count."""
+"""Turns of each: to warm up, and measured."""
 LARGE_GPU = 40 << 30
 """A GPU with less memory trains on batches of 4, not 16."""
 ENOUGH_S = 20.0
-"""No further turn of a size after so long, but at least four."""
+"""No further turn of a size after this time, but at least four."""
 
 
 def main(tiny: bool) -> None:
