@@ -257,14 +257,15 @@ class _Nccl(dist.ProcessGroupGloo):
     class Options:
         _timeout: timedelta
 
-    def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+    def __init__(self, store: Any, rank: int, size: int, options: Options, device: object = None) -> None:
         super().__init__(store, rank, size, options._timeout)
 
 
 def stand_for_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let groups of this process have the backend "nccl", which is for the type of device "cuda" alone: if it is their
     only one, collectives of tensors in the CPU's memory fail, as with the real one."""
-    fakes = {"ProcessGroupNCCL": _Nccl, "is_nccl_available": lambda: True, "default_pg_nccl_timeout": TIMEOUT}
+    fakes = dict.fromkeys(("ProcessGroupNCCL", "ProcessGroupNCCL2"), _Nccl)  # the second since torch 2.15
+    fakes |= {"is_nccl_available": lambda: True, "default_pg_nccl_timeout": TIMEOUT}
     for name, fake in fakes.items():
         monkeypatch.setattr(c10d, name, fake, raising=False)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))

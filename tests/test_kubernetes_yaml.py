@@ -16,6 +16,9 @@ import yaml
 
 from tests.cli.conftest import dray  # noqa: F401 - a fixture
 from tests.cli.said import Said
+from tests.test_cluster_yaml import pinned_ray
+
+pytestmark = pinned_ray
 
 ROOT = Path(__file__).parents[1]
 FILES = ["clusters/kuberay.yaml", "clusters/kuberay-cluster.yaml"]

@@ -142,7 +142,7 @@ class ReportData:
         drawn = rows[rows["trial_id"].isin(self.drawn.index) & rows["value"].notna()]
         sizes = drawn.groupby(["kind", "name", "trial_id"], observed=True).size().clip(upper=MAX_POINTS)
         points = sizes.groupby(["kind", "name"]).sum().drop(("validation", self.metric), errors="ignore")
-        points = points.sort_index(level="kind", ascending=False, sort_remaining=False)
+        points = points.sort_index(ascending=[False, True])
         return [ReportedMetric(*each) for each in points.index[points.cumsum() <= MAX_OTHER_POINTS]]
 
     # ------------------------------------------------------------------ hyperparameters

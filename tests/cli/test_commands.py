@@ -178,7 +178,7 @@ def test_a_trial_that_is_missing_is_one_line(command: str, home: Path, dray: Dra
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["experiment", "lits"], "did you mean"),
+        (["experiment", "lits"], "id you mean"),
         (["e", "cancel", "7"], "no such command; instead of det experiment cancel, use dray experiment stop"),
         (["tensorboard", "start", "7"], "no such command; instead of det tensorboard, use dray ui"),
         (["experiment", "label", "7"], "no such command 'label'; see dray experiment --help"),

@@ -12,6 +12,7 @@ from dray.config.search import build_method, build_sampler
 from searchers import ASHA, AdaptiveASHA, MethodError, Metric, PromotionASHA
 from searchers.optuna_sampler import OptunaSampler
 from tests.config.configs import faults
+from tests.searchers.helpers import needs_constraints
 
 METRICS = [
     {"name": "val_loss"},
@@ -68,6 +69,7 @@ def test_methods_rank_by_several_metrics_only_then() -> None:
     assert not build_method(load_config(config(None, metric="val_loss"))).pareto  # type: ignore[attr-defined]
 
 
+@needs_constraints
 @pytest.mark.parametrize("name", ["tpe", "gp", "nsga2"])
 def test_sampler_of_several_metrics(name: str) -> None:
     assert isinstance(build_sampler(load_config(config(sampler=name))), OptunaSampler)

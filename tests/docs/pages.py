@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dray
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(dray.__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {path.name: path.read_text() for path in [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]}
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 _BLOCK = re.compile(r"^(?:<!-- parsed only: (.+?) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

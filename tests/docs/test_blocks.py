@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib
 import typer
 import yaml
 
@@ -24,7 +23,7 @@ from dray.config.schema import ExperimentConfig
 from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
 from tests.cli.test_commands import HAS
-from tests.docs.pages import DOCS, PAGES, ROOT, Block, blocks, files
+from tests.docs.pages import DOCS, PAGES, PROJECT, ROOT, Block, blocks, files
 
 PYTHON = {
     "README.md": "tests/test_readme.py",
@@ -172,8 +171,7 @@ def check(words: list[str], page: str) -> None:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
         case ["pip", "install" | "wheel", *what] | ["uv", "pip", "install", *what]:
             for extra in re.findall(r"\[([\w,]+)\]", " ".join(what)):
-                project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-                assert set(extra.split(",")) <= set(project["optional-dependencies"])
+                assert set(extra.split(",")) <= set(PROJECT["optional-dependencies"])
         case ["python3", "-m", "venv", ".venv"] | ["uv", "venv"] | [".", ".venv/bin/activate"]:
             pass
         case ["python", file, *_] if file.startswith("clusters/"):

@@ -45,6 +45,8 @@ def test_a_trial_gets_the_hint_once(
 def test_there_is_none_with_autocast_or_if_the_precision_was_chosen_or_on_older_gpus(
     why: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if why == "highest" and not hasattr(torch.backends, "fp32_precision"):
+        pytest.skip("to this torch it is the default")
     if why == "older":
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     elif why != "autocast":

@@ -6,8 +6,13 @@ from collections import deque
 from collections.abc import Mapping, Set
 from typing import Any
 
+import pytest
+from optuna.trial import FrozenTrial
+
 from searchers import Create, Event, Exited, Reported, Resume, Search, Space, parse_space
 from searchers.events import Action, Reason
+
+needs_constraints = pytest.mark.skipif(not hasattr(FrozenTrial, "constraints"), reason="needs Optuna 5")
 
 LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
 

@@ -10,6 +10,9 @@ from optuna.trial import TrialState
 
 from searchers import Exited, Losses, Metric, Objectives, Reported, Started, parse_space
 from searchers.optuna_sampler import OptunaSampler
+from tests.searchers.helpers import needs_constraints
+
+pytestmark = needs_constraints
 
 SQUARE = parse_space(
     {"x": {"type": "double", "minval": 0, "maxval": 1}, "y": {"type": "double", "minval": 0, "maxval": 1}}

@@ -11,7 +11,7 @@ from searchers.samplers import Sampler, named_sampler
 from searchers.search import Record
 from searchers.space import Space
 from searchers.testing import OBJECTIVES, Extension, play, repeat
-from tests.searchers.helpers import LINE, new_search
+from tests.searchers.helpers import LINE, needs_constraints, new_search
 
 MIXED = parse_space(
     {
@@ -69,7 +69,11 @@ def test_the_constraint_holds_for_every_proposal_or_an_error_says_that_it_can_no
 
 
 @pytest.mark.parametrize(
-    ("name", "several"), [*((name, False) for name in OPTIONS), ("tpe", True), ("nsga2", True), ("QMCSampler", True)]
+    ("name", "several"),
+    [
+        *((name, False) for name in OPTIONS),
+        *(pytest.param(name, True, marks=needs_constraints) for name in ("tpe", "nsga2", "QMCSampler")),
+    ],
 )
 def test_a_replayed_search_gets_the_same_proposals(name: str, several: bool) -> None:
     """Histories are cut in the middle, and have failures, non-finite values, late reports and extensions."""

@@ -24,10 +24,10 @@ def _group() -> Iterator[None]:
 
 def divided(mesh: str) -> nn.Parameter:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor import DTensor, Shard
 
-    placed = distribute_tensor(torch.ones(2, 2), init_device_mesh("cpu", (1,), mesh_dim_names=(mesh,)), [Shard(0)])
-    return nn.Parameter(placed)
+    here = init_device_mesh("cpu", (1,), mesh_dim_names=(mesh,))
+    return nn.Parameter(DTensor.from_local(torch.ones(2, 2), here, [Shard(0)]))
 
 
 def with_gradients(*parameters: nn.Parameter) -> list[Any]:

@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +59,8 @@ def test_a_setting_is_restored_after_the_trial(what: str, tmp_path: Path) -> Non
         seen.append(CHANGES[what][0]())
 
     assert ProcessSnapshot().run(trial) == (None, [])
+    if what == "determinism of compiled code" and not hasattr(import_module("torch._inductor.config"), "deterministic"):
+        pytest.skip("this torch has no such setting")
     assert seen != [before], "the change is one"
     assert look(what) == before
 

@@ -93,10 +93,12 @@ _NUMPY_GLOBALS: list[Any] = [
     np.ndarray,
     np.dtype,
     *{type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDGUSmM"},
-    (np.ones(1).__reduce__()[0], "numpy.core.multiarray._reconstruct"),
-    np.ones(1).__reduce__()[0],
-    (np.float64(1).__reduce__()[0], "numpy.core.multiarray.scalar"),
-    np.float64(1).__reduce__()[0],
+    # By their names of numpy 1 and of numpy 2: a checkpoint may have either.
+    *(
+        (function, f"numpy.{core}.multiarray.{function.__name__}")
+        for function in (np.ones(1).__reduce__()[0], np.float64(1).__reduce__()[0])
+        for core in ("core", "_core")
+    ),
 ]
 
 

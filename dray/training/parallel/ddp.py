@@ -219,7 +219,7 @@ def _forget_group() -> list[Any]:
     for model, release in list(gradients.models.items()):
         release(model)
     for mesh in gradients.meshes.values():
-        mesh._pg_registry.clear()
+        getattr(mesh, "_pg_registry", {}).clear()  # not in older versions of torch
     return [*gradients.subgroups, gradients.group]
 
 
@@ -296,7 +296,8 @@ def timeout() -> timedelta | None:
 
 
 def set_timeout(timeout: timedelta) -> None:
-    c10d._set_pg_timeout(timeout)
+    # Public since torch 2.15, which warns of the other.
+    (getattr(dist, "set_timeout", None) or c10d._set_pg_timeout)(timeout)
 
 
 def number_groups(start: int) -> None:

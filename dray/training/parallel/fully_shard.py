@@ -201,6 +201,9 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
     over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
     # For a model on the CPU there is nothing to pin memory for.
     offload = CPUOffloadPolicy(pin_memory=device.type != "cpu") if parallel.cpu_offload else OffloadPolicy()
+    # torch 2.7 takes no None.
+    given = parallel.reshard_after_forward
+    reshard: dict[str, Any] = {} if given is None else {"reshard_after_forward": given}
     new: dict[nn.Parameter, nn.Parameter] = {}
     before = list(model.parameters())
     with pretrained.sharding(model):
@@ -212,9 +215,9 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
             fully_shard(
                 unit,
                 mesh=over,
-                reshard_after_forward=parallel.reshard_after_forward,
                 mp_policy=parallel._policy(),
                 offload_policy=offload,
+                **reshard,
             )
             if not parallel.sync_each_batch:
                 setattr(unit, UNSYNCED, True)

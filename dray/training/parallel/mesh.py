@@ -90,10 +90,14 @@ def forget_operations() -> None:
     """Clear torch's caches of operations on DTensors. They keep meshes, which hold process groups, and compare equal to
     later meshes of the same shape."""
     if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import _collective_utils, _redistribute, debug
+        from torch.distributed.tensor import DTensor, _collective_utils, _redistribute, debug
 
         private: Any = debug
-        private._clear_sharding_prop_cache()
+        if hasattr(private, "_clear_sharding_prop_cache"):
+            private._clear_sharding_prop_cache()
+        else:  # an older torch, as 2.7
+            private = DTensor
+            private._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
         private = _redistribute
         private._gen_transform_infos.cache_clear()
         getattr(private, "_planner_cache", {}).clear()  # not in older versions of torch
