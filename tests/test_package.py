@@ -1,13 +1,62 @@
-"""The package's face: what it offers, and what importing it costs."""
+"""The package's public names, the cost of importing it, and its requirements."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import dray
+from tests.docs.pages import PROJECT, ROOT
+
+FOR_AN_EXTRA = {"dray/observers/mlflow_runs.py", "dray/observers/wandb_runs.py", "dray/transformers.py"}
+"""Modules that are imported only if the package is installed."""
+IF_INSTALLED = {"torchao", "transformers"}
+"""In no extra: whoever uses them has them."""
+
+
+def imports(node: ast.AST, late: bool) -> Iterator[tuple[str, bool]]:
+    """The top-level packages that are imported below a node, each with whether a function has to be called first."""
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.Import(names=names):
+                yield from ((each.name.partition(".")[0], late) for each in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module.partition(".")[0], late
+        yield from imports(child, late or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(each).name) for each in requirements}
+
+
+def test_each_package_that_is_imported_is_a_requirement_and_not_only_of_ray_or_torch() -> None:
+    plain, extras = names(PROJECT["dependencies"]), PROJECT["optional-dependencies"]
+    with_extras = plain.union(IF_INSTALLED, *(names(listed) for extra, listed in extras.items() if extra != "dev"))
+    provided_by = {**packages_distributions(), "pydantic_core": ["pydantic"]}  # which pins the other's version
+    undeclared = set()
+    for file in [*ROOT.glob("dray/**/*.py"), *ROOT.glob("searchers/**/*.py")]:
+        optional = str(file.relative_to(ROOT)) in FOR_AN_EXTRA
+        for package, late in imports(ast.parse(file.read_text()), optional):
+            if package in {*sys.stdlib_module_names, "dray", "searchers"}:
+                continue
+            providers = {canonicalize_name(each) for each in provided_by.get(package, [package])}
+            if not providers & (with_extras if late else plain):
+                undeclared.add((package, str(file.relative_to(ROOT))))
+    assert undeclared == set()
+
+
+def test_constraints_pin_all_requirements_that_make_installs() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = names([line for line in lines if "==" in line and not line.startswith("#")])
+    extras = {extra: listed for extra, listed in PROJECT["optional-dependencies"].items() if extra != "azure"}
+    assert names(PROJECT["dependencies"]).union(*map(names, extras.values())) - pinned == set()
 
 
 @pytest.mark.api("8.15")

@@ -31,7 +31,7 @@ def use_interface_of(address: str) -> None:
     That is often 127.0.1.1, which no other node reaches. If this node's address is a loopback address, the opposite is
     true: other machines may reach the address of the machine's name.
     """
-    import psutil  # Ray's own copy, which can be imported once Ray has been
+    import psutil
 
     is_it = is_loopback if is_loopback(address) else address.__eq__
     for name, addresses in psutil.net_if_addrs().items():
