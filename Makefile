@@ -3,6 +3,8 @@
 # make test    check, then the slow tests and those on a real Ray; about eight minutes
 # make test-all  the same, and the long ones: the deaths of nodes, machines that Ray launches, a store in S3; half an hour more
 # make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
+# make test-oldest  the fast tests and the demo with the lowest versions that pyproject.toml allows, in build/oldest; 7 GB
+# make test-newest  the same with the newest versions, in build/newest; 7 GB
 # make test-ray  what depends on Ray's version, with the newest Ray, in build/ray-...; with another one: make test-ray RAY=2.57.1
 # make test-determined  those with the real Determined 0.38.1, which it installs into build/determined; half an hour
 # make bench   the benchmarks (see bench/)
@@ -21,6 +23,7 @@ SHELL := bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+EXTRAS := dev,ui,loggers
 
 # The pins are those of Python 3.11, so it comes first; a name on the PATH can be a shim that does not run, so each is tried.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python3.10; do \
@@ -32,7 +35,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Without bytecode pytest rewrites the asserts of all test files in every run: five seconds for each half of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-ray test-determined bench gpu docs release soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-oldest test-newest test-ray test-determined bench gpu docs release soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -42,7 +45,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "dray needs Python 3.10 or newer; found none. Give one: make PYTHON=/path/to/python" >&2; exit 1; fi
 	@echo "installing into $(VENV) with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev,ui,loggers]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
 demo: $(INSTALLED)
@@ -105,6 +108,23 @@ test-all: test
 
 test-cluster: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m cluster
+
+# Environments without constraints.txt. uv finds or downloads these Pythons; each can also be a path. Warnings are ignored with the
+# oldest versions, which call newer libraries in deprecated ways.
+PYTHON_oldest ?= 3.10
+PYTHON_newest ?= 3.13
+RESOLUTION_oldest := --resolution lowest-direct
+WARNINGS_oldest := -W ignore
+
+build/oldest/.installed build/newest/.installed: build/%/.installed: pyproject.toml | $(INSTALLED)
+	@echo "installing the $* versions into build/$* ..."
+	@$(BIN)/python -m uv venv -q --clear --python $(PYTHON_$*) build/$*
+	@$(BIN)/python -m uv pip install -q --python build/$* $(RESOLUTION_$*) --editable '.[$(EXTRAS)]'
+	@touch $@
+
+test-oldest test-newest: test-%: build/%/.installed
+	@build/$*/bin/python -m pytest $(FAST) $(WARNINGS_$*)
+	@build/$*/bin/dray demo
 
 # An environment on top of .venv, with another Ray, and what this Ray does not run with. The tests: starts and ranks of groups,
 # deaths of each kind, elastic trials, the autoscaler, jobs, the server, Tune's users.
