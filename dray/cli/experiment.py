@@ -54,15 +54,15 @@ def create(
         Path | None,
         typer.Option(
             "--path",
-            "--storage",
-            help="Directory for the experiment; if it, or its copy in the object store, has one, continue that one.",
+            help="Directory for the experiment; if there is one already, here or in its object store, continue it.",
         ),
     ] = None,
     storage_path: Annotated[
         str | None, typer.Option(help="Store checkpoints in this directory, or in s3://BUCKET/PREFIX.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print its log until it ends; the default without --detach.")
+        bool,
+        typer.Option("--follow", "-f", help="Print the experiment's log until it ends; the default without --detach."),
     ] = False,
     detach: Detach = False,
     no_server: NoServer = False,
