@@ -147,9 +147,10 @@ def list_(
 ) -> None:
     """List experiments and local runs with their state, progress and best metric, the newest last.
 
-    RUNNING: a driver runs it. STOPPED: no driver runs it; it can be resumed. COMPLETED: it has ended. ERROR: it has
-    ended without a completed trial. With a server there are also QUEUED, STOPPING and PAUSED, and a column of the slots
-    in use.
+    RUNNING: a driver runs it. STOPPED: no driver runs it; it can be resumed. COMPLETED: it has ended. PARTLY_FAILED: it
+    has ended, and some of its trials failed. ERROR: it has ended without a completed trial. UNKNOWN: its end is not
+    recorded, as in a local run that was killed or has its own loop. With a server there are also QUEUED, STOPPING and
+    PAUSED, and a column of the slots in use.
 
     \b
     dray experiment list
