@@ -17,15 +17,15 @@ from dray.cli.errors import handle_errors, run
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
 
 \b
-dray demo                            run a first search, of an example
+dray demo                            run an example search
 dray experiment create asha.yaml .   run a search
 dray experiment list                 list experiments and their progress
 dray experiment describe latest      show the best trials, and failures
 dray trial logs latest 7 -f          follow the output of trial 7
 dray checkpoint export latest        export the best model's weights
 
-EXPERIMENT is the number of an experiment in ~/dray_results (or DRAY_HOME), its name or a unique part of that, 'latest',
-a path, or s3://...
+EXPERIMENT is the number of an experiment in ~/dray_results (or DRAY_HOME), its name or a unique part of its name,
+'latest', a path, or s3://...
 
 Short forms: dray ls, dray e create, dray t logs, dray c list. Shell completion: dray --install-completion.
 

@@ -11,9 +11,9 @@ from dray.cli import experiment
 
 
 def demo() -> None:
-    """Run a first search, in about a minute: 64 models learn to read digits, and ASHA stops bad ones early.
+    """Run an example search in about a minute: 64 models learn to read digits, and ASHA stops bad ones early.
 
-    It prints where the model and the search are, for you to copy and change.
+    Prints the location of the model and the experiment file, which you can copy and change.
     """
     package = Path(dray.__file__).parent
     installed = package / "demo"  # where the wheel has the example

@@ -54,15 +54,15 @@ def create(
         Path | None,
         typer.Option(
             "--path",
-            "--storage",
-            help="Directory for the experiment; if it, or its copy in the object store, has one, continue that one.",
+            help="Directory for the experiment; if there is one already, here or in its object store, continue it.",
         ),
     ] = None,
     storage_path: Annotated[
         str | None, typer.Option(help="Store checkpoints in this directory, or in s3://BUCKET/PREFIX.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print its log until it ends; the default without --detach.")
+        bool,
+        typer.Option("--follow", "-f", help="Print the experiment's log until it ends; the default without --detach."),
     ] = False,
     detach: Detach = False,
     no_server: NoServer = False,
@@ -147,9 +147,10 @@ def list_(
 ) -> None:
     """List experiments and local runs with their state, progress and best metric, the newest last.
 
-    RUNNING: a driver runs it. STOPPED: no driver runs it; it can be resumed. COMPLETED: it has ended. ERROR: it has
-    ended without a completed trial. With a server there are also QUEUED, STOPPING and PAUSED, and a column of the slots
-    in use.
+    RUNNING: a driver runs it. STOPPED: no driver runs it; it can be resumed. COMPLETED: it has ended. PARTLY_FAILED: it
+    has ended, and some of its trials failed. ERROR: it has ended without a completed trial. UNKNOWN: its end is not
+    recorded, as in a local run that was killed or has its own loop. With a server there are also QUEUED, STOPPING and
+    PAUSED, and a column of the slots in use.
 
     \b
     dray experiment list

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 END = 1 << 59  # an offset beyond every journal's end
 
 Detach: TypeAlias = Annotated[
-    bool, typer.Option("--detach", "-d", help="Submit it to the server and return, without following it.")
+    bool, typer.Option("--detach", "-d", help="Submit the experiment to the server and return, without following it.")
 ]
 NoServer: TypeAlias = Annotated[
-    bool, typer.Option("--no-server", help="Run it in this process even if a server is up (see dray serve).")
+    bool,
+    typer.Option("--no-server", help="Run the experiment in this process even if a server is up (see dray serve)."),
 ]
 
 

@@ -13,6 +13,7 @@ from dray.core.searcher import SearcherContext
 from dray.core.train import Program, TensorboardMode, TrainContext
 from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
+from dray.hosts.progress import say
 from dray.storage import Location, store_at
 from dray.training.cluster_info import get_cluster_info
 from dray.training.host import ProgramHost
@@ -101,7 +102,7 @@ class Context:
         description: str | None = None,
         level: Literal["warn", "info", "debug", "error"] | None = "info",
     ) -> None:
-        """Log a message at a level: there are no webhooks."""
+        """Log a message at the given level; dray has no webhooks."""
         log.log(_LEVELS[level or "info"], "%s", ": ".join(text for text in (title, description) if text))
 
 
@@ -140,7 +141,8 @@ def init(
             stack.callback(distributed.close)
         if host is None:
             host = stack.enter_context(_local_host(peers, checkpoint_storage))
-            log.info("local run %s", host.directory)
+            if peers.rank == 0:
+                say(f"local run: metrics and checkpoints go to {host.directory}")
         elif checkpoint_storage is not None:
             log.warning("core.init(checkpoint_storage=...) has no effect in an experiment, whose config sets it")
         if not isinstance(host, ProgramHost):

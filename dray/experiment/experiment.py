@@ -76,8 +76,8 @@ class Experiment:
         path: the experiment's directory; by default a new one in the config's storage. An existing experiment in the
             directory, or under its name in the object store, continues with its own code. So the same call on another
             machine continues where the last one ended.
-        storage_path: a directory or ``s3://bucket/prefix``, instead of the config's ``checkpoint_storage``. Without
-            both, the environment variable ``DRAY_STORAGE`` is used.
+        storage_path: a directory or ``s3://bucket/prefix``, instead of the config's ``checkpoint_storage``. If
+            neither is given, the environment variable ``DRAY_STORAGE`` is used.
         constraint: returns whether a dict of hyperparameters may be tried; if not, others are drawn.
         method: your own search method, not used before; the config then has ``searcher: {name: custom, ...}``. Or the
             config names its class, which is imported from ``model_dir``: ``name: my_module:MyMethod``.

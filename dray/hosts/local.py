@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from dray.hosts.bottom_line import TerminalLine, bottom_line
-from dray.hosts.progress import ProgressDisplay, is_wanted
+from dray.hosts.progress import ProgressDisplay, is_wanted, say
 from dray.hosts.signals import StopSignals, print_no_traceback
 from dray.hosts.unsaved import UnsavedRows
 from dray.storage import CheckpointStore, Location, StorageError, verify
@@ -283,7 +283,7 @@ class LocalHost:
         if self._display is not None:
             self._display.reported(report)
         elif report.validation is not None:
-            log.info("validated at batch %d: %s", report.batches, metrics_text(report.validation))
+            say(f"validated at batch {report.batches}: {metrics_text(report.validation)}")
         return bool(self._signals.requested_by)
 
     def _write(self, row: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import TextIO
 
 from dray.hosts.bottom_line import NotebookLine, TerminalLine
 from dray.hosts.pace import Pace
@@ -36,6 +37,14 @@ def is_wanted() -> bool:
     if log.disabled or log.manager.disable >= logging.INFO:
         return False
     return log.level <= logging.INFO if log.level else logging.root.level <= logging.WARNING
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """Log a line, or print it if logging is not configured to show it; by default, to standard error."""
+    if log.hasHandlers() and log.isEnabledFor(logging.INFO):
+        log.info("%s", text)
+    elif is_wanted():
+        print(text, file=file or sys.stderr, flush=True)
 
 
 class ProgressDisplay:
@@ -86,10 +95,7 @@ class ProgressDisplay:
     # ------------------------------------------------------------------------------------------------------- lines
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        if log.hasHandlers() and log.isEnabledFor(logging.INFO):
-            log.info("%s", text)
-        else:
-            print(text, file=sys.stdout if isinstance(self._line, NotebookLine) else sys.stderr, flush=True)
+        say(text, sys.stdout if isinstance(self._line, NotebookLine) else None)
 
     def started(self, where: str) -> None:
         """Announce the length of the training, and the directory of its results."""

@@ -41,7 +41,7 @@ class RungEstimate:
     def sentence(self, unit: str) -> str:
         known = "not known" if self.correlation is None else f"{self.correlation:.2f}"
         return (
-            f"{amount(str(self.length), unit)}: rank correlation with the next {known} "
+            f"{amount(str(self.length), unit)}: rank correlation with the next rung {known} "
             f"({self.compared} of {self.trials} trials), {self.continues:.0%} continue"
         )
 

@@ -111,6 +111,16 @@ def test_metrics_go_to_the_directory_of_the_run(home: Path) -> None:
     ]
 
 
+def test_a_local_run_shows_its_directory_and_its_validations(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with core.init() as core_context:
+        core_context.train.report_validation_metrics(3, {"accuracy": 0.5})
+    (run,) = home.glob("local/*")
+    assert capsys.readouterr().err.splitlines() == [
+        f"local run: metrics and checkpoints go to {run}",
+        "validated at batch 3: accuracy=0.5",
+    ]
+
+
 def test_nothing_is_written_before_the_first_report(home: Path) -> None:
     with core.init() as context:
         assert context.info is None

@@ -46,7 +46,7 @@ def test_a_rung_that_ranks_and_one_with_no_trials_beyond_it() -> None:
     assert (second.length, second.trials, second.compared, second.correlation) == (3, first.compared, 0, None)
     assert (
         second.sentence("epochs")
-        == f"3 epochs: rank correlation with the next not known (0 of {second.trials} trials), 33% continue"
+        == f"3 epochs: rank correlation with the next rung not known (0 of {second.trials} trials), 33% continue"
     )
 
 
