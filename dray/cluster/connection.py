@@ -21,6 +21,7 @@ import ray
 from dray import private
 from dray.cluster import internals, token
 from dray.environment import variables_set
+from dray.errors import RAY
 from dray.text import one_line
 
 log = logging.getLogger(__name__)
@@ -87,9 +88,10 @@ def connect(address: str | None) -> Cluster:
 
     Raises:
         ConnectionError: there is no cluster at the address, or a new one does not start, or another user may know the
-            token that it would require.
+            token that it would require, or this Ray is too old.
     """
     global _kept
+    _check_version()
     address = address or os.environ.get("RAY_ADDRESS")
     is_local = not address or address == "local"
     kept, _kept = _kept, None
@@ -166,8 +168,15 @@ def _start(directory: Path, quickly: AbstractContextManager[None]) -> None:
         )
 
 
+def _check_version() -> None:
+    # Workers would fail without it; Ray 2.54 has brought it.
+    if not hasattr(ray.runtime_context.RuntimeContext, "get_session_name"):
+        raise ConnectionError(f"Ray {ray.__version__} is too old; dray needs {RAY}")
+
+
 def join(address: str) -> None:
     """Connect to the cluster at this address; `ConnectionError` if none answers, or it refuses this process's token."""
+    _check_version()
     refused = ""
     try:
         # If nothing listens there, Ray tries for minutes and then ends the process.
