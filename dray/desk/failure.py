@@ -10,8 +10,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, cast
 
-import dray
-import searchers
 from dray.desk.wire import wire
 from dray.imports import is_installed
 
@@ -32,7 +30,7 @@ LOW_MEMORY = "running low on memory"  # Ray's words for a node on which it kille
 LOST_NODE = "Ray has lost the node"  # marks a death in an error that the trial has not caused
 LOG_TAIL = "the last lines of its log"  # heads the output in an error without a traceback
 
-_PACKAGES = tuple(f"{place}{os.sep}" for place in (*dray.__path__, *searchers.__path__))
+_PACKAGES = tuple(f"{Path(__file__).parents[2] / name}{os.sep}" for name in ("dray", "searchers"))
 
 
 @wire
