@@ -56,6 +56,24 @@ def test_a_ray_that_is_too_old_is_one_error_with_the_versions_that_work(
     assert not starts
 
 
+@pytest.mark.parametrize("package", ["dray", "searchers"])
+def test_no_worker_gets_another_dray_from_the_working_directory(
+    package: str, starts: list[BaseException | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    clone = tmp_path / package
+    clone.mkdir()
+    starts.append(None)
+    assert connect(None).own  # any directory may have this name
+    (clone / "__init__.py").touch()
+    for start in (lambda: connect(None), lambda: join("127.0.0.1:1")):
+        with pytest.raises(
+            ConnectionError, match=f"would import {package} from {clone}/__init__.py, since .* start in"
+        ):
+            start()
+    assert not starts
+
+
 @pytest.fixture
 def processes() -> Iterator[list[socket.socket]]:
     """The head and the node of each cluster that is started, as far as connecting to them goes."""
