@@ -8,6 +8,9 @@ from typing import NamedTuple
 from dray.text import counted
 from searchers.errors import shown
 
+RAY = "ray[default,train,tune]>=2.54,<3"
+"""The versions of Ray that dray works with, as in pyproject.toml."""
+
 
 class Fault(NamedTuple):
     """One fault of a config."""

@@ -16,7 +16,7 @@ import typer
 
 from dray.code.startup_hook import HOOK, StartupHookFailed
 from dray.desk.failure import users_line
-from dray.errors import ConfigError, ExperimentError, FoundInTraining, NoExperiment
+from dray.errors import RAY, ConfigError, ExperimentError, FoundInTraining, NoExperiment
 from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
 from dray.script import ScriptFailed
 from dray.serve.control import NotSubmitted, Refused, WrongState
@@ -86,6 +86,11 @@ def handle_errors() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit from None
         raise typer.Exit(_print_error(str(error), FAILED)) from None
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] in ("dray", "searchers") or users_line(error, None):
+            raise
+        message = f"{one_line(error)}; this command needs all requirements of dray: pip install dray-train '{RAY}'"
+        raise typer.Exit(_print_error(message, FAILED)) from None
     except OSError as error:
         if (full := is_full(error)) is None or users_line(error, None):
             raise

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import ray
@@ -21,6 +22,7 @@ import ray
 from dray import private
 from dray.cluster import internals, token
 from dray.environment import variables_set
+from dray.errors import RAY
 from dray.text import one_line
 
 log = logging.getLogger(__name__)
@@ -87,9 +89,10 @@ def connect(address: str | None) -> Cluster:
 
     Raises:
         ConnectionError: there is no cluster at the address, or a new one does not start, or another user may know the
-            token that it would require.
+            token that it would require, or this Ray is too old, or the working directory has another dray.
     """
     global _kept
+    _check_version()
     address = address or os.environ.get("RAY_ADDRESS")
     is_local = not address or address == "local"
     kept, _kept = _kept, None
@@ -105,6 +108,7 @@ def connect(address: str | None) -> Cluster:
     if address and not is_local:
         join(address)
         return Cluster(own=False, description=f"the Ray cluster at {address}")
+    _check_working_directory()
     token.secure()
     directory = _ray_directory()
     try:
@@ -166,8 +170,27 @@ def _start(directory: Path, quickly: AbstractContextManager[None]) -> None:
         )
 
 
+def _check_version() -> None:
+    # Workers would fail without it; Ray 2.54 has brought it.
+    if not hasattr(ray.runtime_context.RuntimeContext, "get_session_name"):
+        raise ConnectionError(f"Ray {ray.__version__} is too old; dray needs {RAY}")
+
+
+def _check_working_directory() -> None:
+    # Ray's workers look there first, but the `dray` command does not: in a clone, they would run the clone's code.
+    for name in ("dray", "searchers"):
+        found, own = PathFinder.find_spec(name, [""]), Path(__file__).parents[2] / name / "__init__.py"
+        if found and found.origin and not own.samefile(found.origin):
+            raise ConnectionError(
+                f"Ray's workers would import {name} from {found.origin}, since that is in the working directory, and "
+                f"not from {own}: start in another directory"
+            )
+
+
 def join(address: str) -> None:
     """Connect to the cluster at this address; `ConnectionError` if none answers, or it refuses this process's token."""
+    _check_version()
+    _check_working_directory()
     refused = ""
     try:
         # If nothing listens there, Ray tries for minutes and then ends the process.

@@ -25,19 +25,21 @@ logger = logging.getLogger(__name__)
 NODE_S = 15.0  # how long a new cluster's node may take to register before Ray itself waits for it
 NODE_POLL_S = 0.05
 NODES_METHOD = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"  # a method of the head by its name on the wire
+_CHANGED = (ImportError, AttributeError, TypeError, LookupError, ValueError, AssertionError, NotImplementedError)
+"""The errors of a Ray with other names, arguments or results. Any other is raised, such as Ray's of a lost head."""
 _reported: set[str] = set()  # costs that were logged
 
 
 @contextlib.contextmanager
 def optional(cost: str) -> Iterator[None]:
-    """A block that uses private names of Ray. If one is missing, the block ends there.
+    """A block that uses private names of Ray. If one is missing or has changed, the block ends there.
 
     Args:
         cost: a sentence that says what does not work without them; logged once.
     """
     try:
         yield
-    except (ImportError, AttributeError, TypeError) as error:
+    except _CHANGED as error:
         if cost not in _reported:
             _reported.add(cost)
             what = "%s, because Ray %s lacks an internal name that dray uses: %s"
@@ -109,7 +111,9 @@ def keep_loopback() -> contextlib.AbstractContextManager[None]:
     On Linux, Ray would replace it by an address that other machines reach; on macOS it does not.
     """
     cost = "other machines can reach the Ray that dray starts on this one, and only its token keeps them out"
-    return _replaced_in_ray("ray._private.services", "resolve_ip_for_localhost", lambda _: lambda host: host, cost)
+    return _replaced_in_ray(
+        "ray._private.services", "resolve_ip_for_localhost", lambda _: lambda host, *_, **__: host, cost
+    )
 
 
 def _wait_for_node(gcs_address: str, node_id: str, token: str) -> None:

@@ -30,7 +30,7 @@ LOW_MEMORY = "running low on memory"  # Ray's words for a node on which it kille
 LOST_NODE = "Ray has lost the node"  # marks a death in an error that the trial has not caused
 LOG_TAIL = "the last lines of its log"  # heads the output in an error without a traceback
 
-_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_PACKAGES = tuple(f"{Path(__file__).parents[2] / name}{os.sep}" for name in ("dray", "searchers"))
 
 
 @wire
@@ -145,7 +145,7 @@ def _users(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSumm
 
 def is_users_file(file: str) -> bool:
     """Whether a source file is the user's own: neither installed nor part of dray."""
-    return not file.startswith(("<", _PACKAGE)) and not is_installed(file)
+    return not file.startswith(("<", *_PACKAGES)) and not file.endswith((".pyx", ".pxi")) and not is_installed(file)
 
 
 def _where(error: BaseException) -> str:

@@ -107,13 +107,15 @@ def start_workers(
 def _actor_class() -> Any:
     """Ray Train's worker, or a plain class where this Ray has none. Either way `execute` is dray's own, since its calls
     tell the driver of deaths."""
-    base: Any = object
     with contextlib.suppress(Exception):  # a newer Ray may have changed anything
         from ray.train.v2._internal.execution.worker_group import RayTrainWorker as TrainsWorker
 
         inspect.signature(TrainsWorker).bind()  # it starts without arguments
-        base = TrainsWorker
+        return _with_execute(TrainsWorker)
+    return _with_execute(object)
 
+
+def _with_execute(base: Any) -> Any:
     class RayTrainWorker(base):  # type: ignore[misc]
         __qualname__ = "RayTrainWorker"  # as Ray's commands show it
 

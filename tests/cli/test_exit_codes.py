@@ -1,4 +1,4 @@
-"""Exit codes that a closed terminal must not change."""
+"""Exit codes, where there is no terminal any more, or no Ray."""
 
 from __future__ import annotations
 
@@ -34,3 +34,12 @@ def test_exit_code_names_the_signal_also_if_nothing_can_be_written_any_more() ->
         os.close(terminal)
         process.communicate(b"\n", timeout=120)
         assert process.returncode == 129
+
+
+def test_a_requirement_that_is_not_installed_is_one_line_with_what_to_install() -> None:
+    command = "import sys; sys.modules['ray'] = None; from dray.cli import main; main(['cluster', 'status'])"
+    ran = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=120)
+    [error] = ran.stderr.splitlines()
+    assert error.startswith("dray: ")
+    assert error.endswith("needs all requirements of dray: pip install dray-train 'ray[default,train,tune]>=2.54,<3'")
+    assert ran.returncode == 1

@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,7 @@ import ray
 from packaging.requirements import Requirement
 
 from dray.cluster import internals
+from dray.errors import RAY
 
 ROOT = Path(__file__).parents[2]
 MAX_NAMES = 15
@@ -234,6 +235,49 @@ def test_what_a_running_cluster_lacks_is_left_out(
     ]
 
 
+@pytest.mark.parametrize("error", [KeyError("working_dir"), ValueError("not a number"), AssertionError(), None])
+def test_a_private_function_that_has_changed_costs_no_more_than_one_that_is_missing(
+    error: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def changed(*_: object, **__: object) -> dict[str, str]:
+        if error is not None:
+            raise error
+        return {}
+
+    monkeypatch.setattr(internals, "_reported", set())
+    monkeypatch.setattr("ray._private.state.state", SimpleNamespace(get_draining_nodes=changed))
+    monkeypatch.setattr("ray._private.runtime_env.working_dir.upload_working_dir_if_needed", changed)
+    assert internals.draining_nodes() == set()
+    assert internals.upload(tmp_path, tmp_path) is None
+    assert "dray itself is not sent to the workers" in caplog.text
+
+
+def test_a_head_that_does_not_answer_is_no_change_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> None:
+        raise ray.exceptions.RaySystemError("the head is gone")
+
+    monkeypatch.setattr("ray._private.state.state", SimpleNamespace(get_draining_nodes=lost))
+    with pytest.raises(ray.exceptions.RaySystemError):
+        internals.draining_nodes()
+
+
+def test_ray_may_ask_for_a_loopback_address_with_more_arguments() -> None:
+    from ray._private import services
+
+    with internals.keep_loopback():
+        resolve: Callable[..., str] = services.resolve_ip_for_localhost
+        assert resolve("127.0.0.1", family=4) == "127.0.0.1"
+
+
+def test_a_worker_of_trains_that_has_become_an_actor_class_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.train.v2._internal.execution import worker_group
+
+    from dray.groups.train_workers import _actor_class
+
+    monkeypatch.setattr(worker_group, "RayTrainWorker", ray.remote(worker_group.RayTrainWorker))
+    assert _actor_class()().execute(int, "3") == 3
+
+
 def test_the_head_has_the_method_that_is_called_by_its_name_on_the_wire() -> None:
     from ray.core.generated.gcs_service_pb2 import DESCRIPTOR
 
@@ -259,6 +303,7 @@ def test_ray_still_reads_the_environment_variables_that_dray_sets(variable: str)
 def test_pinned_ray_is_allowed() -> None:
     # Without tomllib, which Python 3.10 lacks.
     [allowed] = map(Requirement, re.findall(r'^  "(ray\[.*)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+    assert str(allowed) == str(Requirement(RAY))
     [pin] = re.findall("^ray==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert allowed.specifier.contains(pin)
     assert allowed.specifier.contains(ray.__version__)

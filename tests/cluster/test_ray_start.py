@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from dray.cluster.connection import connect
+from dray.cluster.connection import connect, join
 
 TIMED_OUT = "The current node timed out during startup."
 
@@ -44,6 +44,34 @@ def test_ray_that_does_not_start_is_one_error_with_what_to_do(starts: list[BaseE
     with pytest.raises(ConnectionError, match=rf"did not start .* tried twice: {TIMED_OUT} .* set RAY_ADDRESS"):
         connect(None)
     assert starts == [None]
+
+
+def test_a_ray_that_is_too_old_is_one_error_with_the_versions_that_work(
+    starts: list[BaseException | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("ray.runtime_context.RuntimeContext.get_session_name")
+    for start in (lambda: connect(None), lambda: join("127.0.0.1:1")):
+        with pytest.raises(ConnectionError, match=r"^Ray [\d.]+ is too old; dray needs ray\[.*\]>=2\.54,<3$"):
+            start()
+    assert not starts
+
+
+@pytest.mark.parametrize("package", ["dray", "searchers"])
+def test_no_worker_gets_another_dray_from_the_working_directory(
+    package: str, starts: list[BaseException | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    clone = tmp_path / package
+    clone.mkdir()
+    starts.append(None)
+    assert connect(None).own  # any directory may have this name
+    (clone / "__init__.py").touch()
+    for start in (lambda: connect(None), lambda: join("127.0.0.1:1")):
+        with pytest.raises(
+            ConnectionError, match=f"would import {package} from {clone}/__init__.py, since .* start in"
+        ):
+            start()
+    assert not starts
 
 
 @pytest.fixture

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dray.desk.failure import Failure, failure_of, may_be_gpus_fault, users_line, with_users_line
+import dray
+import searchers
+from dray.desk.failure import Failure, failure_of, is_users_file, may_be_gpus_fault, users_line, with_users_line
 from dray.script import Script, ScriptFailed
 from dray.training.errors import PeerFailed
 
@@ -176,3 +178,8 @@ def test_an_exit_is_located_at_the_line_that_exits(tmp_path: Path) -> None:
 
 def test_an_error_outside_the_users_code_is_its_traceback() -> None:
     assert with_users_line(RuntimeError("of dray's own"), "trace", None) == "trace"
+
+
+def test_files_of_dray_and_of_compiled_libraries_are_not_the_users(tmp_path: Path) -> None:
+    assert is_users_file(str(tmp_path / "model_def.py"))
+    assert not any(map(is_users_file, (dray.__file__, searchers.__file__, "python/ray/includes/common.pxi")))
