@@ -95,8 +95,8 @@ _NUMPY_GLOBALS: list[Any] = [
     *{type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDGUSmM"},
     # By their names of numpy 1 and of numpy 2: a checkpoint may have either.
     *(
-        (function, f"numpy.{core}.multiarray.{function.__name__}")
-        for function in (np.ones(1).__reduce__()[0], np.float64(1).__reduce__()[0])
+        (value.__reduce__()[0], f"numpy.{core}.multiarray.{name}")
+        for value, name in ((np.ones(1), "_reconstruct"), (np.float64(1), "scalar"))
         for core in ("core", "_core")
     ),
 ]
