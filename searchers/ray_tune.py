@@ -110,7 +110,7 @@ def _drop_results(tune_controller: Any) -> None:
     try:
         for calls in tune_controller._actor_manager._tracked_actors_to_task_futures.values():
             calls.clear()
-    except AttributeError as error:
+    except Exception as error:  # a newer Ray may have changed anything
         _warn_of_memory(str(error))
 
 

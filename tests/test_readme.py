@@ -62,7 +62,8 @@ def test_driver_uses_public_names() -> None:
 
 def test_config_errors_are_as_shown(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
-    Path("asha.yaml").write_text(SEARCH.replace("divisor: 4", "divisor: 1, max_trails: 64"))
+    broken = SEARCH.replace("divisor: 4", "divisor: 1").replace("slots_per_trial", "slots_per_trail")
+    Path("asha.yaml").write_text(broken)
     with pytest.raises(ConfigError) as caught:
         load_config("asha.yaml")
     assert f"dray: {caught.value}\n" == FAULTS
