@@ -86,10 +86,12 @@ class Manager:
         self._loop.attach(self)
         address = ray.get_runtime_context().gcs_address
         server = GroupServer(address=address, endpoint=self._loop.endpoint, local=cluster.local)
+        died = "a process of Ray on this machine has died:"
+        silent = died if cluster.own else "the head of the Ray cluster does not answer; if it is gone,"
         self._watch = Watch(
-            address,
+            cluster.addresses(),
             draining=None if cluster.own else functools.partial(self._loop.post, self._core.lender.nodes_drain),
-            silent=lambda: say("the head of the Ray cluster does not answer; if it is gone, start the server again"),
+            silent=lambda: say(f"{silent} start the server again"),
         )
         self._spares = Spares(lambda: ExperimentProcess(server, str(self._results), self._ended))
 
