@@ -21,8 +21,8 @@ END_S = 5.0  # how long to wait for the end of the thread
 
 
 class Watch:
-    """A thread that watches a cluster until `close()`. Its head, and other processes of it that nobody replaces, listen
-    at `addresses` (`host:port`).
+    """A thread that watches a cluster until `close()`. Its head, then other processes of it that nobody replaces,
+    listen at `addresses` (`host:port`).
 
     `draining` is called with the ids of draining nodes, every second while there are any; None means that this
     cluster's nodes are never removed. `silent` is called when one of the addresses does not answer.
@@ -68,9 +68,9 @@ class Watch:
                     log.exception("can't save the trials on nodes that will be removed; will try again every second")
                 failed = True
 
-    def answers(self) -> bool:
+    def answers(self, *, only_head: bool = False) -> bool:
         try:
-            for address in self._addresses:
+            for address in self._addresses[: 1 if only_head else None]:
                 socket.create_connection(address, timeout=EVERY_S).close()
         except OSError:
             return False

@@ -253,7 +253,7 @@ class Run:
                 self._wait_while(lambda: self._tune_runs, TUNE_END_S, watch)
         self._cleaner.close()
         self._prometheus.update(at_once=True)
-        if watch.answers():
+        if watch.answers(only_head=True):
             # On a shared cluster, workers release their resources first.
             if self._lending is None:
                 self._lender.end()

@@ -59,6 +59,7 @@ def test_a_process_that_does_not_answer_is_reported_once_and_the_head_asked_noth
         )
         try:
             assert told.get(timeout=30) == "silent"
+            assert (watch.answers(), watch.answers(only_head=True)) == (False, alive == 1)
             with pytest.raises(queue.Empty):
                 told.get(timeout=0.1)
         finally:
