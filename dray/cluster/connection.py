@@ -43,6 +43,10 @@ class Cluster:
     local: bool = False  # all its nodes are this machine: workers have the driver's files and packages
     description: str
 
+    def addresses(self) -> list[str]:
+        """Where it listens while it lives: its head, and, if it was started here, its node, which nobody replaces."""
+        return [ray.get_runtime_context().gcs_address, *(_node_addresses() if self.own else ())]
+
     def __enter__(self) -> Cluster:
         return self
 
@@ -66,11 +70,15 @@ def _all_live() -> bool:
     """Whether the processes of the cluster that was started here answer. Without its head, Ray would end this one."""
     try:
         _knock(ray.get_runtime_context().gcs_address)
-        for node in ray.nodes():
-            _knock(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}")
+        for address in _node_addresses():
+            _knock(address)
     except OSError:
         return False
     return True
+
+
+def _node_addresses() -> list[str]:
+    return [f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}" for node in ray.nodes()]
 
 
 def _knock(address: str) -> None:

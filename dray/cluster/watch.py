@@ -1,11 +1,11 @@
-"""Watches a run's cluster for a head that does not answer, and for nodes that will be removed."""
+"""Watches a run's cluster for a process that does not answer, and for nodes that will be removed."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import ray
 
@@ -21,18 +21,23 @@ END_S = 5.0  # how long to wait for the end of the thread
 
 
 class Watch:
-    """A thread that watches the cluster whose head is at `host:port` until `close()`.
+    """A thread that watches a cluster until `close()`. Its head, then other processes of it that nobody replaces,
+    listen at `addresses` (`host:port`).
 
     `draining` is called with the ids of draining nodes, every second while there are any; None means that this
-    cluster's nodes are never removed. `silent` is called when the head does not answer.
+    cluster's nodes are never removed. `silent` is called when one of the addresses does not answer.
     """
 
     def __init__(
-        self, address: str, *, draining: Callable[[Collection[str]], None] | None, silent: Callable[[], None]
+        self,
+        addresses: Iterable[str],
+        *,
+        draining: Callable[[Collection[str]], None] | None,
+        silent: Callable[[], None],
     ) -> None:
         self._draining, self._silent = draining, silent
-        host, _, port = address.rpartition(":")
-        self._address = (host.strip("[]"), int(port))
+        parts = [address.rpartition(":") for address in addresses]
+        self._addresses = [(host.strip("[]"), int(port)) for host, _, port in parts]
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dray-watch", daemon=True)
         self._thread.start()
@@ -63,9 +68,10 @@ class Watch:
                     log.exception("can't save the trials on nodes that will be removed; will try again every second")
                 failed = True
 
-    def answers(self) -> bool:
+    def answers(self, *, only_head: bool = False) -> bool:
         try:
-            socket.create_connection(self._address, timeout=EVERY_S).close()
+            for address in self._addresses[: 1 if only_head else None]:
+                socket.create_connection(address, timeout=EVERY_S).close()
         except OSError:
             return False
         return True

@@ -211,9 +211,9 @@ class Run:
         """
         with self._interrupts.held():
             watch = Watch(
-                ray.get_runtime_context().gcs_address,
+                self._cluster.addresses(),
                 draining=None if self._cluster.own else functools.partial(self._loop.post, self._lender.nodes_drain),
-                silent=self._head_is_silent,
+                silent=self._ray_is_silent,
             )
             try:
                 self._loop.attach(self)
@@ -253,7 +253,7 @@ class Run:
                 self._wait_while(lambda: self._tune_runs, TUNE_END_S, watch)
         self._cleaner.close()
         self._prometheus.update(at_once=True)
-        if watch.answers():
+        if watch.answers(only_head=True):
             # On a shared cluster, workers release their resources first.
             if self._lending is None:
                 self._lender.end()
@@ -434,8 +434,9 @@ class Run:
     def _tune_runs(self) -> bool:
         return self._tune.started and not self._tune.ended.done()
 
-    def _head_is_silent(self) -> None:
-        self._display.say(
-            "the head of the Ray cluster does not answer; if it is gone, resume with: dray experiment resume "
-            f"{self._records.directory.path}"
-        )
+    def _ray_is_silent(self) -> None:
+        resume = f"dray experiment resume {self._records.directory.path}"
+        if self._cluster.own:  # nobody starts its processes again
+            self._fail(ExperimentError(f"a process of Ray on this machine has died; resume with: {resume}"))
+        else:
+            self._display.say(f"the head of the Ray cluster does not answer; if it is gone, resume with: {resume}")

@@ -93,7 +93,7 @@ class WorkerGroup:
     def _start_workers(self) -> None:
         try:
             while not self._placement.wait(WAIT_S):
-                if self._is_ending:
+                if self._is_ending or not ray.is_initialized():
                     return
             self._report(GroupPlaced(group=self.name, start=self.start))
             workers = start_workers(

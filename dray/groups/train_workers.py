@@ -98,8 +98,9 @@ def start_workers(
                 raise TypeError(repr(error.cause)) from None
         _get(started, is_ending)
     except Exception:
-        for actor in actors:
-            ray.kill(actor)
+        if ray.is_initialized():  # else the call would start another Ray
+            for actor in actors:
+                ray.kill(actor)
         raise
     return workers
 
@@ -172,6 +173,8 @@ def _get(calls: list[Any], is_ending: Callable[[], bool]) -> list[Any]:
     Ray may never fail the first call of an actor whose placement group is removed while its process starts.
     """
     while True:
+        if not ray.is_initialized():  # meanwhile; the call would start another Ray
+            raise StartAbandoned
         try:
             results: list[Any] = ray.get(calls, timeout=WAIT_S)
         except ray.exceptions.GetTimeoutError:

@@ -11,6 +11,7 @@ import logging
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -86,17 +87,19 @@ class Manager:
         self._loop.attach(self)
         address = ray.get_runtime_context().gcs_address
         server = GroupServer(address=address, endpoint=self._loop.endpoint, local=cluster.local)
+        silent = "the head of the Ray cluster does not answer; if it is gone, start the server again"
+        self.ray_died = threading.Event()  # a process of the Ray that was started for this server
         self._watch = Watch(
-            address,
+            cluster.addresses(),
             draining=None if cluster.own else functools.partial(self._loop.post, self._core.lender.nodes_drain),
-            silent=lambda: say("the head of the Ray cluster does not answer; if it is gone, start the server again"),
+            silent=self.ray_died.set if cluster.own else lambda: say(silent),
         )
         self._spares = Spares(lambda: ExperimentProcess(server, str(self._results), self._ended))
 
     # ------------------------------------------------------------------ the thread of the caller
     def run(self, over: Callable[[], bool]) -> None:
-        """Serve until ``over`` returns True."""
-        while not over():
+        """Serve until ``over`` returns True, or Ray has died: experiments that start after that would fail."""
+        while not (over() or self.ray_died.is_set()):
             self._loop.post(self._look)
             time.sleep(STEP_S)
 
@@ -111,7 +114,8 @@ class Manager:
     def close(self) -> None:
         """End the worker groups and the event loop. No verb may be called any more."""
         self._watch.close()
-        self._lending.end(at_once=True)
+        if self._watch.answers(only_head=True):
+            self._lending.end(at_once=True)
         self._loop.close()
         self._journal.close()
 

@@ -59,5 +59,7 @@ def serve(host: str, port: int, address: str | None, idle_s: float, say: Callabl
                     with contextlib.suppress(OSError):  # a full disk: the file's process is gone anyway
                         addresses.remove(results)
             manager.close()  # only now: HTTP requests wait for its event loop
+            if manager.ray_died.is_set():
+                raise ExperimentError("a process of Ray on this machine has died; start the server again")
     finally:
         restore_handlers(before)

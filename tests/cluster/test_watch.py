@@ -36,7 +36,7 @@ def test_draining_nodes_are_reported_while_there_are_any(head: socket.socket, mo
     looks = drained()
     monkeypatch.setattr(watch_module, "draining_nodes", lambda: next(looks, set()))
     told: queue.Queue[object] = queue.Queue()
-    watch = Watch(address(head), draining=told.put, silent=lambda: told.put("silent"))
+    watch = Watch([address(head)], draining=told.put, silent=lambda: told.put("silent"))
     try:
         assert [told.get(timeout=30), told.get(timeout=30)] == [{"a"}, {"a", "b"}]
     finally:
@@ -45,16 +45,21 @@ def test_draining_nodes_are_reported_while_there_are_any(head: socket.socket, mo
     assert told.empty()
 
 
-def test_a_head_that_does_not_answer_is_reported_once_and_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "EVERY_S", 0.01)
+@pytest.mark.parametrize("alive", [0, 1])
+def test_a_process_that_does_not_answer_is_reported_once_and_the_head_asked_nothing(
+    head: socket.socket, monkeypatch: pytest.MonkeyPatch, alive: int
+) -> None:
     asked: list[int] = []
     monkeypatch.setattr(watch_module, "draining_nodes", lambda: asked.append(1) or set())
     told: queue.Queue[str] = queue.Queue()
     with socket.socket() as deaf:  # the port is its own, so that nobody else listens there
         deaf.bind(("127.0.0.1", 0))
-        watch = Watch(address(deaf), draining=lambda nodes: None, silent=lambda: told.put("silent"))
+        watch = Watch(
+            [address(head)] * alive + [address(deaf)], draining=lambda nodes: None, silent=lambda: told.put("silent")
+        )
         try:
             assert told.get(timeout=30) == "silent"
+            assert (watch.answers(), watch.answers(only_head=True)) == (False, alive == 1)
             with pytest.raises(queue.Empty):
                 told.get(timeout=0.1)
         finally:
@@ -77,7 +82,7 @@ def test_only_a_head_that_is_gone_is_no_news(
     gone = ray.exceptions.RaySystemError("Failed to connect to GCS")
     errors = iter([gone, AttributeError("renamed"), gone, AttributeError("renamed")])
     monkeypatch.setattr(watch_module, "draining_nodes", drained)
-    watch = Watch(address(head), draining=lambda nodes: None, silent=lambda: None)
+    watch = Watch([address(head)], draining=lambda nodes: None, silent=lambda: None)
     try:
         assert seen.wait(30)
     finally:
