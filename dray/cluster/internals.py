@@ -42,7 +42,7 @@ def optional(cost: str) -> Iterator[None]:
     except _CHANGED as error:
         if cost not in _reported:
             _reported.add(cost)
-            what = "%s, because Ray %s lacks an internal name that dray uses: %s"
+            what = "%s, because Ray %s has changed an internal that dray uses: %s"
             logger.warning(what, cost, ray.__version__, one_line(error))
 
 

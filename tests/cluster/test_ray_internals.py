@@ -196,7 +196,7 @@ def test_a_ray_without_a_name_starts_and_one_line_says_what_that_costs(
             if "start_api_server" not in name:
                 assert services.start_api_server() == ("", None), "the other names are still used"
     [line] = caplog.messages
-    assert line.startswith(f"{_SLOWER}, because Ray {ray.__version__} lacks an internal name that dray uses: ")
+    assert line.startswith(f"{_SLOWER}, because Ray {ray.__version__} has changed an internal that dray uses: ")
     assert line.endswith(f"has no attribute '{attribute}'")
 
 
