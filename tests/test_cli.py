@@ -74,7 +74,6 @@ def run(*arguments: object) -> Result:
         (["code"], Path("code"), None),
         ([], None, None),
         ([".", "--path", "results"], Path("."), Path("results")),
-        ([".", "--storage", "results"], Path("."), Path("results")),
         (["--storage-path", "s3://bucket/results"], None, "s3://bucket/results"),
     ],
 )

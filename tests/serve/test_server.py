@@ -27,6 +27,7 @@ class Ending(FakeControl):
     def __init__(self, results: Path) -> None:
         super().__init__(results)
         self.is_closed, self.asked, self.asked_too_late = False, threading.Event(), False
+        self.ray_died = threading.Event()
 
     def experiment(self, name: str) -> Submitted:
         self.asked.set()
