@@ -134,10 +134,12 @@ def is_installed(file: str) -> bool:
 
 def _origin(name: str, module: ModuleType) -> Path | None:
     """The file of a user's module; None for an installed module, or one of dray's."""
-    place = getattr(module, "__file__", None)
+    # Not by getattr(): a module's own __getattr__ may import something that is not installed, as in transformers.
+    names = getattr(module, "__dict__", {})
+    place = names.get("__file__")
     if not isinstance(place, str):
         try:  # a package without __init__.py has no file, but a path, unless its parent could not be imported
-            place = next(iter(getattr(module, "__path__", [])), None)
+            place = next(iter(names.get("__path__", [])), None)
         except KeyError:
             return None
     if name.partition(".")[0] in _OURS or not isinstance(place, str) or place.startswith(_DRAY) or is_installed(place):

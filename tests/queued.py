@@ -260,6 +260,9 @@ class _Nccl(dist.ProcessGroupGloo):
     def __init__(self, store: Any, rank: int, size: int, options: Options, device: object = None) -> None:
         super().__init__(store, rank, size, options._timeout)
 
+    def split(self, store: Any, ranks: list[int], options: Options) -> _Nccl:  # type: ignore[override]
+        return _Nccl(store, ranks.index(self.rank()), len(ranks), options)
+
 
 def stand_for_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let groups of this process have the backend "nccl", which is for the type of device "cuda" alone: if it is their

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy
 import pytest
@@ -95,6 +96,14 @@ def test_with_block_forgets_and_gives_back_what_was_there(tmp_path: Path) -> Non
         assert importlib.import_module("my_model").x == "inner"
     assert importlib.import_module("my_model") is before
     assert str(inner) not in sys.path
+
+
+def test_a_lazy_module_is_not_made_to_import(tmp_path: Path) -> None:
+    lazy = ModuleType("lazy")
+    lazy.__dict__["__getattr__"] = lambda name: importlib.import_module("not_installed")
+    sys.modules["lazy"] = lazy
+    use_model_dir(model_dir(tmp_path, "model", lazy="x = 1"))
+    imports.forget_model_dir()
 
 
 def test_library_of_the_same_name_is_never_reloaded(tmp_path: Path) -> None:

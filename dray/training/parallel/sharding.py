@@ -79,8 +79,12 @@ _GROUPS = ("shard_process_group", "replicate_process_group")  # attributes of FS
 
 
 def _param_groups(module: Any) -> list[Any]:
-    groups: list[Any] = module._get_fsdp_state()._fsdp_param_groups
-    return groups
+    state: Any = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        groups: list[Any] = state._fsdp_param_groups
+        return groups
+    # Older versions of torch have one, or None.
+    return [group] if (group := state._fsdp_param_group) is not None else []
 
 
 def _release(model: torch.nn.Module) -> None:
