@@ -289,6 +289,7 @@ def init_again_if_aborted(rendezvous: Path, rank: int, size: int) -> bool:
         return False
     dist.distributed_c10d._abort_process_group()
     init(rendezvous, rank, size)
+    dist.barrier()  # a rank that exits at once would close connections that the others still make
     return True
 
 
