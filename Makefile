@@ -123,7 +123,8 @@ build/oldest/.installed build/newest/.installed: build/%/.installed: pyproject.t
 	@touch $@
 
 test-oldest test-newest: test-%: build/%/.installed
-	@build/$*/bin/python -m pytest $(FAST) $(WARNINGS_$*)
+	@build/$*/bin/python -m pytest $(FAST) $(WARNINGS_$*) $(HALF)
+	@build/$*/bin/python -m pytest $(FAST) $(WARNINGS_$*) $(addprefix --ignore=,$(HALF))
 	@build/$*/bin/dray demo
 
 # An environment on top of .venv, with another Ray, and what this Ray does not run with. The tests: starts and ranks of groups,

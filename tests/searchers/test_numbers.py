@@ -154,6 +154,7 @@ events = st.one_of(
 )
 
 
+@pytest.mark.filterwarnings("ignore:In future, it will be an error for 'np.bool':DeprecationWarning")  # NumPy 2.2
 @given(st.lists(events, max_size=4))
 def test_every_accepted_event_can_be_replayed(events: list[Any]) -> None:
     search, lines = running()
