@@ -169,10 +169,14 @@ def take_over(directory: ExperimentDirectory, path: Path) -> None:
 
 def read_driver(remote: RemoteDirectory) -> Driver | None:
     """The driver recorded in a store; None if there is none."""
-    try:
-        return Driver(**json.loads(remote.read(FILE)))
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
+    for _ in range(3):  # a file that is replaced while it is read may be cut to its former size
+        try:
+            return Driver(**json.loads(remote.read(FILE)))
+        except FileNotFoundError:
+            break
+        except (ValueError, TypeError):
+            continue
+    return None
 
 
 def write_driver(remote: RemoteDirectory, driver: Driver) -> None:

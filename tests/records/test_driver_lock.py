@@ -12,10 +12,10 @@ from dray.config.load import load_config
 from dray.errors import ExperimentError, NoExperiment
 from dray.records import driver_lock
 from dray.records.directory import ExperimentDirectory
-from dray.records.driver_lock import FILE, DriverLock, last_driver, read_driver
+from dray.records.driver_lock import FILE, Driver, DriverLock, last_driver, read_driver, write_driver
 from dray.records.listing import list_experiments, open_experiment
 from dray.records.mirror import Mirror, fetch_to
-from dray.storage import RemoteDirectory, StorageError
+from dray.storage import Location, RemoteDirectory, StorageError
 from searchers.journal import Journal
 from tests.ray.harness import wait_for
 
@@ -236,3 +236,18 @@ def test_from_anywhere_one_sees_whether_a_driver_runs(
     dies(lock)
     monkeypatch.setattr(driver_lock, "SILENT_S", 0.0)
     assert states() == ["UNKNOWN"] * 2
+
+
+def test_a_heartbeat_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    class Replaced(RemoteDirectory):
+        reads = 0
+
+        def read(self, name: str) -> bytes:
+            self.reads += 1
+            content = super().read(name)
+            return content[:-1] if self.reads == 1 else content
+
+    remote = Replaced(Location.of(tmp_path))
+    driver = Driver(directory="a", host="here", path="/x", time=1.5)
+    write_driver(remote, driver)
+    assert read_driver(remote) == driver
