@@ -43,7 +43,7 @@ T = TypeVar("T")
 GROUPS = 64
 RUNGS = (400, 1600, 6400)
 FAILS_EVERY = 25
-"""Of the trials that continue after the first rung, one in this many fails once, and restarts."""
+"""One in this many of the trials that continue after the first rung fails once, and restarts."""
 STEP_S = 2.0
 """The length of a step of all groups, for the metrics, which write their rows every five seconds."""
 OBSERVED_EVERY_S = 0.1

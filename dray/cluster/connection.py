@@ -7,7 +7,6 @@ import functools
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import ray
 
 from dray import private
 from dray.cluster import internals, token
+from dray.cluster.watch import knock
 from dray.environment import variables_set
 from dray.errors import RAY
 from dray.text import one_line
@@ -69,9 +69,8 @@ def _inherited() -> object:
 def _all_live() -> bool:
     """Whether the processes of the cluster that was started here answer. Without its head, Ray would end this one."""
     try:
-        _knock(ray.get_runtime_context().gcs_address)
-        for address in _node_addresses():
-            _knock(address)
+        for address in (ray.get_runtime_context().gcs_address, *_node_addresses()):
+            knock(address, CONNECT_S)
     except OSError:
         return False
     return True
@@ -79,12 +78,6 @@ def _all_live() -> bool:
 
 def _node_addresses() -> list[str]:
     return [f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}" for node in ray.nodes()]
-
-
-def _knock(address: str) -> None:
-    """Raises `OSError` if nothing listens at an address, `host:port`."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
 
 
 def connect(address: str | None) -> Cluster:
@@ -203,7 +196,7 @@ def join(address: str) -> None:
     try:
         # If nothing listens there, Ray tries for minutes and then ends the process.
         if address.rpartition(":")[2].isdigit() and "://" not in address:
-            _knock(address)
+            knock(address, CONNECT_S)
             refused = token.auth_error(address)
         if not refused:
             with _keep_signals(), internals.keep_loopback():

@@ -20,6 +20,12 @@ without a message; if the head is back before that, the driver reconnects."""
 END_S = 5.0  # how long to wait for the end of the thread
 
 
+def knock(address: str, timeout_s: float) -> None:
+    """Raises `OSError` if nothing accepts a TCP connection at an address, `host:port`, within the timeout."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+
+
 class Watch:
     """A thread that watches a cluster until `close()`. Its head, then other processes of it that nobody replaces,
     listen at `addresses` (`host:port`).
@@ -35,9 +41,7 @@ class Watch:
         draining: Callable[[Collection[str]], None] | None,
         silent: Callable[[], None],
     ) -> None:
-        self._draining, self._silent = draining, silent
-        parts = [address.rpartition(":") for address in addresses]
-        self._addresses = [(host.strip("[]"), int(port)) for host, _, port in parts]
+        self._addresses, self._draining, self._silent = list(addresses), draining, silent
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dray-watch", daemon=True)
         self._thread.start()
@@ -71,7 +75,7 @@ class Watch:
     def answers(self, *, only_head: bool = False) -> bool:
         try:
             for address in self._addresses[: 1 if only_head else None]:
-                socket.create_connection(address, timeout=EVERY_S).close()
+                knock(address, EVERY_S)
         except OSError:
             return False
         return True
