@@ -280,6 +280,7 @@ def init(rendezvous: Path, rank: int, size: int) -> None:
     if backend == "queued" and not hasattr(dist.Backend, "QUEUED"):
         dist.Backend.register_backend("queued", QueuedGroup, devices=["cpu"])
         _reads_wait()
+        os.environ["TORCH_FR_BUFFER_SIZE"] = "0"  # torch 2.15 can't record a group that is written in Python
     dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=TIMEOUT)
 
 

@@ -375,7 +375,8 @@ class PyTorchTrialContext:
         # A rank may still be downloading data. Wait for it here, rather than in a collective with a timeout.
         self.distributed.allgather(None)
         if parallel is not None or is_sharded(model):
-            check_arguments(model, parallel, ddp_kwargs, compress=compress, replicas=self._run.replicas)
+            size, replicas = self.distributed.size, self._run.replicas
+            check_arguments(model, parallel, ddp_kwargs, compress=compress, ranks=size, replicas=replicas)
             if parallel is None:
                 connect(model)
             elif not self._run.shards:

@@ -71,7 +71,7 @@ def test_requirements_and_extras_are_those_of_pyproject() -> None:
     quoted = re.findall(rf"'({NAME}[^'\n]* @ [^'\n]+)'", PAGES[PAGE])
     assert {Requirement(each).url for each in quoted} == {written.url}
     needed = {each.name: each.specifier for each in map(Requirement, PROJECT["dependencies"])}
-    assert ("any from 2.7 on" in PAGES[PAGE], str(needed["torch"])) == (True, ">=2.7")
+    assert ("any from 2.8 on" in PAGES[PAGE], str(needed["torch"])) == (True, ">=2.8")
     words = " ".join(PAGES[PAGE].lower().split())
     for package in ("torch", "optuna", "pandas", "pyarrow", "numpy", "scipy"):
         [lowest] = needed[package]

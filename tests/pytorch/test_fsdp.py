@@ -22,6 +22,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed import _functional_collectives as funcol
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -114,7 +115,8 @@ class Trial(pytorch.PyTorchTrial):
         return self.data(20, 4)
 
     def loss(self, batch: Any) -> torch.Tensor:
-        return nn.functional.mse_loss(self.model(batch[0]), batch[1])
+        # The outputs of a model in half precision are so too, of which older versions of torch have no `mse_loss`.
+        return nn.functional.mse_loss(self.model(batch[0]).to(batch[1]), batch[1])
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         loss = self.loss(batch)
@@ -211,7 +213,7 @@ def aggregated(directory: Path) -> dict[str, Any]:
 
 def gradient_bytes(model: nn.Module) -> tuple[int, int]:
     """Bytes of gradients on this rank after a backward pass: all, and those that wait for an all-reduce."""
-    groups = [group for module in sharding.fsdp_modules(model) for group in sharding._param_groups(module)]
+    groups = [group for module in sharding.fsdp_modules(model) for group in sharding.param_groups(module)]
     wholes = [parameter._unsharded_param.grad for group in groups for parameter in group.fsdp_params]
     shards = [getattr(parameter.grad, "_local_tensor", None) for parameter in model.parameters()]
     partial = [group._partial_reduce_output for group in groups]
@@ -442,7 +444,7 @@ def offloaded(directory: Path) -> dict[str, Any]:
         return [
             parameter.offload_to_cpu
             for module in sharding.fsdp_modules(trial.model)
-            for group in module._get_fsdp_state()._fsdp_param_groups
+            for group in sharding.param_groups(module)
             for parameter in group.fsdp_params
         ]
 
@@ -831,8 +833,9 @@ def test_a_rank_holds_only_its_shards_of_aggregated_gradients(two: list[Runs], f
 
 
 def test_replicas_of_shards_are_summed_only_in_batches_that_step(four: list[Runs]) -> None:
+    waits = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # since torch 2.13; older ones sum in each batch
     for rank in four:
-        expected = [(pytest.approx(1, rel=0.1), batch % 4 != 3) for batch in range(8)]
+        expected = [(pytest.approx(1, rel=0.1), waits and batch % 4 != 3) for batch in range(8)]
         assert rank["held"]["replicas"]["held"] == expected
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import nn, torch_version
 
 from dray import pytorch
 from dray.hosts import use_host
@@ -118,6 +118,14 @@ def test_an_optimizer_that_was_made_before_the_shards_is_refused(tmp_path: Path,
     refused = pytest.raises(ValueError, match=r"optimizer 0 has parameters that .* replaced by shards, and would train")
     with use_host(FakeHost(tmp_path)), pytorch.init() as context, refused:
         pytorch.Trainer(Early(context), context).fit(max_length=pytorch.Batch(1))
+
+
+def test_sharding_over_several_slots_with_an_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", torch_version.TorchVersion("2.10.0+cpu"))
+    model = nn.Linear(1, 1)
+    fully_shard.check_arguments(model, FullyShard(), {}, compress=False, ranks=1, replicas=1)
+    with pytest.raises(RuntimeError, match=r"over 2 slots needs torch 2\.11 or newer, but this is torch 2\.10\.0"):
+        fully_shard.check_arguments(model, FullyShard(), {}, compress=False, ranks=2, replicas=2)
 
 
 def test_settings_of_ddp_are_refused(context: pytorch.PyTorchTrialContext, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SHARDS_SINCE = "2.11"  # the oldest torch with which models that are sharded over several slots pass our tests
+
 Kind: TypeAlias = type[nn.Module] | str
 
 _REPLACED = "_dray_replaced"  # an attribute of the parameters that a model had before it was sharded
@@ -157,9 +159,20 @@ def _dtype(name: str, value: Any) -> torch.dtype | None:
 
 
 def check_arguments(
-    model: nn.Module, parallel: FullyShard | None, ddp_kwargs: Mapping[str, Any], *, compress: bool, replicas: int
+    model: nn.Module,
+    parallel: FullyShard | None,
+    ddp_kwargs: Mapping[str, Any],
+    *,
+    compress: bool,
+    ranks: int,
+    replicas: int,
 ) -> None:
     """Check the arguments of `wrap_model` for a sharded model, with the data divided among `replicas`."""
+    if ranks > 1 and torch.__version__ < SHARDS_SINCE:
+        raise RuntimeError(
+            f"wrap_model: a model that is sharded over {ranks} slots needs torch {SHARDS_SINCE} or newer, but this is "
+            f"torch {torch.__version__}; install a newer one, or train an unsharded model (DDP)"
+        )
     if parallel is not None and not isinstance(parallel, FullyShard):
         raise TypeError(f"wrap_model: parallel must be a pytorch.FullyShard, got {parallel!r}")
     if ddp_kwargs:
@@ -201,9 +214,6 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
     over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
     # For a model on the CPU there is nothing to pin memory for.
     offload = CPUOffloadPolicy(pin_memory=device.type != "cpu") if parallel.cpu_offload else OffloadPolicy()
-    # torch 2.7 takes no None.
-    given = parallel.reshard_after_forward
-    reshard: dict[str, Any] = {} if given is None else {"reshard_after_forward": given}
     new: dict[nn.Parameter, nn.Parameter] = {}
     before = list(model.parameters())
     with pretrained.sharding(model):
@@ -217,7 +227,7 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
                 mesh=over,
                 mp_policy=parallel._policy(),
                 offload_policy=offload,
-                **reshard,
+                reshard_after_forward=parallel.reshard_after_forward,
             )
             if not parallel.sync_each_batch:
                 setattr(unit, UNSYNCED, True)

@@ -56,7 +56,7 @@ def _own_groups(model: torch.nn.Module) -> None:
     groups = [
         (info, name, group)
         for module in fsdp_modules(model)
-        for params in _param_groups(module)
+        for params in param_groups(module)
         for info in (params.mesh_info, params.post_forward_mesh_info)
         for name in _GROUPS
         if (group := getattr(info, name, None)) is not None
@@ -78,7 +78,7 @@ def _own_groups(model: torch.nn.Module) -> None:
 _GROUPS = ("shard_process_group", "replicate_process_group")  # attributes of FSDP's mesh info
 
 
-def _param_groups(module: Any) -> list[Any]:
+def param_groups(module: Any) -> list[Any]:
     state: Any = module._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         groups: list[Any] = state._fsdp_param_groups
@@ -90,7 +90,7 @@ def _param_groups(module: Any) -> list[Any]:
 def _release(model: torch.nn.Module) -> None:
     """Release a sharded model's process groups, so that their sockets can close. The model keeps its shards."""
     for module in fsdp_modules(model):
-        for group in _param_groups(module):
+        for group in param_groups(module):
             # A rank may leave in the middle of a batch.
             group._all_gather_result = None
             group._to_sharded()
@@ -107,17 +107,20 @@ def set_gradient_sync(module: FSDPModule, steps: bool) -> None:
     """Set whether a module's next backward passes sum its gradients over the ranks, as in a batch that `steps`."""
     if hasattr(module, UNSYNCED):
         module.set_requires_gradient_sync(steps, recurse=False)
-    elif any(getattr(group.mesh_info, "replicate_process_group", None) for group in _param_groups(module)):
-        module.set_requires_all_reduce(steps, recurse=False)
+    elif hasattr(module, "set_reduce_scatter_unused_params") and any(
+        getattr(group.mesh_info, "replicate_process_group", None) for group in param_groups(module)
+    ):
         # One flat tensor waits for the all-reduce. It must contain the same parameters in each batch, and must also be
-        # reduced for units that the batch that steps does not use.
+        # reduced for units that the batch that steps does not use. Older versions of torch can't do that: they
+        # all-reduce in each batch.
+        module.set_requires_all_reduce(steps, recurse=False)
         module.set_reduce_scatter_unused_params(True, recurse=False)
 
 
 def sum_kept_gradients(model: torch.nn.Module) -> None:
     """Sum, over the ranks, gradients that wait for the batch that steps. All ranks call this together."""
     for module in fsdp_modules(model):
-        for group in _param_groups(module):
+        for group in param_groups(module):
             if group.reduce_grads and group._partial_reduce_output is None:
                 continue
             synchronises = group.reduce_grads, group.all_reduce_grads
