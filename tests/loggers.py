@@ -79,7 +79,7 @@ class MLflow:
 
 
 def records(file: Path) -> Iterator[Any]:
-    """Of an offline run's file, in the format of LevelDB's log: blocks of 32 KiB, after a head of 7 bytes."""
+    """The records in an offline run's file, a LevelDB log: blocks of 32 KiB after a header of 7 bytes."""
     from wandb.proto import wandb_internal_pb2
 
     data, at, whole = file.read_bytes(), 7, b""

@@ -50,7 +50,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def browser(chromium: Any) -> Any:
-    """Of the size of a desktop's, with nothing of the module before."""
+    """Chromium at a desktop's size, with a blank page and no data of earlier modules."""
     chromium.get("about:blank")
     chromium.delete_all_cookies()
     chromium.get_log("browser")  # which empties it

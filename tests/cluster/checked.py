@@ -35,7 +35,7 @@ def dray_cluster_check(address: str, *arguments: str, **environment: str) -> dic
 
 
 def ill(directory: Path, address: str) -> dict[str, Any]:
-    """Of three nodes one has another torch, one says it has GPUs, and one no keys, and another file system."""
+    """A cluster of three nodes with faults: another torch; GPUs that do not exist; no keys, and another file system."""
     storage = directory / "results"
     storage.mkdir()
     s3 = LocalS3()

@@ -25,7 +25,7 @@ HERE = "10.77.0.1"
 """The address of who made the machines."""
 USER = pwd.getpwuid(0).pw_name
 HOME = Path(pwd.getpwuid(0).pw_dir)
-"""Of the account that ssh goes to, on each machine."""
+"""The home directory of the account that ssh logs in to, on each machine."""
 _SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 
 with_machines = [

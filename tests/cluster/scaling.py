@@ -50,7 +50,7 @@ def node_type(most: int) -> dict[str, Any]:
 
 
 def config(directory: Path, *, trials: int, at_once: int, **resources: Any) -> dict[str, Any]:
-    """Of trials that wait for a file, so that it is not a matter of speed how many nodes come."""
+    """A config whose trials wait for a file, so that the number of nodes does not depend on the trials' speed."""
     made = recorded(directory / "record", trials=trials, batches=20, entrypoint="recorded:Held")
     made["hyperparameters"] |= {"until": str(directory / "until"), "longer": str(directory / "longer")}
     made["searcher"]["max_concurrent_trials"] = at_once

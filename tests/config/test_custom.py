@@ -256,7 +256,7 @@ def test_objects_from_python_must_be_given_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_preview_of_a_method_of_ones_own_is_a_simulation(code: Path) -> None:
-    """Of 24 trials with random values each goes on with about even odds; four at a time, the first two always do."""
+    """Each of the 24 trials has a random value and continues with even odds; of the first four, two always do."""
     file = io.StringIO()
     loaded = load_config(EXAMPLES / "own_method" / "digits.yaml")
     show_preview(loaded, model_dir=EXAMPLES, console=Console(file=file, width=120))

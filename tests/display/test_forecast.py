@@ -24,7 +24,7 @@ EPOCH_S = 10.0
 
 
 def told(method: Method, seed: int) -> list[tuple[float, float, float | None]]:
-    """Of a whole search at each of its events: the time, the share that is done, the seconds left."""
+    """The forecasts of a whole search, one per event: the time, the share that is done, the seconds left."""
     forecast, seen, drawn = Forecast(preview(method)), [], random.Random(seed)
     counted: set[int] = set()
     search = Search(method, parse({}), seed=seed, smaller_is_better=True, log=lambda record: None)

@@ -41,7 +41,7 @@ def test_it_keeps_the_contract(own: ModuleType) -> None:
 
 
 def test_a_trial_stops_where_it_is_worse_than_the_median(own: ModuleType) -> None:
-    """Of an even number of values the larger middle one is the median, so that the second trial goes on."""
+    """The median of an even number of values is the larger middle one, so the second trial continues."""
     method = started(own, 7)
     answers = [
         method.on(Reported(trial=trial, step=1, value=value))

@@ -23,7 +23,7 @@ from dray.worker.lease import REPORT_FILE
 from tests.storage.power import Disk
 
 METRICS = {1: [None, None, 0.6, 0.5, 0.4], 2: [None, 0.2, 0.3, None, None]}
-"""Of checkpoints 1 to 5 of the first trial, 6 to 10 of the second."""
+"""The metrics of checkpoints 1 to 5 (trial 1) and 6 to 10 (trial 2)."""
 EXAMPLE = [
     Saved(trial=trial, batches=5 * trial - 5 + index, checkpoint=str(5 * trial - 5 + index), value=value)
     for trial, values in METRICS.items()

@@ -172,7 +172,7 @@ def test_a_shared_cluster_is_looked_at_now_and_then_and_may_grow() -> None:
 
 
 def demand(name: str, *, has: int = 0, priority: int = 42, size: float = 1, kind: str = "cpu") -> Demand:
-    """Of an experiment that could use one group more than it has."""
+    """The demand of an experiment that could use one more group than it has."""
     return Demand(name=name, groups=has + 1, has=has, size=size, priority=priority, shape="shape", kind=kind)
 
 

@@ -18,7 +18,7 @@ KINDS = ("batches", "training", "validation")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """Of one trial.
+    """The reports of one trial.
 
     Attributes:
         batches: numbers of each batch, counted from 1.

@@ -354,7 +354,7 @@ class Driver:
 
 
 def stacks(pid: int) -> str:
-    """Of all threads of a Python process."""
+    """The stacks of all threads of a Python process."""
     spy = [str(Path(sys.executable).with_name("py-spy")), "dump", "--pid", str(pid)]
     return subprocess.run(spy, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60).stdout
 

@@ -59,7 +59,7 @@ class Sweep:
 
     @property
     def shards(self) -> dict[int, dict[str, str]]:
-        """Of each trial's latest checkpoint, the SHA-256 of each rank's file: of weights and the optimizer's state."""
+        """The SHA-256 of each rank's file (weights and optimizer state) in each trial's latest checkpoint."""
         found = {}
         for trial in self.result.trials["trial_id"]:
             checkpoint = latest_checkpoint(self.result.path / f"trial_{trial}")

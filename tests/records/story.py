@@ -34,7 +34,7 @@ VALIDATIONS = {
     7: ((10, 0.6), (20, 0.25)),
 }
 SIZES = (90.0, 10.0, 20.0, 300.0, 30.0, 80.0, 5.0, 40.0)
-"""Of the trials, at all times; the objectives allow 200."""
+"""The trials' sizes, at every report; the objectives allow 200."""
 BEST = {0: (0.126, 20), 1: (0.01, 10), 2: (0.3, 10), 3: (0.2, 10), 4: (0.45, 10), 5: (0.35, 20), 6: (0.02, 10)} | {
     7: (0.25, 20)
 }

@@ -33,7 +33,7 @@ EXPECTED = [
     (TrialState.RUNNING, None, {10: 0.375}, "RUNNING"),
     (TrialState.WAITING, None, {}, "PENDING"),
 ]
-"""Of `told`."""
+"""The trials of the study that `told` makes."""
 
 
 def test_a_trial_that_failed_has_no_value_and_is_never_the_best(tmp_path: Path) -> None:

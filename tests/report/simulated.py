@@ -18,7 +18,7 @@ from searchers.search import Search
 from searchers.simulate import Curve, simulate
 
 BATCHES = 10
-"""Of an epoch."""
+"""Batches per epoch."""
 START_S = 0.5
 """From a trial's getting its workers to its first batch."""
 BEGAN = 1_700_000_000.0

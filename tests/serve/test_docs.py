@@ -55,6 +55,6 @@ def test_the_python_of_serve_md_runs(
 
 
 class BestTrial:
-    """Of a simulated experiment, which has no checkpoints."""
+    """Stands in for the best trial of a simulated experiment, which has no checkpoints."""
 
     metric = 0.1
