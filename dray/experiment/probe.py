@@ -1,0 +1,311 @@
+"""Measures batch sizes of a trial on this machine: each size in new processes, one per slot, which train some batches.
+
+A process that runs out of memory leaves nothing behind that could affect the next size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+
+from dray import core
+from dray.code.load import check_entrypoint_file, load_trial_class
+from dray.code.startup_hook import run_startup_hook
+from dray.config.custom import Custom
+from dray.config.entrypoint import ClassName
+from dray.config.load import load_config
+from dray.config.resources import SlotRange
+from dray.config.schema import ExperimentConfig
+from dray.config.search import build_search
+from dray.desk.failure import LOG_TAIL, failure_of, with_users_line
+from dray.environment import device
+from dray.errors import ConfigError, EntrypointError, ExperimentError
+from dray.hosts import LocalHost, use_host
+from dray.pytorch.trainer import train_class
+from dray.records.secrets import check_secrets
+from dray.training import usage
+from dray.training.batch_size import BatchSize, BatchSizes, NoBatchFits, search_batch_size
+from dray.training.cluster_info import use_cluster_info
+from dray.training.host import Report
+from dray.training.parallel.device import backend_for, own_device
+from dray.training.parallel.distributed import DistributedContext
+from dray.training.parallel.exchange import on_failure
+from dray.training.parallel.mesh import mesh_shape
+from dray.training.plan import Plan
+from dray.training.rng import deterministic
+from dray.training.units import Batch
+from dray.worker.gpu_share import limit_gpu_memory, wait_for_gpu_memory
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+CAUSE_S = 10.0  # how long a rank whose collective failed waits for the rank that has caused it
+SHOWN_LINES = 20
+JOB = "job.yaml"
+
+
+def probe(
+    config: str | os.PathLike[str] | Mapping[str, Any] | ExperimentConfig,
+    *,
+    model_dir: str | os.PathLike[str] | None = None,
+    batches: int = 20,
+) -> BatchSizes:
+    """See `dray.pytorch.probe`."""
+    if batches < 1:
+        raise ValueError(f"batches must be >= 1, got {batches}")
+    checked = load_config(config)
+    check_secrets(checked)
+    code = Path(model_dir or (Path(config).parent if isinstance(config, (str, os.PathLike)) else "."))
+    entrypoint = checked.entrypoint
+    check_entrypoint_file(entrypoint, code)
+    if not isinstance(entrypoint, ClassName):
+        what = (
+            f"must be a trial class to be probed, such as model_def:DigitsTrial, got the program {entrypoint.command}"
+        )
+        raise EntrypointError([("entrypoint", what)])
+    search = build_search(checked, lambda record: None, custom=Custom(directory=code))
+    search.start()
+    hparams = dict(search.params(0))
+    batch_size = hparams.get("global_batch_size")
+    if not isinstance(batch_size, int):
+        raise ConfigError([("hyperparameters.global_batch_size", "missing required field; for example 64")])
+    gpu = checked.resources.slot != "cpu" and torch.cuda.is_available()
+    slots = _slots(checked, gpu=gpu)
+    mesh = checked.resources.mesh
+    replicas = mesh_shape(None if mesh is None else mesh.model_dump(), slots).replicas
+    run_startup_hook(code)
+    environment: dict[str, str | None] = {
+        "OMP_NUM_THREADS": str(checked.resources.cpus_per_slot),  # as Ray sets it
+        **os.environ,
+        **checked.environment.variables(device(gpu=gpu)),
+        **({} if gpu else {"CUDA_VISIBLE_DEVICES": ""}),
+    }
+    first = batch_size // replicas
+    step = first * checked.optimizations.aggregation_frequency
+    why = ""
+
+    def measure(size: int) -> BatchSize:
+        nonlocal why
+        frequency = max(1, step // size)
+        # Gradients that are kept between batches take memory, and so does the optimizer after its first step.
+        aggregated = min(frequency, batches)
+        warm_up = aggregated + 2
+        job = {
+            "entrypoint": [entrypoint.module, entrypoint.name],
+            "model_dir": str(code.resolve()),
+            "config": _config_of(checked, aggregated),
+            "trial_seed": search.seed_of(0),
+            "hparams": {**hparams, "global_batch_size": size * replicas},
+            "trials_per_slot": checked.resources.trials_per_slot,
+            "reports": [warm_up, warm_up + -(-batches // aggregated) * aggregated],
+        }
+        outcome = _train(job, slots, environment)
+        what = f"global_batch_size {size * replicas}, {size} per slot"
+        if outcome["kind"] not in ("trained", "oom"):
+            raise ExperimentError(f"the probe of {what} failed:\n{outcome['error']}")
+        rate = outcome.get("records_per_second")
+        log.info("%s: %s", what, "out of memory" if rate is None else f"{rate:,.1f} records/s")
+        why = outcome.get("error", why)
+        return BatchSize(
+            per_slot=size,
+            global_batch_size=size * replicas,
+            aggregation_frequency=frequency,
+            records_per_second=rate,
+            has_all_data=outcome.get("has_all_data", False),
+        )
+
+    try:
+        return search_batch_size(first, step, measure)
+    except NoBatchFits:
+        raise ExperimentError(f"out of memory even with one record per slot:\n{why}") from None
+
+
+def _slots(config: ExperimentConfig, *, gpu: bool) -> int:
+    """The number of slots of a trial, which must be on this machine."""
+    asked = config.resources.slots_per_trial
+    slots = asked.max if isinstance(asked, SlotRange) else max(1, int(asked))
+    if config.resources.slot == "gpu" and not gpu:
+        raise ConfigError([("resources.slot", "gpu, but torch sees no GPU on this machine; run dray probe on a node")])
+    if gpu and slots > torch.cuda.device_count():
+        what = f"{slots}, but this machine has {torch.cuda.device_count()} GPU(s), and dray probe uses no other machine"
+        raise ConfigError([("resources.slots_per_trial", f"{what}; give --config resources.slots_per_trial=N")])
+    return slots
+
+
+def _config_of(config: ExperimentConfig, aggregation_frequency: int) -> dict[str, Any]:
+    """The config for a trial that only trains."""
+    plain = config.for_code()
+    return {
+        **plain,
+        "data": config.data,
+        "optimizations": {**plain["optimizations"], "aggregation_frequency": aggregation_frequency},
+        "checkpoint_policy": "none",
+        "perform_initial_validation": False,
+        "profiling": {},
+    }
+
+
+def _train(job: Mapping[str, Any], slots: int, environment: Mapping[str, str | None]) -> dict[str, Any]:
+    """Train in new processes, one per slot, and return the outcome: see `_write`."""
+    with tempfile.TemporaryDirectory(prefix="dray-probe-") as name:
+        directory = Path(name)
+        (directory / JOB).write_text(yaml.safe_dump(dict(job)))
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(slots):
+                ranks.append(_start(directory, rank, slots, environment))
+            return _wait(ranks, directory)
+        finally:
+            for process in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with the workers of its DataLoaders
+                process.wait()
+
+
+def _start(directory: Path, rank: int, slots: int, environment: Mapping[str, str | None]) -> subprocess.Popen[bytes]:
+    launched = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0}
+    launched |= {"WORLD_SIZE": slots, "LOCAL_WORLD_SIZE": slots, "GROUP_WORLD_SIZE": 1}
+    variables = {**environment, **{name: str(value) for name, value in launched.items()}}
+    with _log(directory, rank).open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, str(directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={name: value for name, value in variables.items() if value is not None},
+            cwd=directory,  # so that no module of the model's hides one of Python's while this one is imported
+            start_new_session=True,
+        )
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], directory: Path) -> dict[str, Any]:
+    """Wait for the outcome that decides: training on all ranks, or the failure that has caused the others."""
+    failed_at: float | None = None
+    while True:
+        ended = [process.poll() for process in ranks]
+        outcomes = [each for rank, code in enumerate(ended) if (each := _outcome(directory, rank, code)) is not None]
+        for kind in ("trained", "oom"):
+            if decisive := [each for each in outcomes if each["kind"] == kind]:
+                return decisive[0]
+        if decisive := [each for each in outcomes if each["kind"] != "collective"]:
+            return decisive[0]
+        if outcomes:
+            failed_at = failed_at or time.monotonic()
+            if len(outcomes) == len(ranks) or time.monotonic() - failed_at > CAUSE_S:
+                return outcomes[0]
+        time.sleep(POLL_S)
+
+
+def _outcome(directory: Path, rank: int, code: int | None) -> dict[str, Any] | None:
+    """The outcome of a rank; None while it trains."""
+    with contextlib.suppress(FileNotFoundError):
+        outcome: dict[str, Any] = json.loads((directory / f"rank_{rank}.json").read_text())
+        return outcome
+    if code is None:
+        return None
+    lines = _log(directory, rank).read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+    error = "\n".join([f"rank {rank} exited with code {code}", "", f"{LOG_TAIL}:", *lines])
+    # Only the kernel kills it so early, when memory runs out.
+    return {"kind": "oom" if code == -signal.SIGKILL else "died", "error": error}
+
+
+def _log(directory: Path, rank: int) -> Path:
+    return directory / f"rank_{rank}.log"
+
+
+def _write(directory: Path, rank: int, **outcome: object) -> None:
+    """Write the outcome of a rank. `kind`: "trained", or that of a failure with its `error`."""
+    written = directory / f"rank_{rank}.json.new"
+    written.write_text(json.dumps(outcome))
+    written.rename(directory / f"rank_{rank}.json")
+
+
+class ProbeHost(LocalHost):
+    """The host of a trial that only trains; at the last report, the process ends."""
+
+    def __init__(self, directory: Path, job: Mapping[str, Any]) -> None:
+        super().__init__(directory, trial_seed=job["trial_seed"], code_dir=Path(job["model_dir"]))
+        self._end = job["reports"][-1]
+        self.max_length = Batch(self._end + 1)  # never reached, as it would validate and save
+
+    @contextlib.contextmanager
+    def training(self, plan: Plan, begin: int, peers: DistributedContext) -> Iterator[None]:
+        yield
+
+    def publish(self, report: Report) -> bool:
+        if report.batches == self._end:
+            assert report.system is not None
+            _write(
+                self.directory,
+                0,
+                kind="trained",
+                records_per_second=report.system["records_per_second"],
+                has_all_data=report.epochs is not None and report.epochs >= report.batches,
+            )
+            os._exit(0)
+        return False
+
+
+def run_rank(directory: Path) -> None:
+    """Train one rank of a job, and write its outcome."""
+    job, rank = yaml.safe_load((directory / JOB).read_text()), int(os.environ["RANK"])
+    code = Path(job["model_dir"])
+
+    def fail(error: BaseException) -> None:
+        trace = with_users_line(error, "".join(traceback.format_exception(error)), code)
+        text = str(error) if isinstance(error, ConfigError) else trace
+        _write(directory, rank, kind=failure_of(error, -1).kind, error=text)
+
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills this process first, not the user's
+    usage.REPORT_EVERY_S = 0.0  # each report has figures
+    try:
+        with on_failure(fail):
+            _run_rank(directory, job, rank)
+        ended = f"training ended before batch {job['reports'][-1]}, the last that a probe trains"
+        _write(directory, rank, kind="error", error=ended)
+    except BaseException as error:
+        fail(error)
+    os._exit(1)  # other ranks may be waiting for this one
+
+
+def _run_rank(directory: Path, job: Mapping[str, Any], rank: int) -> None:
+    config, code = job["config"], Path(job["model_dir"])
+    own = own_device(rank, config)
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+        wait_for_gpu_memory(own, job["trials_per_slot"])
+        if job["trials_per_slot"] > 1:
+            limit_gpu_memory(job["trials_per_slot"])
+    size = int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend_for(own), init_method=f"file://{directory}/store", rank=rank, world_size=size)
+    peers = DistributedContext.from_torch_distributed()
+    os.chdir(code)
+    trial = load_trial_class(ClassName(*job["entrypoint"]), code)
+    host = ProbeHost(directory, job)
+    info = core.TrialInfo(
+        trial_id=0, experiment_id=0, trial_seed=host.trial_seed, hparams=job["hparams"], config=config
+    )
+    reproducible = deterministic(config["reproducibility"]["deterministic"])
+    cluster = use_cluster_info(core.ClusterInfo(trial=info, user_data=config["data"]))
+    with reproducible, use_host(host, peers), cluster:
+        train_class(trial, {**config, "scheduling_unit": job["reports"]})
+
+
+if __name__ == "__main__":
+    run_rank(Path(sys.argv[1]))
