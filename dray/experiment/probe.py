@@ -27,7 +27,7 @@ from dray import core
 from dray.code.load import check_entrypoint_file, load_trial_class
 from dray.code.startup_hook import run_startup_hook
 from dray.config.custom import Custom
-from dray.config.entrypoint import ClassName
+from dray.config.entrypoint import ClassName, as_written
 from dray.config.load import load_config
 from dray.config.resources import SlotRange
 from dray.config.schema import ExperimentConfig
@@ -74,10 +74,8 @@ def probe(
     entrypoint = checked.entrypoint
     check_entrypoint_file(entrypoint, code)
     if not isinstance(entrypoint, ClassName):
-        what = (
-            f"must be a trial class to be probed, such as model_def:DigitsTrial, got the program {entrypoint.command}"
-        )
-        raise EntrypointError([("entrypoint", what)])
+        what = f"must be a trial class, such as model_def:DigitsTrial, got the program {as_written(entrypoint)}"
+        raise EntrypointError([("entrypoint", f"{what}, which sets its own aggregation_frequency")])
     search = build_search(checked, lambda record: None, custom=Custom(directory=code))
     search.start()
     hparams = dict(search.params(0))
@@ -88,7 +86,8 @@ def probe(
     slots = _slots(checked, gpu=gpu)
     mesh = checked.resources.mesh
     replicas = mesh_shape(None if mesh is None else mesh.model_dump(), slots).replicas
-    run_startup_hook(code)
+    with contextlib.redirect_stdout(sys.stderr):  # standard output is for the result
+        run_startup_hook(code)
     environment: dict[str, str | None] = {
         "OMP_NUM_THREADS": str(checked.resources.cpus_per_slot),  # as Ray sets it
         **os.environ,

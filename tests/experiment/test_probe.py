@@ -171,7 +171,7 @@ def test_the_failure_of_a_group_is_that_of_the_rank_that_has_caused_it(
     ("changed", "error"),
     [
         ({"entrypoint": "probed:Trial", "hyperparameters": {"lr": 0.1}}, "hyperparameters.global_batch_size: missing"),
-        ({"entrypoint": "python3 probed.py"}, "entrypoint: must be a trial class to be probed.* python3 probed.py"),
+        ({"entrypoint": "python3 probed.py"}, "entrypoint: must be a trial class.* python3 probed.py"),
         ({"entrypoint": "absent:Trial"}, "entrypoint: .*absent"),
         ({"resources": {"slot": "gpu"}}, "resources.slot: .*no GPU"),
     ],
