@@ -43,7 +43,7 @@ def probe(
         rows.append([each.per_slot, each.global_batch_size, each.aggregation_frequency, rate])
     show.table(["per slot", "global_batch_size", "aggregation_frequency", "records/s"], rows)
     largest, best = found.largest, found.suggestion
-    all_data = ", which is all training data in one batch" if largest.has_all_data else ""
+    all_data = ", a whole epoch in one batch" if largest.has_all_data else ""
     typer.echo(f"largest that fits: {largest.per_slot} per slot{all_data}")
     typer.echo(
         f"fastest with as many records per optimizer step as in {config}: "

@@ -35,11 +35,12 @@ from dray.config.search import build_search
 from dray.desk.failure import LOG_TAIL, failure_of, with_users_line
 from dray.environment import device
 from dray.errors import ConfigError, EntrypointError, ExperimentError
+from dray.experiment.interrupts import Interrupts
 from dray.hosts import LocalHost, use_host
 from dray.pytorch.trainer import train_class
 from dray.records.secrets import check_secrets
 from dray.training import usage
-from dray.training.batch_size import BatchSize, BatchSizes, NoBatchFits, search_batch_size
+from dray.training.batch_size import BatchSize, BatchSizes, search_batch_size
 from dray.training.cluster_info import use_cluster_info
 from dray.training.host import Report
 from dray.training.parallel.device import backend_for, own_device
@@ -94,32 +95,32 @@ def probe(
         **checked.environment.variables(device(gpu=gpu)),
         **({} if gpu else {"CUDA_VISIBLE_DEVICES": ""}),
     }
+    job = {
+        "entrypoint": [entrypoint.module, entrypoint.name],
+        "model_dir": str(code.resolve()),
+        "config": {**checked.for_code(), "data": checked.data},
+        "trial_seed": search.seed_of(0),
+        "trials_per_slot": checked.resources.trials_per_slot,
+    }
     first = batch_size // replicas
     step = first * checked.optimizations.aggregation_frequency
-    why = ""
 
     def measure(size: int) -> BatchSize:
-        nonlocal why
         frequency = max(1, step // size)
         # Gradients that are kept between batches take memory, and so does the optimizer after its first step.
         aggregated = min(frequency, batches)
         warm_up = aggregated + 2
-        job = {
-            "entrypoint": [entrypoint.module, entrypoint.name],
-            "model_dir": str(code.resolve()),
-            "config": _config_of(checked, aggregated),
-            "trial_seed": search.seed_of(0),
+        sized = {
             "hparams": {**hparams, "global_batch_size": size * replicas},
-            "trials_per_slot": checked.resources.trials_per_slot,
+            "aggregation_frequency": aggregated,
             "reports": [warm_up, warm_up + -(-batches // aggregated) * aggregated],
         }
-        outcome = _train(job, slots, environment)
+        outcome = train_group(job | sized, slots, environment)
         what = f"global_batch_size {size * replicas}, {size} per slot"
-        if outcome["kind"] not in ("trained", "oom"):
+        if outcome["kind"] not in ("trained", "oom") or (outcome["kind"] == "oom" and size == 1):
             raise ExperimentError(f"the probe of {what} failed:\n{outcome['error']}")
         rate = outcome.get("records_per_second")
         log.info("%s: %s", what, "out of memory" if rate is None else f"{rate:,.1f} records/s")
-        why = outcome.get("error", why)
         return BatchSize(
             per_slot=size,
             global_batch_size=size * replicas,
@@ -128,10 +129,8 @@ def probe(
             has_all_data=outcome.get("has_all_data", False),
         )
 
-    try:
+    with Interrupts():  # SIGTERM too ends the processes of the size that is measured
         return search_batch_size(first, step, measure)
-    except NoBatchFits:
-        raise ExperimentError(f"out of memory even with one record per slot:\n{why}") from None
 
 
 def _slots(config: ExperimentConfig, *, gpu: bool) -> int:
@@ -139,27 +138,16 @@ def _slots(config: ExperimentConfig, *, gpu: bool) -> int:
     asked = config.resources.slots_per_trial
     slots = asked.max if isinstance(asked, SlotRange) else max(1, int(asked))
     if config.resources.slot == "gpu" and not gpu:
-        raise ConfigError([("resources.slot", "gpu, but torch sees no GPU on this machine; run dray probe on a node")])
+        raise ConfigError(
+            [("resources.slot", "gpu, but torch sees none on this machine; run dray probe where GPUs are")]
+        )
     if gpu and slots > torch.cuda.device_count():
         what = f"{slots}, but this machine has {torch.cuda.device_count()} GPU(s), and dray probe uses no other machine"
         raise ConfigError([("resources.slots_per_trial", f"{what}; give --config resources.slots_per_trial=N")])
     return slots
 
 
-def _config_of(config: ExperimentConfig, aggregation_frequency: int) -> dict[str, Any]:
-    """The config for a trial that only trains."""
-    plain = config.for_code()
-    return {
-        **plain,
-        "data": config.data,
-        "optimizations": {**plain["optimizations"], "aggregation_frequency": aggregation_frequency},
-        "checkpoint_policy": "none",
-        "perform_initial_validation": False,
-        "profiling": {},
-    }
-
-
-def _train(job: Mapping[str, Any], slots: int, environment: Mapping[str, str | None]) -> dict[str, Any]:
+def train_group(job: Mapping[str, Any], slots: int, environment: Mapping[str, str | None]) -> dict[str, Any]:
     """Train in new processes, one per slot, and return the outcome: see `_write`."""
     with tempfile.TemporaryDirectory(prefix="dray-probe-") as name:
         directory = Path(name)
@@ -168,7 +156,7 @@ def _train(job: Mapping[str, Any], slots: int, environment: Mapping[str, str | N
         try:
             for rank in range(slots):
                 ranks.append(_start(directory, rank, slots, environment))
-            return _wait(ranks, directory)
+            return decisive_outcome(ranks, directory)
         finally:
             for process in ranks:
                 with contextlib.suppress(ProcessLookupError):
@@ -192,7 +180,7 @@ def _start(directory: Path, rank: int, slots: int, environment: Mapping[str, str
         )
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]], directory: Path) -> dict[str, Any]:
+def decisive_outcome(ranks: Sequence[subprocess.Popen[bytes]], directory: Path) -> dict[str, Any]:
     """Wait for the outcome that decides: training on all ranks, or the failure that has caused the others."""
     failed_at: float | None = None
     while True:
@@ -239,7 +227,8 @@ class ProbeHost(LocalHost):
 
     def __init__(self, directory: Path, job: Mapping[str, Any]) -> None:
         super().__init__(directory, trial_seed=job["trial_seed"], code_dir=Path(job["model_dir"]))
-        self._end = job["reports"][-1]
+        self._end, self._batch_size = job["reports"][-1], job["hparams"]["global_batch_size"]
+        self._batches, self._records = 0, 0.0
         self.max_length = Batch(self._end + 1)  # never reached, as it would validate and save
 
     @contextlib.contextmanager
@@ -247,17 +236,22 @@ class ProbeHost(LocalHost):
         yield
 
     def publish(self, report: Report) -> bool:
-        if report.batches == self._end:
-            assert report.system is not None
-            _write(
-                self.directory,
-                0,
-                kind="trained",
-                records_per_second=report.system["records_per_second"],
-                has_all_data=report.epochs is not None and report.epochs >= report.batches,
+        assert report.system is not None
+        rate = report.system["records_per_second"]
+        self._records += rate / report.system["batches_per_second"] * (report.batches - self._batches)
+        self._batches = report.batches
+        if report.batches < self._end:
+            return False
+        has_all_data = report.epochs is not None and report.epochs >= report.batches
+        mean = self._records / self._batches
+        # Even if every other batch is the last of an epoch, and small, the mean is above half of a full batch.
+        if not has_all_data and mean <= self._batch_size / 2:
+            raise ValueError(
+                f"batches have {mean:.4g} records with global_batch_size {self._batch_size}: the training loader must "
+                "take its batch size from context.get_per_slot_batch_size(), and get_batch_length() must count records"
             )
-            os._exit(0)
-        return False
+        _write(self.directory, 0, kind="trained", records_per_second=rate, has_all_data=has_all_data)
+        os._exit(0)
 
 
 def run_rank(directory: Path) -> None:
@@ -284,7 +278,14 @@ def run_rank(directory: Path) -> None:
 
 
 def _run_rank(directory: Path, job: Mapping[str, Any], rank: int) -> None:
-    config, code = job["config"], Path(job["model_dir"])
+    code = Path(job["model_dir"])
+    config = {
+        **job["config"],
+        "optimizations": {**job["config"]["optimizations"], "aggregation_frequency": job["aggregation_frequency"]},
+        "checkpoint_policy": "none",
+        "perform_initial_validation": False,
+        "profiling": {},
+    }
     own = own_device(rank, config)
     if own.type == "cuda":
         torch.cuda.set_device(own)

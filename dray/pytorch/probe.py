@@ -18,8 +18,8 @@ def probe(
     """Find the largest per-slot batch size that trains on this machine, and measure the throughput of each size.
 
     Each size is trained in new processes, one per slot, for some batches, without validation or checkpoints. Sizes
-    double from the config's until memory runs out or a batch has all data; bisection then finds the largest that fits.
-    The hyperparameters are those of the experiment's trial 0.
+    double from the config's until memory runs out or a batch is a whole epoch; bisection then finds the largest that
+    fits. The hyperparameters are those of the experiment's trial 0.
 
     Args:
         config: an experiment config, as for `dray.Experiment`; its `entrypoint` must be a trial class.

@@ -1,6 +1,6 @@
 """The search for the batch size that fits and trains fastest, given a function that measures a size.
 
-The per-slot batch size doubles from the config's until memory runs out or a batch has all data, or halves until one
+The per-slot batch size doubles from the config's until memory runs out or a batch is a whole epoch, or halves until one
 fits; bisection then finds the largest that fits.
 """
 
@@ -17,9 +17,9 @@ class BatchSize:
     Args:
         per_slot: records per batch on each slot; with tensor parallelism, of each group of slots that share a batch.
         global_batch_size: records per batch over all slots.
-        aggregation_frequency: batches per optimizer step that keep the records per step closest to the config's.
+        aggregation_frequency: batches per optimizer step, as many as have at most the config's records per step.
         records_per_second: over all slots, including the wait for data; None if memory ran out.
-        has_all_data: whether a batch has all training data, so that larger batches would be the same.
+        has_all_data: whether a batch has all records of an epoch, so that larger batches would be the same.
     """
 
     per_slot: int
@@ -44,20 +44,13 @@ class BatchSizes:
     suggestion: BatchSize
 
 
-class NoBatchFits(RuntimeError):
-    """Memory runs out even with one record per slot."""
-
-
 def search_batch_size(first: int, step: int, measure: Callable[[int], BatchSize]) -> BatchSizes:
     """Measure batch sizes, and suggest one.
 
     Args:
         first: the config's per-slot batch size.
         step: the config's records per optimizer step and slot, a multiple of `first`.
-        measure: measures a per-slot batch size.
-
-    Raises:
-        NoBatchFits: memory runs out even with one record per slot.
+        measure: measures a per-slot batch size; it must raise an exception if not even 1 fits.
 
     >>> def measure(size: int) -> BatchSize:  # memory for 100 records per slot, and one second per batch
     ...     rate = float(size) if size <= 100 else None
@@ -66,7 +59,7 @@ def search_batch_size(first: int, step: int, measure: Callable[[int], BatchSize]
     ...     )
     >>> found = search_batch_size(32, 256, measure)
     >>> [each.per_slot for each in found.sizes], found.largest.per_slot, found.suggestion.per_slot
-    ([32, 64, 96, 104, 128], 96, 64)
+    ([32, 64, 96, 104, 112, 128], 96, 64)
     """
     measured: dict[int, BatchSize] = {}
 
@@ -76,15 +69,13 @@ def search_batch_size(first: int, step: int, measure: Callable[[int], BatchSize]
 
     low, high = 0, 0  # the largest size that fits, and the smallest that does not; 0: none yet
     size = first
-    while size > 0 and not (low and high):
+    while not (low and high):
         if fits(size):
             low, size = size, 2 * size
             if measured[low].has_all_data:
                 break
         else:
             high, size = size, size // 2
-    if not low:
-        raise NoBatchFits
     # Multiples of a power of two suit the hardware; with at least eighths of `low`, three or four sizes are enough.
     unit = 1 << max(0, low.bit_length() - 4)
     while low // unit < (last := (high - 1) // unit):

@@ -1,4 +1,4 @@
-"""docs/batch-size.md: its program prints what the probe finds, and `dray probe --json` has the fields of docs/cli.md."""
+"""docs/batch-size.md: its program prints the measured sizes; `dray probe --json` has the fields of docs/cli.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def project(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
             return {"kind": "oom", "error": "CUDA out of memory"}
         return {"kind": "trained", "records_per_second": 10.0 * batch, "has_all_data": False}
 
-    monkeypatch.setattr(probe, "_train", train)
+    monkeypatch.setattr(probe, "train_group", train)
     level = logging.root.level
     yield code
     logging.root.setLevel(level)

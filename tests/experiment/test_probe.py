@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -16,11 +17,12 @@ import pytest
 from dray import pytorch
 from dray.errors import ConfigError, ExperimentError
 from dray.experiment import probe
+from dray.training.host import Report
 from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
 
 TRIAL = """
-import os, resource, signal
+import os, resource, signal, time
 import torch
 from torch.utils.data import TensorDataset
 from dray import pytorch
@@ -52,6 +54,7 @@ class Trial(pytorch.PyTorchTrial):
 
 class TwoRanks(Trial):
     def spend(self, records):
+        time.sleep(0.02)
         if self.context.distributed.get_rank() == 1 and records == 4:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         if self.context.distributed.get_rank() == 1 and records == 3:
@@ -89,9 +92,9 @@ def model_dir(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_a_size_fits_if_it_fits_on_every_rank(
-    home: Path,
-    dray: Callable[..., Said],
-    model_dir: Path,  # noqa: F811
+    home: Path,  # noqa: F811
+    dray: Callable[..., Said],  # noqa: F811
+    model_dir: Path,
 ) -> None:
     (model_dir / "probed.yaml").write_text(json.dumps(CONFIG))
     found = dray("probe", model_dir / "probed.yaml", "--batches", 4, "--json").value
@@ -104,6 +107,7 @@ def test_a_size_fits_if_it_fits_on_every_rank(
     }
     assert found["largest"] == found["suggestion"] == sizes[2]
     assert (sizes[2]["global_batch_size"], sizes[2]["aggregation_frequency"]) == (4, 2)
+    assert 0 < sizes[2]["records_per_second"] <= 4 / 0.02  # a batch takes at least so long
 
 
 @pytest.mark.slow
@@ -124,6 +128,59 @@ def test_an_allocation_that_fails_ends_a_size_and_not_the_probe(model_dir: Path)
 def test_another_error_ends_the_probe_with_the_line_of_the_users_code(model_dir: Path) -> None:
     with pytest.raises(ExperimentError, match=r"(?s)global_batch_size 4, 2 per slot.*probed.py:\d+, in spend"):
         pytorch.probe({**CONFIG, "entrypoint": "probed:Faulty"}, model_dir=model_dir)
+
+
+def report(batches: int, epochs: float, records: float) -> Report:
+    figures = {"records_per_second": 10 * records, "batches_per_second": 10.0}
+    return Report(batches=batches, epochs=epochs, system=figures)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "means", "trained"),
+    [
+        (2.5, (64.0, 64.0), True),
+        (2.5, (64.0, 32.5), True),  # of the last batches of epochs, every other has one record
+        (2.5, (32.0, 32.0), False),  # the loader has its own batch size
+        (5.0, (20.0, 20.0), True),  # 20 records, all in one batch
+    ],
+)
+def test_a_loader_that_ignores_the_batch_size_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: float, means: tuple[float, float], trained: bool
+) -> None:
+    job = {"trial_seed": 0, "model_dir": str(tmp_path), "reports": [3, 5], "hparams": {"global_batch_size": 64}}
+    host = probe.ProbeHost(tmp_path, job)
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    host.publish(report(3, 3 * epochs / 5, means[0]))
+    with (
+        contextlib.nullcontext() if trained else pytest.raises(ValueError, match="32 records with global_batch_size 64")
+    ):
+        host.publish(report(5, epochs, means[1]))
+    assert codes == [0] * trained
+    if trained:
+        outcome = json.loads((tmp_path / "rank_0.json").read_text())
+        assert outcome == {"kind": "trained", "records_per_second": 10 * means[1], "has_all_data": epochs == 5}
+
+
+def test_an_interrupt_ends_the_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*_: object) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "60"], start_new_session=True))
+        return started[-1]
+
+    def interrupt(ranks: list[object], directory: Path) -> None:
+        assert directory.is_dir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(probe, "_start", start)
+    monkeypatch.setattr(probe, "decisive_outcome", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        probe.train_group({}, 2, {})
+    assert [process.poll() for process in started] == [-signal.SIGKILL] * 2
+    assert list(tmp_path.iterdir()) == []
 
 
 class Process:
@@ -162,7 +219,7 @@ def test_the_failure_of_a_group_is_that_of_the_rank_that_has_caused_it(
         if isinstance(outcome, dict):
             (tmp_path / f"rank_{rank}.json").write_text(json.dumps(outcome))
     codes = [each if isinstance(each, int) else None for each in ranks]
-    found = probe._wait(cast("list[subprocess.Popen[bytes]]", list(map(Process, codes))), tmp_path)
+    found = probe.decisive_outcome(cast("list[subprocess.Popen[bytes]]", list(map(Process, codes))), tmp_path)
     assert found["kind"] == expected["kind"]
     assert found.get("error", "").startswith(expected.get("error", ""))
 
@@ -173,14 +230,14 @@ def test_the_failure_of_a_group_is_that_of_the_rank_that_has_caused_it(
         ({"entrypoint": "probed:Trial", "hyperparameters": {"lr": 0.1}}, "hyperparameters.global_batch_size: missing"),
         ({"entrypoint": "python3 probed.py"}, "entrypoint: must be a trial class.* python3 probed.py"),
         ({"entrypoint": "absent:Trial"}, "entrypoint: .*absent"),
-        ({"resources": {"slot": "gpu"}}, "resources.slot: .*no GPU"),
+        ({"resources": {"slot": "gpu"}}, "resources.slot: gpu, but torch sees none"),
     ],
 )
 def test_bad_input_is_one_error_before_any_process_starts(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], error: str
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.delattr(probe, "_train")
+    monkeypatch.delattr(probe, "train_group")
     with pytest.raises(ConfigError, match=error) as raised:
         pytorch.probe({**CONFIG, **changed}, model_dir=model_dir)
     assert len(raised.value.faults) == 1
@@ -204,16 +261,19 @@ def test_each_size_keeps_the_optimizers_batch_and_trains_past_its_first_step(
         assert (slots, environment["CUDA_VISIBLE_DEVICES"]) == (2, "")
         return OOM if job["hparams"]["global_batch_size"] > 12 else TRAINED
 
-    monkeypatch.setattr(probe, "_train", train)
+    monkeypatch.setattr(probe, "train_group", train)
     found = pytorch.probe(CONFIG, model_dir=model_dir, batches=3)
     frequencies = {each.global_batch_size: each.aggregation_frequency for each in found.sizes}
     assert frequencies == {4: 2, 8: 1, 12: 1, 14: 1, 16: 1}
-    assert {size: job["reports"] for size, job in jobs.items()} == {4: [4, 8], **dict.fromkeys((8, 12, 14, 16), [3, 6])}
-    assert {job["config"]["optimizations"]["aggregation_frequency"] for job in jobs.values()} == {1, 2}
+    assert {size: job["reports"] for size, job in jobs.items()} == {
+        4: [4, 8],
+        **{size: [3, 6] for size in (8, 12, 14, 16)},
+    }
+    assert {job["aggregation_frequency"] for job in jobs.values()} == {1, 2}
     assert len({job["hparams"]["lr"] for job in jobs.values()}) == 1
 
 
 def test_no_record_fits(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_train", lambda *_: OOM)
-    with pytest.raises(ExperimentError, match="even with one record per slot:\nCUDA out of memory"):
+    monkeypatch.setattr(probe, "train_group", lambda *_: OOM)
+    with pytest.raises(ExperimentError, match="2, 1 per slot failed:\nCUDA out of memory"):
         pytorch.probe(CONFIG, model_dir=model_dir)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dray.training.batch_size import BatchSize, NoBatchFits, search_batch_size
+from dray.training.batch_size import BatchSize, search_batch_size
 
 Rate = Callable[[int], float]
 
@@ -71,10 +71,3 @@ def test_the_suggestion_is_the_fastest_size_that_divides_a_step(
     found = search_batch_size(first, step, Machine(limit, rate=rate).measure)
     assert found.suggestion.per_slot == suggested
     assert found.suggestion in found.sizes
-
-
-def test_memory_for_no_record_is_an_error() -> None:
-    machine = Machine(0)
-    with pytest.raises(NoBatchFits):
-        search_batch_size(6, 6, machine.measure)
-    assert machine.tried == [6, 3, 1]
