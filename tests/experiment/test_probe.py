@@ -16,7 +16,7 @@ import pytest
 
 from dray import pytorch
 from dray.errors import ConfigError, ExperimentError
-from dray.experiment import probe
+from dray.experiment import probe, probe_rank
 from dray.training.host import Report
 from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
@@ -148,7 +148,7 @@ def test_a_loader_that_ignores_the_batch_size_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: float, means: tuple[float, float], trained: bool
 ) -> None:
     job = {"trial_seed": 0, "model_dir": str(tmp_path), "reports": [3, 5], "hparams": {"global_batch_size": 64}}
-    host = probe.ProbeHost(tmp_path, job)
+    host = probe_rank.ProbeHost(tmp_path, job)
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)
     host.publish(report(3, 3 * epochs / 5, means[0]))
