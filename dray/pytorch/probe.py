@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -35,6 +36,7 @@ def probe(
         ExperimentError: training failed otherwise than by lack of memory, or even one record per slot does not fit.
         ValueError: batches is below 1.
     """
-    from dray.experiment.probe import probe as probe_experiment
-
-    return probe_experiment(config, model_dir=model_dir, batches=batches)
+    # By name, as in `dray`: experiments are a layer above this one, and import pydantic.
+    experiment = importlib.import_module("dray.experiment.probe")
+    found: BatchSizes = experiment.probe(config, model_dir=model_dir, batches=batches)
+    return found
