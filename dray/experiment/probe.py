@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import yaml
 
-from dray.code.load import check_entrypoint_file
+from dray.code.load import check_entrypoint
 from dray.code.startup_hook import run_startup_hook
 from dray.config.custom import Custom
 from dray.config.entrypoint import ClassName, as_written
@@ -58,7 +58,7 @@ def probe(
     check_secrets(checked)
     code = Path(model_dir or (Path(config).parent if isinstance(config, (str, os.PathLike)) else "."))
     entrypoint = checked.entrypoint
-    check_entrypoint_file(entrypoint, code)
+    check_entrypoint(entrypoint, code)
     if not isinstance(entrypoint, ClassName):
         what = f"must be a trial class, such as model_def:DigitsTrial, got the program {as_written(entrypoint)}"
         raise EntrypointError([("entrypoint", f"{what}, which sets its own aggregation_frequency")])

@@ -19,7 +19,6 @@ from dray import core
 from dray.code.load import load_trial_class
 from dray.config.entrypoint import ClassName
 from dray.desk.failure import failure_of, with_users_line
-from dray.errors import ConfigError
 from dray.hosts import LocalHost, use_host
 from dray.pytorch.trainer import train_class
 from dray.training import usage
@@ -71,11 +70,13 @@ class ProbeHost(LocalHost):
         mean = self._records / self._batches
         # Even if every other batch is the last of an epoch, and small, the mean is above half of a full batch.
         if not has_all_data and mean <= self._batch_size / 2:
-            raise ValueError(
+            error = (
                 f"batches have {mean:.4g} records with global_batch_size {self._batch_size}: the training loader must "
                 "take its batch size from context.get_per_slot_batch_size(), and get_batch_length() must count records"
             )
-        write_outcome(self.directory, 0, kind="trained", records_per_second=rate, has_all_data=has_all_data)
+            write_outcome(self.directory, 0, kind="error", error=error)
+        else:
+            write_outcome(self.directory, 0, kind="trained", records_per_second=rate, has_all_data=has_all_data)
         os._exit(0)
 
 
@@ -85,8 +86,7 @@ def run_rank(directory: Path) -> None:
     code = Path(job["model_dir"])
 
     def fail(error: BaseException) -> None:
-        trace = with_users_line(error, "".join(traceback.format_exception(error)), code)
-        text = str(error) if isinstance(error, ConfigError) else trace
+        text = with_users_line(error, "".join(traceback.format_exception(error)), code)
         write_outcome(directory, rank, kind=failure_of(error, -1).kind, error=text)
 
     with contextlib.suppress(OSError):

@@ -16,6 +16,7 @@ from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtur
 from tests.cli.said import Said
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_cli_page import ROWS, fields
+from tests.model_code import imports_undone
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,8 @@ def project(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
     monkeypatch.setattr(probe, "train_group", train)
     level = logging.root.level
-    yield code
+    with imports_undone():
+        yield code
     logging.root.setLevel(level)
 
 
