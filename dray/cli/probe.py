@@ -46,7 +46,7 @@ def probe(
     all_data = ", a whole epoch in one batch" if largest.has_all_data else ""
     typer.echo(f"largest that fits: {largest.per_slot} per slot{all_data}")
     typer.echo(
-        f"fastest with as many records per optimizer step as in {config}: "
+        f"fastest with as many records per optimizer step as in {config}:\n"
         f"--config hyperparameters.global_batch_size={best.global_batch_size} "
         f"--config optimizations.aggregation_frequency={best.aggregation_frequency}"
     )

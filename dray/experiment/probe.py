@@ -123,9 +123,7 @@ def _slots(config: ExperimentConfig, *, gpu: bool) -> int:
     asked = config.resources.slots_per_trial
     slots = asked.max if isinstance(asked, SlotRange) else max(1, int(asked))
     if config.resources.slot == "gpu" and not gpu:
-        raise ConfigError(
-            [("resources.slot", "gpu, but torch sees none on this machine; run dray probe where GPUs are")]
-        )
+        raise ConfigError([("resources.slot", "gpu, but torch sees none here; run dray probe on a machine with GPUs")])
     if gpu and slots > torch.cuda.device_count():
         what = f"{slots}, but this machine has {torch.cuda.device_count()} GPU(s), and dray probe uses no other machine"
         raise ConfigError([("resources.slots_per_trial", f"{what}; give --config resources.slots_per_trial=N")])
@@ -192,7 +190,7 @@ def _outcome(directory: Path, rank: int, code: int | None) -> dict[str, Any] | N
         return None
     lines = _log(directory, rank).read_text(errors="replace").splitlines()[-SHOWN_LINES:]
     error = "\n".join([f"rank {rank} exited with code {code}", "", f"{LOG_TAIL}:", *lines])
-    # Only the kernel kills it so early, when memory runs out.
+    # The kernel sends this signal when memory runs out.
     return {"kind": "oom" if code == -signal.SIGKILL else "died", "error": error}
 
 

@@ -35,7 +35,7 @@ class BatchSizes:
 
     Args:
         sizes: the measured sizes, ascending.
-        largest: the largest size that fits, up to an eighth.
+        largest: the largest size that fits, to within an eighth.
         suggestion: the fastest size that keeps the number of records per optimizer step exactly.
     """
 
@@ -76,7 +76,7 @@ def search_batch_size(first: int, step: int, measure: Callable[[int], BatchSize]
                 break
         else:
             high, size = size, size // 2
-    # Multiples of a power of two suit the hardware; with at least eighths of `low`, three or four sizes are enough.
+    # Multiples of a power of two suit the hardware. In steps of about a tenth, three or four more sizes are enough.
     unit = 1 << max(0, low.bit_length() - 4)
     while low // unit < (last := (high - 1) // unit):
         size = (low // unit + last + 1) // 2 * unit

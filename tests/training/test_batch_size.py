@@ -32,7 +32,7 @@ class Machine:
 
 
 @pytest.mark.parametrize("first", [1, 7, 24, 64, 1000])
-def test_the_largest_size_that_fits_is_found_up_to_an_eighth_in_a_few_steps(first: int) -> None:
+def test_the_largest_size_that_fits_is_found_to_within_an_eighth_in_a_few_steps(first: int) -> None:
     for limit in range(1, 1500):
         machine = Machine(limit)
         found = search_batch_size(first, first, machine.measure)
