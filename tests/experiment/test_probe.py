@@ -275,6 +275,16 @@ def test_each_size_keeps_the_optimizers_batch_and_trains_past_its_first_step(
     assert len({job["hparams"]["lr"] for job in jobs.values()}) == 1
 
 
+def test_sigterm_interrupts_the_probe(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "train_group", lambda *_: signal.raise_signal(signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            pytorch.probe(CONFIG, model_dir=model_dir)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_no_record_fits(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "train_group", lambda *_: OOM)
     with pytest.raises(ExperimentError, match="2, 1 per slot failed:\nCUDA out of memory"):
