@@ -11,7 +11,7 @@ import typer
 import typer.main
 
 import dray
-from dray.cli import checkpoint, cluster, demo, experiment, files, queue, report, serve, trial
+from dray.cli import checkpoint, cluster, demo, experiment, files, probe, queue, report, serve, trial
 from dray.cli.errors import handle_errors, run
 
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
@@ -49,6 +49,7 @@ app.add_typer(files.app, name="config")
 app.add_typer(cluster.app, name="cluster")
 app.command()(demo.demo)
 app.command()(files.preview)
+app.command()(probe.probe)
 app.command()(report.report)
 app.command()(report.ui)
 app.command()(files.migrate)

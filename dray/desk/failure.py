@@ -18,7 +18,10 @@ FailureKind = Literal["error", "oom", "device", "collective", "died", "node", "h
 use the GPU any more. collective: an error in a collective, perhaps because another rank exited. died: a process died
 without an exception. node: it died with its node. hung: no progress for ``hang_timeout_s``."""
 
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "is killed by signal: killed")
+_OUT_OF_MEMORY = (
+    "out of memory", "can't allocate memory", "cannot allocate memory", "status_alloc_failed",
+    "is killed by signal: killed",
+)  # fmt: skip
 _DEVICE_ERRORS = ("cuda error", "cudnn", "cublas", "cuda driver error")
 _ERRORS_OF_PROGRAMS = (
     "device-side assert", "illegal memory access", "misaligned address", "illegal instruction", "invalid",

@@ -10,6 +10,7 @@ from dray.pytorch.context import PyTorchExperimentalContext, PyTorchTrialContext
 from dray.pytorch.data import DataLoader, TorchData
 from dray.pytorch.init import init
 from dray.pytorch.load import CheckpointLoadContext, load_trial_from_checkpoint_path
+from dray.pytorch.probe import probe
 from dray.pytorch.samplers import adapt_batch_sampler
 from dray.pytorch.trainer import Trainer
 from dray.pytorch.trial import PyTorchTrial
@@ -61,6 +62,7 @@ __all__ = [
     "init",
     "load_trial_from_checkpoint_path",
     "pretrained",
+    "probe",
     "samplers",
     "to_device",
 ]

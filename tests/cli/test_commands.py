@@ -65,7 +65,8 @@ DOING = {
     "ui": (),
 }
 #: What needs none, or two; tested below, in test_diff.py, test_migrate.py, tests/test_cli.py,
-#: tests/test_cluster_yaml.py, tests/cluster/test_check.py and tests/serve/test_commands.py.
+#: tests/test_cluster_yaml.py, tests/cluster/test_check.py, tests/experiment/test_probe.py and
+#: tests/serve/test_commands.py.
 OTHERS = {
     "demo",
     "experiment create",
@@ -74,6 +75,7 @@ OTHERS = {
     "preview",
     "config schema",
     "migrate",
+    "probe",
     "serve",
 }
 OTHERS |= {f"cluster {name}" for name in ("status", "check", "validate")}

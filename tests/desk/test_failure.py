@@ -30,6 +30,7 @@ KINDS = {
     "of the system": (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom"),
     "of a data loader's worker": (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "oom"),
     "illegal access": (RuntimeError("CUDA error: an illegal memory access was encountered"), "device"),
+    "of cuBLAS's": (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
     "cuBLAS": (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm"), "device"),
     "NCCL": (
         torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error"),

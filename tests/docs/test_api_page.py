@@ -49,7 +49,7 @@ def test_every_public_name_is_on_the_page() -> None:
 
 def public(path: str) -> Iterator[tuple[str, object]]:
     """A name on the page, and its public members. Of `init.init` and its like the former is the module."""
-    thing = attrgetter(re.sub(r"\b(init|cached)\.(init|cached|pretrained)$", r"\2", path))(dray)
+    thing = attrgetter(re.sub(r"\b(init|cached|probe)\.(init|cached|pretrained|probe)$", r"\2", path))(dray)
     if isinstance(thing, str) or not hasattr(thing, "__module__"):
         return  # a constant or a type alias
     yield path, thing

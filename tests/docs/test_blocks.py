@@ -27,6 +27,7 @@ from tests.docs.pages import DOCS, PAGES, PROJECT, ROOT, Block, blocks, files
 
 PYTHON = {
     "README.md": "tests/test_readme.py",
+    "batch-size.md": "tests/docs/test_batch_size_page.py",
     "checkpoints.md": "tests/docs/test_checkpoints_page.py",
     "early-stopping.md": "tests/docs/test_how_to.py",
     "hugging-face.md": "tests/docs/test_how_to.py",
