@@ -70,6 +70,7 @@ class Source:
 
     trial: int
     step: float  # length trained when it was saved, in the unit of `max_length`
+    batches: int | None = None  # batches trained then, which name the checkpoint in dray's store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,7 @@ class Requested:
     Methods rank a requested trial as any other, but neither its training nor its slot counts for their budget.
     """
 
+    id: str = ""  # chosen by the sender, to find the answer
     trial: int | None = None  # the trial to end; None: a new trial is requested
     source: Source | None = None  # begin from this checkpoint, with its trial's hyperparameters
     hparams: Mapping[str, object] | None = None  # replace these; without a source, the others are drawn at random

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from searchers.errors import IllegalEvent
 from searchers.events import (
@@ -125,10 +125,11 @@ def request_to_json(request: Requested) -> dict[str, object]:
     Raises:
         IllegalEvent: A field has the wrong type.
     """
+    record: dict[str, object] = {"event": "requested", **({"id": request.id} if request.id else {})}
     try:
         if request.trial is not None:
-            return {"event": "requested", "trial": operator.index(request.trial)}
-        return {"event": "requested", **_beginning_to_json(request)}
+            return {**record, "trial": operator.index(request.trial)}
+        return {**record, **_beginning_to_json(request)}
     except (TypeError, ValueError) as error:
         raise IllegalEvent(f"the request {request} is invalid: {error}") from None
 
@@ -138,28 +139,30 @@ def request_from_json(record: Mapping[str, object]) -> Requested:
     trial = record.get("trial")
     if trial is not None and not isinstance(trial, int):
         raise ValueError(f"not a request: {dict(record)}")
-    return Requested(trial=trial, **_beginning_from_json(record))
+    return Requested(id=str(record.get("id", "")), trial=trial, **_beginning_from_json(record))
 
 
 def _beginning_to_json(new: Requested | Create) -> dict[str, object]:
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     if new.source is not None:
         step = number_to_json(_number(new.source.step))
         found["source"] = {"trial": operator.index(new.source.trial), "step": step}
+        if new.source.batches is not None:
+            found["source"] |= {"batches": operator.index(new.source.batches)}
     if new.hparams is not None:
         found["hparams"] = hparams_to_json(new.hparams)
     return found
 
 
 def _beginning_from_json(record: Mapping[str, object]) -> dict[str, Any]:
-    source, hparams = record.get("source"), hparams_from_json(record.get("hparams"))
-    match source:
-        case {"trial": int(trial), "step": int() | float() as step}:
-            source = Source(trial=trial, step=step)
+    source, hparams = None, hparams_from_json(record.get("hparams"))
+    match record.get("source"):
+        case {"trial": int(trial), "step": int() | float() as step, **others}:
+            source = Source(trial=trial, step=step, batches=cast("int | None", others.get("batches")))
         case None:
             pass
-        case _:
-            raise ValueError(f"not a source: {source!r}")
+        case other:
+            raise ValueError(f"not a source: {other!r}")
     if not isinstance(hparams, dict | None):
         raise ValueError(f"hparams must be a mapping, got {hparams!r}")
     return {"source": source, "hparams": hparams}

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from dray.cli import show
-from dray.cli.arguments import ExperimentArg, Follow, Json, TailArg, TrialArg, check_follow
+from dray.cli.arguments import ExperimentArg, Follow, Json, TailArg, TrialArg, TrialOrBestArg, check_follow
 from dray.cli.errors import BadUse
-from dray.cli.reader import last_values, read_experiment
+from dray.cli.reader import ReadExperiment, last_values, read_experiment
+from dray.experiment import requests
 from dray.text import shown
+from searchers.errors import IllegalEvent
+from searchers.events import Requested
+from searchers.journal import Journal
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from dray.records.trial_record import TrialRecord
 
-app = typer.Typer(help="Inspect trials: their hyperparameters, metrics and logs.", no_args_is_help=True)
+app = typer.Typer(
+    help="Inspect trials: their hyperparameters, metrics and logs; stop, fork and add trials.", no_args_is_help=True
+)
+Given: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Hyperparameter of the new trial; can be repeated."),
+]
+ANSWER_S = 30.0
+"""How long a running driver may take to answer."""
 
 
 @app.command(name="list")
@@ -248,3 +261,103 @@ def _json(trial: TrialRecord, gpus: Mapping[int, str]) -> dict[str, Any]:
 
 def _reported(value: float | None) -> str:
     return "NaN" if value is not None and math.isnan(value) else shown(value)
+
+
+@app.command()
+def stop(experiment: ExperimentArg, trial: TrialOrBestArg) -> None:
+    """Stop a trial of an experiment; the search continues with the others.
+
+    \b
+    dray trial stop latest 9
+    """
+    with read_experiment(experiment) as read:
+        number = read.trial(trial)
+        _request(read, Requested(id=requests.new_id(), trial=number), experiment)
+
+
+@app.command()
+def fork(
+    experiment: ExperimentArg,
+    trial: TrialOrBestArg,
+    given: Given = None,
+    at: Annotated[
+        str, typer.Option(help="Checkpoint to begin from: best, latest, or the number of batches it was saved after.")
+    ] = "best",
+) -> None:
+    """Start a trial from a checkpoint of another one, with its hyperparameters except those that are set.
+
+    The search compares the new trial with the others at the rungs above the checkpoint. It does not count for
+    max_trials.
+
+    \b
+    dray trial fork latest 7 --set lr=0.005
+    dray t fork digits best --at latest
+    """
+    with read_experiment(experiment) as read:
+        try:
+            source = requests.source_of(read.reader, read.trial(trial), at)
+        except IllegalEvent as error:
+            raise BadUse(str(error)) from None
+        _request(read, Requested(id=requests.new_id(), source=source, hparams=_parsed(given)), experiment)
+
+
+@app.command()
+def add(experiment: ExperimentArg, given: Given = None) -> None:
+    """Add a trial with the hyperparameters that are set; the others are drawn at random from the search space.
+
+    It does not count for max_trials.
+
+    \b
+    dray trial add latest --set lr=0.005 --set hidden=64
+    """
+    with read_experiment(experiment) as read:
+        _request(read, Requested(id=requests.new_id(), hparams=_parsed(given)), experiment)
+
+
+def _parsed(given: list[str] | None) -> dict[str, Any]:
+    import yaml
+
+    found = {}
+    for each in given or ():
+        name, equals, value = each.partition("=")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            equals = ""
+        if not equals or not name:
+            raise BadUse(f"--set {each}: must be NAME=VALUE, with a value in YAML")
+    return found
+
+
+def _request(read: ReadExperiment, request: Requested, experiment: str) -> None:
+    """Leave a request for the experiment's driver, and print its answer; run the experiment if it has ended."""
+    stored = read.stored
+    if stored.is_copy:
+        raise BadUse(f"{stored.where} is in an object store; give the experiment's directory on the driver's machine")
+    journal = stored.directory.journal
+    requests.place(stored.directory.path, request)
+    is_running = Journal.writer(journal) is not None
+    if not is_running and request.trial is None:
+        from dray.cli.experiment import resume
+
+        resume(experiment)
+    deadline = time.monotonic() + ANSWER_S
+    while (answer := requests.answer(journal, request)) is None:
+        if Journal.writer(journal) is None or time.monotonic() > deadline:
+            typer.echo(f"requested; carried out after: dray experiment resume {stored.name}", err=True)
+            return
+        time.sleep(0.1)
+    if "error" in answer:
+        raise BadUse(answer["error"])
+    if is_running:
+        typer.echo(_told(answer))
+
+
+def _told(answer: Mapping[str, Any]) -> str:
+    if "trial" in answer:
+        return f"trial {answer['trial']} is stopped"
+    [created] = [each for each in answer["actions"] if each["action"] == "create"][:1]
+    source, given = created.get("source"), created.get("hparams") or {}
+    begins = "" if source is None else f", from trial {source['trial']} at batch {source['batches']}"
+    values = "".join(f", {name} = {shown(value)}" for name, value in given.items())
+    return f"trial {created['trial']}{begins}{values}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from dray.desk.effects import Reply, Say
 from dray.desk.messages import CheckpointSaved, ReportReceived
+from searchers.events import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Bind:
     hparams: Mapping[str, Any]
     last_step: float | None  # the greatest length reported to the search, in the searcher's unit; None without reports
     was_completed: bool  # the trial had completed, and continues because the search was extended
+    source: Source | None = None  # the other trial's checkpoint that it begins from
+    is_changed: bool = False  # its hyperparameters differ from its source's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

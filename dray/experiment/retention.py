@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from dray.config.storage import CheckpointStorage
 from dray.desk.effects import Say
 from dray.experiment.effects import Append, Effect, Examine, Prune, Saved
+from searchers.errors import IllegalEvent
 from searchers.views import TrialView
 
 
@@ -86,6 +88,8 @@ class Retention:
         """Checkpoints that will be durable when a pending `Prune` is carried out."""
         self._best: set[Saved] = set()
         self._pruning: set[Saved] = set()
+        self._pinned: Counter[tuple[int, int]] = Counter()
+        """Checkpoints (trial, batches) from which other trials may still begin, with their number."""
         self._unexamined: set[int] = set()
         """Trials whose stores may have checkpoints that are not in `_saved`; none of their checkpoints is deleted."""
         self._failed: list[Examine] = []
@@ -170,6 +174,23 @@ class Retention:
         self._changed |= changed
         self._prune()
 
+    def check(self, trial: int, batches: int) -> None:
+        """Raise an `IllegalEvent` if the trial's checkpoint is known to be gone, or about to be."""
+        mine = self._saved.get(trial)  # None: it has ended, and keeps what it has
+        saved = None if mine is None else mine.get(batches)
+        if mine is not None and (saved is None or saved in self._pruning):
+            has = ", ".join(map(str, sorted(mine))) or "none"
+            raise IllegalEvent(f"trial {trial} has no checkpoint at batch {batches} any more; it has: {has}")
+
+    def pin(self, trial: int, batches: int) -> None:
+        """Keep a checkpoint, from which another trial may begin, until `unpin`."""
+        self._pinned[trial, batches] += 1
+
+    def unpin(self, trial: int, batches: int) -> None:
+        self._pinned[trial, batches] -= 1
+        self._pinned = +self._pinned
+        self.changed([trial])
+
     def is_pruning(self, saved: Saved) -> bool:
         """Whether a checkpoint is still to be deleted. Thread-safe."""
         return saved in self._pruning
@@ -239,6 +260,7 @@ class Retention:
             mine = self._saved.get(trial, {}).values()
             needs = self._needs(trial)
             kept = self._policy.keeps_of(mine, needs)
+            kept |= {each for each in mine if (trial, each.batches) in self._pinned}
             if not needs and self._best.isdisjoint(mine) and (kept & self._durable).issuperset(mine):
                 self._durable.difference_update(mine)  # the trial has ended, and keeps all its checkpoints for good
                 self._saved.pop(trial, None)

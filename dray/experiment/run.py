@@ -29,7 +29,7 @@ from dray.desk.loop import EventLoop
 from dray.desk.messages import Message, TrialLeft
 from dray.display.display import Display
 from dray.errors import DirectoryGone, ExperimentError, TakenOver
-from dray.experiment import effects
+from dray.experiment import effects, requests
 from dray.experiment.cleaner import Cleaner
 from dray.experiment.core import ReadLogs, RunCore
 from dray.experiment.interrupts import Interrupts
@@ -49,6 +49,7 @@ from dray.records.metrics import MetricsLog
 from dray.records.timeline import Timeline
 from dray.worker.lease import SEND_EVERY_S, TrialLease
 from dray.worker.log.tail import with_log_tail
+from searchers.events import Source
 from searchers.journal import Journal
 from searchers.ray_tune import TuneDriver
 
@@ -218,6 +219,7 @@ class Run:
             try:
                 self._loop.attach(self)
                 self._loop.post(self._core.begin, self._workers.kind, self._workers.share)
+                self._loop.post(self._carry_out_requests)  # before Tune starts: the search may be done without them
                 began = time.monotonic()
                 while not (self._over.is_set() or self._interrupts.wanted or self._tune.ended.done()):
                     self._over.wait(POLL_S)
@@ -414,12 +416,27 @@ class Run:
             store=directory.store(bind.trial),
             last_step=bind.last_step,
             was_completed=bind.was_completed,
+            source=self._source(bind.source),
+            is_changed=bind.is_changed,
             send_every_s=max(SEND_EVERY_S, self._lender.count / REPORTS_PER_S),
         )
         self._lender.send("bind", self._name, bind.lease, pickle.dumps(lease))
 
+    def _carry_out_requests(self) -> None:
+        directory = self._records.directory.path
+        for request in requests.waiting(directory):
+            if self.driver.request(request):
+                requests.remove(directory, request)
+
+    def _source(self, source: Source | None) -> str | None:
+        """The id of a checkpoint that a trial begins from."""
+        if source is None or source.batches is None:
+            return None
+        return self._records.directory.store(source.trial).id_of(source.batches)
+
     def _tick(self) -> None:
         """Periodic work, also while nothing happens."""
+        self._carry_out_requests()
         self._records.metrics.pack()
         self._prometheus.update()
         self._display.update(self.driver.counts, self._lender.ready_count, self._lender.count)

@@ -189,6 +189,8 @@ class ExperimentReader:
                 self.trials[record["trial"]].derived.clear()
             case "failed":
                 self._why = str(record.get("error"))
+            case "requested":
+                self._done = ""
             case "extended":
                 self._done, self._config, self._rungs = "", None, None
                 self._extended.append(record)

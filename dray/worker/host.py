@@ -76,6 +76,7 @@ class RayHost:
         self._store.sweep()
         found = self._store.open_latest(self._link.damaged)
         if found is None:
+            self.latest_checkpoint = self.lease.source  # its report is another trial's
             return None
         self.latest_checkpoint, directory = found
         path = directory / REPORT_FILE
