@@ -91,7 +91,6 @@ class ExperimentDriver:
             default=None,
         )
         self.retention.recover(records)
-        self._requested = {str(each["id"]) for each in records if each.get("event") in ("requested", "rejected")}
         have_saved = {each["trial"] for each in records if each.get("event") == "saved"}
         for view in trials:
             if not view.ended and view.id not in have_saved:
@@ -110,7 +109,7 @@ class ExperimentDriver:
         """
         if request.id in self._requested:
             return True
-        if self._closing or (self.search.done is not None and self.handle >= 0):  # the next run carries it out
+        if self._closing or self.search.done is not None:  # the next run carries it out
             return False
         self._requested.add(request.id)
         try:

@@ -23,7 +23,6 @@ from dray.desk.messages import GroupReady, Message
 from dray.display.display import Display
 from dray.display.text import searched_line
 from dray.errors import ConfigError, DirectoryGone, EntrypointError, ExperimentError
-from dray.experiment import requests
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
@@ -328,7 +327,7 @@ class Experiment:
             )
             interrupts.final_message = display.stopped_at_once
             observers.begin(opened.records, opened.search.trials, display.say)
-            if opened.search.done is not None and not requests.waiting(directory.path):
+            if opened.search.done is not None:
                 display.ended()
             else:
                 try:

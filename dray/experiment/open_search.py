@@ -12,8 +12,10 @@ from dray.config.custom import Custom
 from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, build_search
 from dray.errors import ConfigError
+from dray.experiment import requests
 from dray.observers.observer import Observers
-from searchers.errors import MethodError
+from searchers.answers import carry_out
+from searchers.errors import IllegalEvent, MethodError
 from searchers.events import Exited
 from searchers.journal import Journal
 from searchers.search import Record, Search
@@ -61,6 +63,7 @@ def open_search(
     if not search.started:
         search.start()
     _end_stopped(search)
+    _carry_out_requests(search, journal, records)
     extended = _extended(search, as_extended(config, records), extension)
     return OpenSearch(search=search, config=extended, records=records)
 
@@ -83,6 +86,18 @@ def _end_stopped(search: Search) -> None:
     while stopped := [view.id for view in search.trials.values() if view.stop_requested and not view.ended]:
         for trial in stopped:
             search.on(Exited(trial=trial, reason="stopped"))
+
+
+def _carry_out_requests(search: Search, journal: Journal, records: list[dict[str, Any]]) -> None:
+    """Carry out the requests that no driver has answered."""
+    answered = {record.get("id") for record in records}
+    for request in requests.waiting(journal.path.parent):
+        if request.id not in answered:
+            try:
+                carry_out(search, request)
+            except IllegalEvent as error:
+                journal.append({"event": "rejected", "id": request.id, "error": str(error), "time": time.time()})
+        requests.remove(journal.path.parent, request)
 
 
 def _extended(search: Search, config: ExperimentConfig, extension: Mapping[str, int]) -> ExperimentConfig:

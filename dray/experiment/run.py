@@ -219,7 +219,6 @@ class Run:
             try:
                 self._loop.attach(self)
                 self._loop.post(self._core.begin, self._workers.kind, self._workers.share)
-                self._loop.post(self._carry_out_requests)  # before Tune starts: the search may be done without them
                 began = time.monotonic()
                 while not (self._over.is_set() or self._interrupts.wanted or self._tune.ended.done()):
                     self._over.wait(POLL_S)

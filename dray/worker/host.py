@@ -89,6 +89,10 @@ class RayHost:
         report = DeskReport(**{name: carried[name] for name in DeskReport.__slots__ if name in carried})
         return self.reports.resume(report, carried["decides"])
 
+    @property
+    def is_changed_fork(self) -> bool:
+        return self.lease.is_changed and self.latest_checkpoint == self.lease.source
+
     def end(self) -> LeaseOutcome:
         """End the trial after its code has returned. Returns the outcome: completed, interrupted, or the search's
         decision."""
