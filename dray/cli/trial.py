@@ -272,6 +272,8 @@ def stop(experiment: ExperimentArg, trial: TrialOrBestArg) -> None:
     """
     with read_experiment(experiment) as read:
         number = read.trial(trial)
+        if read.reader.trials[number].has_ended:
+            raise BadUse(f"trial {number} has ended: it is {read.reader.trials[number].state}")
         _request(read, Requested(id=requests.new_id(), trial=number), experiment)
 
 
