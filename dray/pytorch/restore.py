@@ -15,7 +15,7 @@ from dray.training import rng
 from dray.training.callback import PyTorchCallback, overrides
 from dray.training.checkpoint import files, sharded
 from dray.training.checkpoint.joint import open_together
-from dray.training.lr_scheduler import follow
+from dray.training.lr_scheduler import follow_length, keep_own
 from dray.training.optimisation import bare
 from dray.training.parallel.sharding import is_dtensor
 from dray.training.progress import Progress
@@ -49,18 +49,18 @@ def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCa
         callback.on_checkpoint_load_start(state)
     built = [_hyperparameters(run, optimizer) for optimizer in run.optimisation.optimizers]
     before, now = files.read_length(directory, "total_batches"), run.total_batches
-    lengths = None if before is None or now is None or now == before else (before, now)
-    if lengths or run.host.is_changed_fork:
-        follow(
+    if before is not None and now is not None and now != before and not run.host.is_changed_fork:
+        follow_length(
             state,
             run.optimisation.lr_schedulers,
             run.optimisation.optimizers,
-            lengths=lengths,
-            depends=run.host.is_changed_fork or run.uses_total_batches,
+            before=before,
+            now=now,
+            uses_total=run.uses_total_batches,
         )
-    run.optimisation.load_state_dict(state)
     if run.host.is_changed_fork:
-        _keep_built(run, built)
+        keep_own(state, run.optimisation.lr_schedulers, run.optimisation.optimizers)
+    run.optimisation.load_state_dict(state)
     if run.peers.rank == 0:
         _warn_of_overridden(run, built)
     saved = state.get("callbacks", {})
@@ -88,18 +88,6 @@ def _hyperparameters(run: TrialRun, optimizer: torch.optim.Optimizer) -> list[di
         return {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
 
     return [fixed(group) for group in optimizer.param_groups]
-
-
-def _keep_built(run: TrialRun, built: list[list[dict[str, Any]]]) -> None:
-    """Set the optimizers' hyperparameters to the trial's own, after those of another trial were loaded. Rates with a
-    schedule come from `follow`."""
-    for optimizer, groups in zip(run.optimisation.optimizers, built, strict=True):
-        for own, group in zip(groups, optimizer.param_groups, strict=True):
-            for name, value in own.items():
-                if isinstance(group.get(name), torch.Tensor):  # a compiled step has this tensor
-                    group[name].fill_(value)
-                elif name in group:
-                    group[name] = value
 
 
 def _warn_of_overridden(run: TrialRun, built: list[list[dict[str, Any]]]) -> None:

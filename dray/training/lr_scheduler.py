@@ -125,23 +125,21 @@ _ENDLESS = (
 )
 
 
-def follow(
+def follow_length(
     state: dict[str, Any],
     schedules: Sequence[LRScheduler],
     optimizers: Sequence[torch.optim.Optimizer],
     *,
-    lengths: tuple[int, int] | None,
-    depends: bool,
+    before: int,
+    now: int,
+    uses_total: bool,
 ) -> None:
-    """In a checkpoint's state, replace schedules that were made for another length, or with other hyperparameters.
+    """In a checkpoint's state, replace schedules that were made for `before` batches with new ones for `now` batches.
 
     The trial's constructor made the new ones at step 0. Here they are stepped to the saved position, since each rate
-    follows from the one before. A schedule with the same arguments as the saved one continues as saved, with a warning
-    if the length has changed and it may have an end. Schedules with functions (LambdaLR) can't be compared.
-
-    Args:
-        lengths: the number of batches of the checkpoint's run, and of this one; None: it has not changed.
-        depends: whether schedules with functions may depend on what has changed.
+    follows from the one before. A schedule with the same arguments as the saved one does not depend on the length, and
+    continues as saved, with a warning if it may have an end. Schedules with functions (LambdaLR) can't be compared, and
+    are assumed to depend on the length if the trial `uses_total` batches.
     """
     saved, groups = state.get("lr_schedulers_state_dict", []), state.get("optimizers_state_dict", [])
     if len(saved) != len(schedules) or len(groups) != len(optimizers):
@@ -153,26 +151,42 @@ def follow(
     replayed = _replay([each._scheduler for each in schedules], [part.get("last_epoch", 0) for part in saved])
     for index, schedule in enumerate(schedules):
         scheduler, name = schedule._scheduler, type(schedule._scheduler).__name__
-        if replayed and (_differ(schedule.state_dict(), saved[index]) or (depends and _has_functions(scheduler))):
+        if replayed and (_differ(schedule.state_dict(), saved[index]) or (uses_total and _has_functions(scheduler))):
             saved[index] = schedule.state_dict()
             number = next(n for n, each in enumerate(optimizers) if each is schedule.optimizer)
             rows = zip(groups[number]["param_groups"], optimizers[number].param_groups, initial[number], strict=False)
             for target, group, first in rows:
                 # Take the rate, and others that the schedule sets (momentum), from here; the rest from the checkpoint.
                 target.update({key: group[key] for key in first if key == "lr" or group[key] != first[key]})
-            new = "new hyperparameters"
-            if lengths is not None:
-                new = f"the new length, {lengths[1]} batches instead of {lengths[0]}"
-            log.info("%s follows %s", name, new)
-        elif lengths is not None and not isinstance(scheduler, _ENDLESS):
+            log.info("%s follows the new length, %d batches instead of %d", name, now, before)
+        elif not isinstance(scheduler, _ENDLESS):
             log.warning(
                 "this run trains %d batches, the checkpoint's was to train %d, but %s continues as saved, at the "
                 "learning rate %s: if it is to end with the training, make it for context.get_total_batches(...)",
-                lengths[1],
-                lengths[0],
+                now,
+                before,
                 name,
                 ", ".join(f"{float(rate):.4g}" for rate in saved[index].get("_last_lr", ["unknown"])),
             )
+
+
+def keep_own(
+    state: dict[str, Any], schedules: Sequence[LRScheduler], optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """In the state of another trial's checkpoint, replace the schedules and the optimizers' hyperparameters with those
+    that this trial's constructor made, at the saved positions of the schedules. Of a `ReduceLROnPlateau` the state is
+    kept; its rate is this trial's own."""
+    saved, groups = state.get("lr_schedulers_state_dict", []), state.get("optimizers_state_dict", [])
+    if len(saved) != len(schedules) or len(groups) != len(optimizers):
+        return  # loading the state raises an error
+    schedulers = [each._scheduler for each in schedules]
+    if _replay(schedulers, [part.get("last_epoch", 0) for part in saved]):
+        for index, schedule in enumerate(schedules):
+            if not isinstance(schedule._scheduler, lr_scheduler.ReduceLROnPlateau):
+                saved[index] = schedule.state_dict()
+    for optimizer, target in zip(optimizers, groups, strict=True):
+        for own, group in zip(optimizer.param_groups, target["param_groups"], strict=False):
+            group.update(copy.deepcopy({name: value for name, value in own.items() if name != "params"}))
 
 
 def _replay(schedulers: Sequence[Any], positions: Sequence[int]) -> bool:
