@@ -11,6 +11,7 @@ import math
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,10 @@ def waiting(directory: Path) -> list[Requested]:
     found = []
     for path in sorted((directory / DIRECTORY).glob("*.json")):
         try:
-            found.append(request_from_json(json.loads(path.read_text())))
+            request = request_from_json(json.loads(path.read_text()))
         except (OSError, ValueError):  # removed meanwhile, or not a request
             continue
+        found.append(replace(request, id=path.stem))
     return found
 
 

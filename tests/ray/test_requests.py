@@ -62,7 +62,8 @@ def story(shared_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Stor
         wait_for(lambda: len(batches(record, 3)) > 2, "the added trial")
         ask("stop", Requested(id=requests.new_id(), trial=3))
 
-    config = recorded(record, trials=1, batches=BATCHES, pause_s=0.1)
+    config = recorded(record, trials=1, batches=BATCHES, pause_s=0.05)
+    config["resources"]["max_slots"] = 2
     with Meanwhile(steer):
         result = dray.Experiment(config, path=path, model_dir=TRIALS).run()
     return Story(record=record, path=path, answers=answers, result=result)
