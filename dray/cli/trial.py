@@ -122,6 +122,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
         show.fields(
             [
                 ("trial", f"{trial_.id} of {read.stored.name}  {trial_.state}"),
+                ("forked from", trial_.forked_from),
                 ("hyperparameters", "\n".join(f"{name} = {shown(value)}" for name, value in trial_.hparams.items())),
                 ("trained for", f"{trial_.batches} batches"),
                 ("diverged", show.red(nan_since_text(trial_.nan_since))),

@@ -13,7 +13,7 @@ export function showTrial(place, name, trial) {
   document.title = `trial ${trial} · ${name} · dray`;
   const path = `${experiment(name)}/trials/${trial}`;
   const state = h("span"), tiles = h("div", { className: "tiles" }), hparams = h("tbody"), last = h("tbody");
-  const checkpoints = h("div"), failures = h("div");
+  const checkpoints = h("div"), failures = h("div"), source = h("p", { hidden: true });
   const metric = h("select", { "aria-label": "Metric", onchange: () => drawMetric() });
   const plot = h("div", { className: "plot" }), none = h("p", { className: "quiet" }, "No metrics yet.");
   const box = h("input", { type: "checkbox", checked: isPicked(name, trial), onchange: () => pick(name, trial, box.checked) });
@@ -22,7 +22,7 @@ export function showTrial(place, name, trial) {
     h("div", { className: "top" }, h("h1", {}, `Trial ${trial}`), state), tiles,
     h("p", { className: "actions" }, h("label", { className: "inline" }, box, " compare"), neighbour(-1), neighbour(1)),
     h("div", { className: "columns" },
-      h("section", {}, h("h2", {}, "Hyperparameters"), h("table", { "aria-label": "Hyperparameters" }, hparams)),
+      h("section", {}, h("h2", {}, "Hyperparameters"), source, h("table", { "aria-label": "Hyperparameters" }, hparams)),
       h("section", {}, h("h2", {}, "Last metrics"), h("table", { "aria-label": "Last metrics" }, last))),
     h("section", {}, h("h2", {}, "Metrics"), h("p", { className: "controls" }, h("label", {}, "metric ", metric)), plot, none),
     logs(name, path, trial),
@@ -44,6 +44,9 @@ export function showTrial(place, name, trial) {
       [duration(ran), "time", it.started ? `since ${clock(it.started)}${it.restarts ? `, ${plural(it.restarts, "restart")}` : ""}` : ""],
     ];
     tiles.replaceChildren(...facts.map(([value, label, more]) => h("div", {}, h("b", {}, value), h("span", {}, label), h("small", {}, more))));
+    source.hidden = it.source_trial === null;
+    if (it.source_trial !== null)
+      source.replaceChildren("Forked from ", h("a", { href: address(name, it.source_trial) }, `trial ${it.source_trial}`), ` at batch ${count(it.source_batches)}.`);
     hparams.replaceChildren(...Object.entries(it.hparams).map(([key, value]) => h("tr", {}, h("th", { scope: "row" }, key), h("td", {}, shown(value)))));
     if (!hparams.children.length) hparams.append(h("tr", {}, h("td", { className: "quiet" }, "Drawn when it starts.")));
     checkpoints.replaceChildren(it.checkpoints_error ? h("p", { className: "trouble" }, it.checkpoints_error) : it.checkpoints.length
