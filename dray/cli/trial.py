@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -32,8 +31,6 @@ Given: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Hyperparameter of the new trial; can be repeated."),
 ]
-ANSWER_S = 30.0
-"""How long a running driver may take to answer."""
 
 
 @app.command(name="list")
@@ -272,10 +269,7 @@ def stop(experiment: ExperimentArg, trial: TrialOrBestArg) -> None:
     dray trial stop latest 9
     """
     with read_experiment(experiment) as read:
-        number = read.trial(trial)
-        if read.reader.trials[number].has_ended:
-            raise BadUse(f"trial {number} has ended: it is {read.reader.trials[number].state}")
-        _request(read, Requested(id=requests.new_id(), trial=number), experiment)
+        _request(read, experiment, lambda: requests.stop(read.reader, read.trial(trial)))
 
 
 @app.command()
@@ -297,11 +291,7 @@ def fork(
     dray t fork digits best --at latest
     """
     with read_experiment(experiment) as read:
-        try:
-            source = requests.source_of(read.reader, read.trial(trial), at)
-        except IllegalEvent as error:
-            raise BadUse(str(error)) from None
-        _request(read, Requested(id=requests.new_id(), source=source, hparams=_parsed(given)), experiment)
+        _request(read, experiment, lambda: requests.fork(read.reader, read.trial(trial), at, _parsed(given)))
 
 
 @app.command()
@@ -314,7 +304,7 @@ def add(experiment: ExperimentArg, given: Given = None) -> None:
     dray trial add latest --set lr=0.005 --set hidden=64
     """
     with read_experiment(experiment) as read:
-        _request(read, Requested(id=requests.new_id(), hparams=_parsed(given)), experiment)
+        _request(read, experiment, lambda: requests.add(read.reader, _parsed(given)))
 
 
 def _parsed(given: list[str] | None) -> dict[str, Any]:
@@ -332,27 +322,26 @@ def _parsed(given: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def _request(read: ReadExperiment, request: Requested, experiment: str) -> None:
+def _request(read: ReadExperiment, experiment: str, make: Callable[[], Requested]) -> None:
     """Leave a request for the experiment's driver, and print its answer; run the experiment if it has ended."""
     stored = read.stored
     if stored.is_copy:
         raise BadUse(f"{stored.where} is in an object store; give the experiment's directory on the driver's machine")
     journal = stored.directory.journal
-    requests.place(stored.directory.path, request)
-    is_running = Journal.writer(journal) is not None
-    if not is_running and request.trial is None:
-        from dray.cli.experiment import resume
+    try:
+        request = make()
+        requests.place(stored.directory.path, request)
+        is_running = Journal.writer(journal) is not None
+        if not is_running and request.trial is None:
+            from dray.cli.experiment import resume
 
-        resume(experiment)
-    deadline = time.monotonic() + ANSWER_S
-    while (answer := requests.answer(journal, request)) is None:
-        if Journal.writer(journal) is None or time.monotonic() > deadline:
-            typer.echo(f"requested; carried out after: dray experiment resume {stored.name}", err=True)
-            return
-        time.sleep(0.1)
-    if "error" in answer:
-        raise BadUse(answer["error"])
-    if is_running:
+            resume(experiment)
+        answer = requests.wait(journal, request)
+    except IllegalEvent as error:
+        raise BadUse(str(error)) from None
+    if answer is None:
+        typer.echo(f"requested; carried out after: dray experiment resume {stored.name}", err=True)
+    elif is_running:
         typer.echo(_told(answer))
 
 

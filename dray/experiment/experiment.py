@@ -23,6 +23,7 @@ from dray.desk.messages import GroupReady, Message
 from dray.display.display import Display
 from dray.display.text import searched_line
 from dray.errors import ConfigError, DirectoryGone, EntrypointError, ExperimentError
+from dray.experiment import requests
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
@@ -47,7 +48,7 @@ from dray.records.numbering import take_number
 from dray.records.reader import ExperimentReader
 from dray.records.secrets import check_secrets, with_secrets
 from dray.storage.errors import is_full
-from searchers.events import DoneReason
+from searchers.events import DoneReason, Requested
 from searchers.journal import Journal
 from searchers.method import Method
 from searchers.samplers import Sampler
@@ -254,6 +255,61 @@ class Experiment:
                 raise
             notify(self._config.notify, directory, "completed")
             return result
+
+    def fork(self, trial: int, /, *, at: str | int = "best", **hparams: Any) -> int | None:
+        """Start a trial from a checkpoint of another one.
+
+        The search compares it with the others at the rungs above the checkpoint; it does not count for ``max_trials``.
+
+        Args:
+            trial: the number of the other trial.
+            at: the other trial's checkpoint: ``"best"``, ``"latest"``, or the number of batches it was saved after.
+            hparams: hyperparameters of the new trial; the others are those of the other trial.
+
+        Returns:
+            The number of the new trial. None if no driver has answered within 30 s, or none runs the experiment, in
+            this process or another: the next ``run()`` starts the trial.
+
+        Raises:
+            ValueError: there is no such trial, checkpoint or hyperparameter.
+            NoExperiment: the experiment has not begun.
+
+        .. code-block:: python
+
+            experiment = dray.Experiment.resume("latest")
+            experiment.fork(7, lr=0.005)
+        """
+        answer = self._request(lambda reader: requests.fork(reader, trial, str(at), hparams))
+        return None if answer is None else requests.created_trial(answer)
+
+    def add_trial(self, **hparams: Any) -> int | None:
+        """Add a trial that does not count for ``max_trials``.
+
+        Args:
+            hparams: hyperparameters of the trial; the others are drawn at random from the search space.
+
+        Returns, raises: as `fork`.
+        """
+        answer = self._request(lambda reader: requests.add(reader, hparams))
+        return None if answer is None else requests.created_trial(answer)
+
+    def stop_trial(self, trial: int) -> None:
+        """Stop a trial; the search continues with the others. If no driver runs the experiment, the next ``run()``
+        stops it.
+
+        Raises:
+            ValueError: there is no such trial, or it has ended.
+            NoExperiment: the experiment has not begun.
+        """
+        self._request(lambda reader: requests.stop(reader, trial))
+
+    def _request(self, make: Callable[[ExperimentReader], Requested]) -> Mapping[str, Any] | None:
+        directory = ExperimentDirectory.open(self.path)
+        with contextlib.closing(ExperimentReader(directory)) as reader:
+            reader.refresh()
+            request = make(reader)
+        requests.place(directory.path, request)
+        return requests.wait(directory.journal, request)
 
     def _import_class(self, directory: ExperimentDirectory) -> None:
         """Import the class as `Experiment` does; if that fails, delete the experiment's directory."""
