@@ -280,7 +280,7 @@ class Experiment:
             experiment.fork(7, lr=0.005)
         """
         answer = self._request(lambda reader: requests.fork(reader, trial, str(at), hparams))
-        return None if answer is None else requests.created_trial(answer)
+        return None if answer is None else requests.trial_of(answer)
 
     def add_trial(self, **hparams: Any) -> int | None:
         """Add a trial that does not count for ``max_trials``.
@@ -291,7 +291,7 @@ class Experiment:
         Returns, raises: as `fork`.
         """
         answer = self._request(lambda reader: requests.add(reader, hparams))
-        return None if answer is None else requests.created_trial(answer)
+        return None if answer is None else requests.trial_of(answer)
 
     def stop_trial(self, trial: int) -> None:
         """Stop a trial; the search continues with the others. If no driver runs the experiment, the next ``run()``

@@ -93,9 +93,9 @@ def wait(
         time.sleep(POLL_S)
 
 
-def created_trial(found: Mapping[str, Any]) -> int:
-    """The number of the trial that an answer creates."""
-    return int(next(action["trial"] for action in found["actions"] if action["action"] == "create"))
+def trial_of(found: Mapping[str, Any]) -> int:
+    """The number of the trial that an answer creates or stops."""
+    return int(next(action["trial"] for action in found["actions"] if action["action"] in ("create", "stop")))
 
 
 def fork(reader: ExperimentReader, trial: int, at: str, hparams: Mapping[str, Any]) -> Requested:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,13 @@ def experiment(story: Story) -> Experiment:
 
 
 @contextmanager
-def answering(story: Story) -> Iterator[None]:
-    """A driver that carries out requests, and has the journal open."""
+def answering(story: Story, once: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """A driver that has the journal open, and carries out requests while a condition holds."""
     over = threading.Event()
 
     def drive() -> None:
         while not over.wait(0.01):
-            for request in requests.waiting(story.directory.path):
+            for request in requests.waiting(story.directory.path) if once() else ():
                 try:
                     story.search.request(request)
                 except IllegalEvent as error:
@@ -121,7 +121,7 @@ def test_an_answer_that_a_driver_gives_as_it_ends_is_found(story: Story) -> None
 
     found = requests.wait(story.directory.journal, request, is_running=is_running)
     assert found is not None
-    assert requests.created_trial(found) == 5
+    assert requests.trial_of(found) == 5
 
 
 def test_a_driver_that_does_not_answer_is_not_waited_for_forever(story: Story) -> None:
