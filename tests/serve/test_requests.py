@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dray.experiment import requests as files
+from dray.experiment.experiment import Experiment
 from dray.records.numbering import take_number
 from dray.serve import address
 from dray.serve import requests as serve_requests
@@ -128,6 +129,22 @@ def test_commands_go_through_the_server(up: Served, story: Story, dray: Callable
     assert story.search.source(5) == Source(trial=3, step=10, batches=10)
     up.control.put("experiment", "STOPPED")
     assert "requested; carried out when experiment runs" in dray("trial", "stop", "1", "5").err
+
+
+def test_from_python_an_experiment_on_a_server_is_asked_through_the_server(up: Served, story: Story) -> None:
+    searcher = {"name": "random", "metric": "m", "max_trials": 1, "max_length": {"batches": 1}}
+    (up.results / "m.py").touch()
+    content = {"entrypoint": "python3 m.py", "searcher": searcher}
+    experiment = Experiment(content, model_dir=up.results, server="auto")
+    with pytest.raises(LookupError, match="no experiment"):
+        experiment.add_trial()
+    experiment.path = story.directory.path  # as `run` sets it
+    up.control.put("experiment", "COMPLETED")
+    with answering(story, once=lambda: bool(up.control.calls)):
+        assert experiment.fork(3, lr=0.15) == 5
+        assert experiment.add_trial() == 6
+        experiment.stop_trial(3)
+    assert story.search.trials[3].stop_requested
 
 
 def test_a_server_on_another_machine_forks_its_best_trial(served: Served, story: Story) -> None:
