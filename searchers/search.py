@@ -112,6 +112,7 @@ class Search:
         self._live: dict[int, TrialView] = {}
         self.live: Mapping[int, TrialView] = MappingProxyType(self._live)  # trials that have not ended
         self.states: Counter[State] = Counter()  # number of trials in each state
+        self.requested = 0  # number of trials that were created on request
         self._given: dict[int, Create] = {}  # trials whose hyperparameters the sampler does not draw, in order
 
     def start(self) -> list[Action]:
@@ -265,6 +266,7 @@ class Search:
             if requested is None:
                 raise IllegalEvent(f"{type(self.method).__name__} creates no trials on request")
             actions = requested(request)
+            self.requested += 1
             self.done = None
         self._follow(actions)
         return actions

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from dray.cli import show
+from dray.cli import server, show
 from dray.cli.arguments import ExperimentArg, Follow, Json, TailArg, TrialArg, TrialOrBestArg, check_follow
 from dray.cli.errors import BadUse
 from dray.cli.reader import ReadExperiment, last_values, read_experiment
 from dray.experiment import requests
+from dray.serve.client import Server
+from dray.serve.control import NotSubmitted
 from dray.text import shown
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
@@ -32,8 +33,6 @@ Given: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Hyperparameter of the new trial; can be repeated."),
 ]
-ANSWER_S = 30.0
-"""How long a running driver may take to answer."""
 
 
 @app.command(name="list")
@@ -122,6 +121,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
         show.fields(
             [
                 ("trial", f"{trial_.id} of {read.stored.name}  {trial_.state}"),
+                ("forked from", trial_.forked_from),
                 ("hyperparameters", "\n".join(f"{name} = {shown(value)}" for name, value in trial_.hparams.items())),
                 ("trained for", f"{trial_.batches} batches"),
                 ("diverged", show.red(nan_since_text(trial_.nan_since))),
@@ -270,11 +270,12 @@ def stop(experiment: ExperimentArg, trial: TrialOrBestArg) -> None:
     \b
     dray trial stop latest 9
     """
-    with read_experiment(experiment) as read:
-        number = read.trial(trial)
-        if read.reader.trials[number].has_ended:
-            raise BadUse(f"trial {number} has ended: it is {read.reader.trials[number].state}")
-        _request(read, Requested(id=requests.new_id(), trial=number), experiment)
+    _request(
+        experiment,
+        lambda there, name: there.stop_trial(name, there.trial(name, trial)),
+        lambda read: requests.stop(read.reader, read.trial(trial)),
+        done="trial {} is stopped",
+    )
 
 
 @app.command()
@@ -295,12 +296,12 @@ def fork(
     dray trial fork latest 7 --set lr=0.005
     dray t fork digits best --at latest
     """
-    with read_experiment(experiment) as read:
-        try:
-            source = requests.source_of(read.reader, read.trial(trial), at)
-        except IllegalEvent as error:
-            raise BadUse(str(error)) from None
-        _request(read, Requested(id=requests.new_id(), source=source, hparams=_parsed(given)), experiment)
+    hparams = _parsed(given)
+    _request(
+        experiment,
+        lambda there, name: there.fork_trial(name, there.trial(name, trial), at=at, hparams=hparams),
+        lambda read: requests.fork(read.reader, read.trial(trial), at, hparams),
+    )
 
 
 @app.command()
@@ -312,8 +313,12 @@ def add(experiment: ExperimentArg, given: Given = None) -> None:
     \b
     dray trial add latest --set lr=0.005 --set hidden=64
     """
-    with read_experiment(experiment) as read:
-        _request(read, Requested(id=requests.new_id(), hparams=_parsed(given)), experiment)
+    hparams = _parsed(given)
+    _request(
+        experiment,
+        lambda there, name: there.add_trial(name, hparams),
+        lambda read: requests.add(read.reader, hparams),
+    )
 
 
 def _parsed(given: list[str] | None) -> dict[str, Any]:
@@ -331,28 +336,45 @@ def _parsed(given: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def _request(read: ReadExperiment, request: Requested, experiment: str) -> None:
-    """Leave a request for the experiment's driver, and print its answer; run the experiment if it has ended."""
-    stored = read.stored
-    if stored.is_copy:
-        raise BadUse(f"{stored.where} is in an object store; give the experiment's directory on the driver's machine")
-    journal = stored.directory.journal
-    requests.place(stored.directory.path, request)
-    is_running = Journal.writer(journal) is not None
-    if not is_running and request.trial is None:
-        from dray.cli.experiment import resume
-
-        resume(experiment)
-    deadline = time.monotonic() + ANSWER_S
-    while (answer := requests.answer(journal, request)) is None:
-        if Journal.writer(journal) is None or time.monotonic() > deadline:
-            typer.echo(f"requested; carried out after: dray experiment resume {stored.name}", err=True)
+def _request(
+    experiment: str,
+    on_server: Callable[[Server, str], int | None],
+    make: Callable[[ReadExperiment], Requested],
+    *,
+    done: str = "trial {}",
+) -> None:
+    """Make a request to an experiment's search, and print the answer: through the server if the experiment was
+    submitted to one, else with a file for its driver. An experiment that has ended runs again for a new trial."""
+    found = server.find(experiment)
+    if found is not None:
+        with contextlib.suppress(NotSubmitted):
+            number = on_server(*found)
+            if number is None:
+                server.tell(f"requested; carried out when {found[1]} runs")
+            else:
+                typer.echo(done.format(number))
             return
-        time.sleep(0.1)
-    if "error" in answer:
-        raise BadUse(answer["error"])
-    if is_running:
-        typer.echo(_told(answer))
+    with read_experiment(experiment) as read:
+        stored = read.stored
+        if stored.is_copy:
+            where = "give the experiment's directory on the driver's machine"
+            raise BadUse(f"{stored.where} is in an object store; {where}")
+        journal = stored.directory.journal
+        try:
+            request = make(read)
+            requests.place(stored.directory.path, request)
+            is_running = Journal.writer(journal) is not None
+            if not is_running and request.trial is None:
+                from dray.cli.experiment import resume
+
+                resume(experiment)
+            answer = requests.wait(journal, request)
+        except IllegalEvent as error:
+            raise BadUse(str(error)) from None
+        if answer is None:
+            typer.echo(f"requested; carried out after: dray experiment resume {stored.name}", err=True)
+        elif is_running:
+            typer.echo(_told(answer))
 
 
 def _told(answer: Mapping[str, Any]) -> str:

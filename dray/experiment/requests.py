@@ -10,19 +10,25 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dray.records.checkpoints import list_checkpoints
-from dray.records.reader import ExperimentReader
+from dray.records.growing import GrowingJournal
 from searchers.errors import IllegalEvent
 from searchers.events import Requested, Source
 from searchers.journal import Journal
 from searchers.records import request_from_json, request_to_json
 
+if TYPE_CHECKING:
+    from dray.records.reader import ExperimentReader
+    from dray.records.trial_record import TrialRecord
+
 DIRECTORY = "requests"
+ANSWER_S = 30.0
+"""How long to wait for a running driver's answer."""
+POLL_S = 0.1
 
 
 def new_id() -> str:
@@ -57,7 +63,74 @@ def remove(directory: Path, request: Requested) -> None:
 
 def answer(journal: Path, request: Requested) -> Mapping[str, Any] | None:
     """The journal's record of the answer: "requested" with the search's actions, or "rejected" with the error."""
-    return next((record for record in Journal.read(journal) if record.get("id") == request.id), None)
+    return next((record for record in GrowingJournal(journal).new_records()[0] if record.get("id") == request.id), None)
+
+
+def wait(
+    journal: Path, request: Requested, *, is_running: Callable[[], bool] | None = None, timeout_s: float = ANSWER_S
+) -> Mapping[str, Any] | None:
+    """Wait for the answer to a request.
+
+    Args:
+        is_running: returns whether a driver may answer; by default, whether a process has the journal open.
+
+    Returns:
+        The journal's record; None if no driver has answered, so that a later one will.
+
+    Raises:
+        IllegalEvent: the search has rejected the request.
+    """
+    is_running = is_running or (lambda: Journal.writer(journal) is not None)
+    until = time.monotonic() + timeout_s
+    while True:
+        may_answer = is_running() and time.monotonic() < until  # before the journal: a driver that ends may answer last
+        if (found := answer(journal, request)) is not None:
+            if "error" in found:
+                raise IllegalEvent(found["error"])
+            return found
+        if not may_answer:
+            return None
+        time.sleep(POLL_S)
+
+
+def trial_of(found: Mapping[str, Any]) -> int:
+    """The number of the trial that an answer creates or stops."""
+    return int(next(action["trial"] for action in found["actions"] if action["action"] in ("create", "stop")))
+
+
+def fork(reader: ExperimentReader, trial: int, at: str, hparams: Mapping[str, Any]) -> Requested:
+    """The request of a fork. Raises `IllegalEvent` if there is no such checkpoint or hyperparameter."""
+    return _new(reader, hparams, source_of(reader, trial, at))
+
+
+def add(reader: ExperimentReader, hparams: Mapping[str, Any]) -> Requested:
+    """The request of a trial from the start. Raises `IllegalEvent` if there is no such hyperparameter."""
+    return _new(reader, hparams)
+
+
+def stop(reader: ExperimentReader, trial: int) -> Requested:
+    """The request that a trial stops. Raises `IllegalEvent` if there is no such trial, or it has ended."""
+    record = _trial(reader, trial)
+    if record.has_ended:
+        raise IllegalEvent(f"trial {trial} has ended: it is {record.state}")
+    return Requested(id=new_id(), trial=trial)
+
+
+def _new(reader: ExperimentReader, hparams: Mapping[str, Any], source: Source | None = None) -> Requested:
+    # The search checks the names too, but its driver may not be running.
+    known = reader.config.hyperparameters
+    if unknown := [name for name in hparams if name not in known]:
+        raise IllegalEvent(
+            f"there is no hyperparameter {', '.join(unknown)}; the experiment's are {', '.join(map(str, known))}"
+        )
+    return Requested(id=new_id(), source=source, hparams=dict(hparams))
+
+
+def _trial(reader: ExperimentReader, trial: int) -> TrialRecord:
+    if trial not in reader.trials:
+        has = f"its trials are 0 to {len(reader.trials) - 1}" if reader.trials else "it has none yet"
+        raise IllegalEvent(f"the experiment has no trial {trial}; {has}")
+    return reader.trials[trial]
 
 
 def source_of(reader: ExperimentReader, trial: int, at: str = "best") -> Source:
@@ -69,11 +142,10 @@ def source_of(reader: ExperimentReader, trial: int, at: str = "best") -> Source:
     Raises:
         IllegalEvent: there is no such checkpoint with a validation.
     """
-    if trial not in reader.trials:
-        raise IllegalEvent(f"there is no trial {trial}; the trials are 0 to {len(reader.trials) - 1}")
-    record = reader.trials[trial]
-    complete = (each.batches for each in list_checkpoints(reader.directory, trial) if each.is_complete)
-    saved = {str(batches): batches for batches in complete if batches in record.at}
+    record = _trial(reader, trial)
+    store = reader.directory.store(trial)
+    validated = sorted(batches for batches, _ in store.listed() if batches in record.at)
+    saved = {str(batches): batches for batches in validated if store.is_complete(batches)}
     wanted = {"best": record.best_batches, "latest": max(saved.values(), default=None)}.get(at, at)
     if str(wanted) not in saved:
         named = f"at batch {at}" if at.isdigit() else at
