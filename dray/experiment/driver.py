@@ -19,14 +19,14 @@ from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Messag
 from dray.desk.wire import Malformed
 from dray.display.counts import Counts
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
-from dray.experiment.effects import Append, Bind, Effect, Fail, ShowFailure, ToDesk
+from dray.experiment.effects import Answered, Append, Bind, Effect, Fail, ShowFailure, ToDesk
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.restarts import Restarts
 from dray.experiment.results import PendingResults
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
 from searchers.answers import Answer, carry_out, decide
 from searchers.errors import IllegalEvent, SpaceError
-from searchers.events import Requested, Source, Started, TrialResult
+from searchers.events import Requested, Started, TrialResult
 from searchers.views import NEVER_BEST, State
 
 RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")  # states of trials that should have workers
@@ -70,7 +70,6 @@ class ExperimentDriver:
         self._leases: dict[int, _Lease] = {}
         self._current: dict[int, int] = {}  # the latest lease of each trial; earlier ones are fenced off
         self._requested: set[str] = set()  # ids of requests that were answered
-        self._children: dict[int, Source] = {}  # live trials that may need their source's checkpoint
         self._best: float | None = None
         self._best_by = (-1, -1)  # trial and lease of the best score
         self._closing = False
@@ -91,49 +90,40 @@ class ExperimentDriver:
             default=None,
         )
         self.retention.recover(records)
-        have_saved = {each["trial"] for each in records if each.get("event") == "saved"}
-        for view in trials:
-            if not view.ended and view.id not in have_saved:
-                self._expect_child(view.id)
+        for trial in self.search.live:
+            self._pin_source(trial)
         for trial, reason in self._restarts.given_up.items():
             self._results.add(trial, outcome=reason)
         self._hand_over()  # in a server's process, the handle may already be waiting
         runnable = [each.id for each in trials if each.state in RUNNABLE and each.id not in self._restarts.given_up]
         self._to_desk("enqueue", runnable, False)
 
-    def request(self, request: Requested) -> bool:
+    def request(self, request: Requested, check: Callable[[Requested], None]) -> None:
         """Carry out a request that has an id, once, and record the answer with it.
 
-        Returns:
-            Whether the answer was recorded earlier.
+        Args:
+            check: raises an `IllegalEvent` if the source's checkpoint does not exist.
         """
-        if request.id in self._requested:
-            return True
-        if self._closing or self.search.done is not None:  # the next run carries it out
-            return False
-        self._requested.add(request.id)
+        if request.id in self._requested or self._closing or self.search.done is not None:
+            return  # the next run carries out what is new
         try:
+            check(request)
             if request.source is not None and request.source.batches is not None:
                 self.retention.check(request.source.trial, request.source.batches)
             answer = carry_out(self.search, request)
         except IllegalEvent as error:
             self._append({"event": "rejected", "id": request.id, "error": str(error)})
-            return False
-        for trial in answer.creates:
-            self._expect_child(trial)
-        self._act(answer)
-        self._hand_over()
-        return False
+        else:
+            for trial in answer.creates:
+                self._pin_source(trial)
+            self._act(answer)
+        self._requested.add(request.id)
+        self._emit(Answered(request.id))
 
-    def _expect_child(self, trial: int) -> None:
-        """Keep the checkpoint that a trial begins from until it has saved its own."""
+    def _pin_source(self, trial: int) -> None:
+        """Keep the checkpoint that a trial begins from until it has its own."""
         if (source := self.search.source(trial)) is not None and source.batches is not None:
-            self._children[trial] = source
-            self.retention.pin(source.trial, source.batches)
-
-    def _unpin(self, trial: int) -> None:
-        if (source := self._children.pop(trial, None)) is not None and source.batches is not None:
-            self.retention.unpin(source.trial, source.batches)
+            self.retention.pin(trial, (source.trial, source.batches))
 
     def close(self) -> None:
         """Let running trials save and leave; they continue in a later run. Idempotent."""
@@ -203,7 +193,6 @@ class ExperimentDriver:
         """Note that a trial has committed a checkpoint, or resumed from it; also in a lease that has ended."""
         self._check_trial(trial)
         self._restarts.saved(trial, batches)
-        self._unpin(trial)
         self.retention.saved(trial, batches, checkpoint, value)
         self._emit(CheckpointSaved(trial=trial, checkpoint=checkpoint, batches=batches, value=value, seconds=seconds))
 
@@ -299,10 +288,10 @@ class ExperimentDriver:
             if is_request and answer.decision == "stop":
                 self._to_desk("cancel", trial)  # it may not report for long
             self._to_desk("withdraw", withdrawn)
+            for each in withdrawn:
+                if self.search.trials[each].ended:
+                    self.retention.unpin(each)
             self.retention.changed(withdrawn)
-        for each in withdrawn:
-            if self.search.trials[each].ended:
-                self._unpin(each)
         if answer.resumes:
             self.retention.changed(answer.resumes)
             # Before new trials: the search has chosen them as the most promising.

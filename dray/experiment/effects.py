@@ -30,6 +30,13 @@ class ToDesk:
     args: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Remove the request with this id: its answer is in the journal."""
+
+    request_id: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bind:
     """Give a lease its parameters."""
@@ -87,4 +94,17 @@ class Fail:
     error: Exception
 
 
-Effect = Append | ToDesk | Bind | Prune | Examine | Say | ShowFailure | Fail | Reply | ReportReceived | CheckpointSaved
+Effect = (
+    Append
+    | Answered
+    | ToDesk
+    | Bind
+    | Prune
+    | Examine
+    | Say
+    | ShowFailure
+    | Fail
+    | Reply
+    | ReportReceived
+    | CheckpointSaved
+)

@@ -29,6 +29,7 @@ from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.notify import notify
 from dray.experiment.open_search import OpenSearch, open_search
+from dray.experiment.request_files import RequestFiles
 from dray.hosts.signals import print_no_traceback
 from dray.observers import loggers
 from dray.observers.observer import Observers
@@ -377,6 +378,7 @@ class Experiment:
                 journal=journal,
                 records=Journal.read(directory.journal),
                 observers=observers,
+                requests=RequestFiles(directory),
             )
             searcher = opened.config.searcher
             display = Display(

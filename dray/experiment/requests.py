@@ -11,21 +11,20 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dray.experiment.request_files import DIRECTORY
 from dray.records.growing import GrowingJournal
 from searchers.errors import IllegalEvent
 from searchers.events import Requested, Source
 from searchers.journal import Journal
-from searchers.records import request_from_json, request_to_json
+from searchers.records import request_to_json
 
 if TYPE_CHECKING:
     from dray.records.reader import ExperimentReader
     from dray.records.trial_record import TrialRecord
 
-DIRECTORY = "requests"
 ANSWER_S = 30.0
 """How long to wait for a running driver's answer."""
 POLL_S = 0.1
@@ -42,23 +41,6 @@ def place(directory: Path, request: Requested) -> None:
     temporary = folder / f".{request.id}"
     temporary.write_text(json.dumps(request_to_json(request)))
     temporary.rename(folder / f"{request.id}.json")
-
-
-def waiting(directory: Path) -> list[Requested]:
-    """The requests without an answer, the oldest first."""
-    found = []
-    for path in sorted((directory / DIRECTORY).glob("*.json")):
-        try:
-            request = request_from_json(json.loads(path.read_text()))
-        except (OSError, ValueError):  # removed meanwhile, or not a request
-            continue
-        found.append(replace(request, id=path.stem))
-    return found
-
-
-def remove(directory: Path, request: Requested) -> None:
-    """Remove a request that has an answer."""
-    (directory / DIRECTORY / f"{request.id}.json").unlink(missing_ok=True)
 
 
 def answer(journal: Path, request: Requested) -> Mapping[str, Any] | None:

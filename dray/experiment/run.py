@@ -6,6 +6,7 @@ Tune's handle and the desk to it, and this shell carries out its effects. The th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
 import threading
@@ -29,13 +30,14 @@ from dray.desk.loop import EventLoop
 from dray.desk.messages import Message, TrialLeft
 from dray.display.display import Display
 from dray.errors import DirectoryGone, ExperimentError, TakenOver
-from dray.experiment import effects, requests
+from dray.experiment import effects
 from dray.experiment.cleaner import Cleaner
 from dray.experiment.core import ReadLogs, RunCore
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.log_policies import forbidden, printed
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.prometheus import Prometheus
+from dray.experiment.request_files import RequestFiles
 from dray.experiment.results import results_of
 from dray.experiment.workers import prepare_workers
 from dray.groups.effects import LookAtCluster
@@ -150,6 +152,7 @@ class Run:
         self._check_at = 0.0
         self._logs = ThreadPoolExecutor(1, thread_name_prefix="dray-logs")
         self._timeline = Timeline(directory.metrics)
+        self._requests = RequestFiles(directory)
         self._workers = prepare_workers(
             config,
             directory,
@@ -329,6 +332,8 @@ class Run:
                 self._display.say(line)
             case effects.ShowFailure():
                 self._display.failure(effect.trial, effect.error, effect.ended, effect.kept)
+            case effects.Answered(request_id):
+                self._requests.remove(request_id)
             case effects.Fail(error):
                 self._fail(error)
             case ReadLogs(left):
@@ -421,12 +426,6 @@ class Run:
         )
         self._lender.send("bind", self._name, bind.lease, pickle.dumps(lease))
 
-    def _carry_out_requests(self) -> None:
-        directory = self._records.directory.path
-        for request in requests.waiting(directory):
-            if self.driver.request(request):
-                requests.remove(directory, request)
-
     def _source(self, source: Source | None) -> str | None:
         """The id of a checkpoint that a trial begins from."""
         if source is None or source.batches is None:
@@ -435,7 +434,9 @@ class Run:
 
     def _tick(self) -> None:
         """Periodic work, also while nothing happens."""
-        self._carry_out_requests()
+        for request in self._requests.waiting():
+            with contextlib.suppress(OSError):  # the checkpoints' store can't be used now
+                self.driver.request(request, self._requests.check)
         self._records.metrics.pack()
         self._prometheus.update()
         self._display.update(self.driver.counts, self._lender.ready_count, self._lender.count)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dray.experiment import requests
 from dray.experiment.experiment import Experiment
+from dray.experiment.request_files import RequestFiles
 from searchers import Source
 from tests.docs.pages import blocks
 from tests.records.test_result import config, told
@@ -20,6 +20,6 @@ def test_its_python_leaves_three_requests(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Experiment, "resume", lambda path: resume(story.directory.path, trial=type("Trial", (), {})))
     [block] = blocks("python", page="steering.md")
     exec(block.text, {})
-    fork, add, stop = requests.waiting(story.directory.path)
+    fork, add, stop = RequestFiles(story.directory).waiting()
     assert (fork.source, fork.hparams) == (Source(trial=3, step=10, batches=10), {"lr": 0.005})
     assert (add.source, add.hparams, stop.trial) == (None, {"lr": 0.02}, 4)

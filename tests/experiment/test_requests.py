@@ -14,6 +14,7 @@ import pytest
 from dray.errors import NoExperiment
 from dray.experiment import requests
 from dray.experiment.experiment import Experiment
+from dray.experiment.request_files import RequestFiles
 from searchers.errors import IllegalEvent
 from searchers.events import Create, Source
 from searchers.journal import Journal
@@ -39,12 +40,12 @@ def answering(story: Story, once: Callable[[], bool] = lambda: True) -> Iterator
 
     def drive() -> None:
         while not over.wait(0.01):
-            for request in requests.waiting(story.directory.path) if once() else ():
+            for request in RequestFiles(story.directory).waiting() if once() else ():
                 try:
                     story.search.request(request)
                 except IllegalEvent as error:
                     story.write({"event": "rejected", "id": request.id, "error": str(error)})
-                requests.remove(story.directory.path, request)
+                RequestFiles(story.directory).remove(request.id)
 
     driver = threading.Thread(target=drive)
     driver.start()
@@ -81,7 +82,7 @@ def test_without_a_driver_a_request_waits_for_the_next_run(story: Story, experim
     story.journal.close()
     assert experiment.fork(3, lr=0.15) is None
     experiment.stop_trial(4)
-    fork, stop = requests.waiting(story.directory.path)
+    fork, stop = RequestFiles(story.directory).waiting()
     assert (fork.source, fork.hparams) == (Source(trial=3, step=10, batches=10), {"lr": 0.15})
     assert stop.trial == 4
 
@@ -104,7 +105,7 @@ def test_a_request_that_makes_no_sense_is_an_error_at_once(
     with pytest.raises(ValueError, match=says) as raised:
         getattr(experiment, method)(*arguments, **given)
     assert "\n" not in str(raised.value)
-    assert not requests.waiting(story.directory.path)
+    assert not RequestFiles(story.directory).waiting()
 
 
 def test_a_rejected_request_is_an_error(story: Story, experiment: Experiment) -> None:

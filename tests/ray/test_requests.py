@@ -10,6 +10,7 @@ import pytest
 
 import dray
 from dray.experiment import requests
+from dray.experiment.request_files import RequestFiles
 from dray.records.directory import ExperimentDirectory
 from dray.records.reader import ExperimentReader
 from searchers import Requested
@@ -101,7 +102,7 @@ def test_each_request_has_one_answer(story: Story) -> None:
     answered = [record for record in journal(story.path) if record["event"] in ("requested", "rejected")]
     assert [record["id"] for record in answered] == [answer["id"] for answer in story.answers.values()]
     assert "there is no hyperparameter lx" in story.answers["unknown"]["error"]
-    assert not requests.waiting(story.path)
+    assert not RequestFiles(ExperimentDirectory(story.path)).waiting()
 
 
 def test_a_fork_of_a_search_that_is_done_runs_it(story: Story) -> None:
