@@ -174,7 +174,7 @@ class Store:
 
 
 class Requests:
-    """A person's requests, like `dray.experiment.requests.RequestFiles`."""
+    """A person's requests, like `dray.experiment.request_files.RequestFiles`."""
 
     def __init__(self, world: World, store: Store) -> None:
         self._world, self._store = world, store
