@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dray.experiment import requests as files
+from dray.experiment import request_files as files
 from dray.experiment.experiment import Experiment
 from dray.records.numbering import take_number
 from dray.serve import address
@@ -71,8 +71,8 @@ def test_requests_need_the_token_and_a_submitted_experiment(served: Served, stor
         assert served.send("POST", f"/api/v1{ONE}{path}", {}, headers={}).status == 401
     told(served.results / "mine", config()).directory.path.rename(served.results / "other")
     assert served.api("POST", "/experiments/other/trials").status == 404
-    assert not files.waiting(story.directory.path)
-    assert not files.waiting(served.results / "other")
+    assert not files.RequestFiles(story.directory).waiting()
+    assert not (served.results / "other" / files.DIRECTORY).exists()
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "ERROR", "STOPPED", "PAUSED"])
@@ -99,7 +99,7 @@ def test_stopping_a_trial_does_not_run_an_experiment(served: Served, story: Stor
     served.control.put("experiment", "PAUSED")
     assert served.api("POST", f"{ONE}/trials/3/stop").json == {"trial": None}
     assert not served.control.calls
-    assert [each.trial for each in files.waiting(story.directory.path)] == [3]
+    assert [each.trial for each in files.RequestFiles(story.directory).waiting()] == [3]
 
 
 def test_a_driver_that_does_not_answer_is_not_waited_for_forever(
@@ -107,7 +107,7 @@ def test_a_driver_that_does_not_answer_is_not_waited_for_forever(
 ) -> None:
     monkeypatch.setattr(serve_requests, "ANSWER_S", 0.05)
     assert served.api("POST", f"{ONE}/trials").json == {"trial": None}
-    assert len(files.waiting(story.directory.path)) == 1
+    assert len(files.RequestFiles(story.directory).waiting()) == 1
 
 
 @pytest.fixture
