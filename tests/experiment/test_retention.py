@@ -141,6 +141,7 @@ class Experiment:
             self._jobs -= 1
 
     def save(self, trial: int, batches: int, value: float | None, *, tell: bool = True) -> None:
+        self.settle()  # to the thread a trial has ended whose `needs` are 0: what is half written may go
         store = self.store(trial)
         self.trials.add(trial)
         staging = store.stage(batches)
