@@ -141,7 +141,6 @@ class Experiment:
             self._jobs -= 1
 
     def save(self, trial: int, batches: int, value: float | None, *, tell: bool = True) -> None:
-        self.settle()  # to the thread a trial has ended whose `needs` are 0: what is half written may go
         store = self.store(trial)
         self.trials.add(trial)
         staging = store.stage(batches)
@@ -259,6 +258,7 @@ def test_a_damaged_checkpoint_is_reported_once_and_no_longer_counts(experiment: 
         experiment.retention.damaged(0, damaged, f"{damaged} is damaged: v is missing")
     experiment.end()
     experiment.begin(Policy(trial_best=0, trial_latest=2), trials=[0])
+    experiment.settle()  # the trial has ended, so a checkpoint that is half written when its store is listed is removed
     experiment.retention.damaged(0, damaged, "again, by another run")
     experiment.save(0, 30, None)
     assert experiment.end() == {0: [30, 20, 10]}, "and it is left where it is"
