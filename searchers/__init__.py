@@ -42,7 +42,9 @@ if TYPE_CHECKING:
         Pause,
         Reason,
         Reported,
+        Requested,
         Resume,
+        Source,
         Started,
         Stop,
     )
@@ -64,7 +66,8 @@ _HOMES = {
     "searchers.asha": "ASHA",
     "searchers.convert": "from_optuna from_ray_tune",
     "searchers.errors": "FieldError IllegalEvent JournalError MethodError SpaceError",
-    "searchers.events": "Action Create Done DoneReason Event Exited Pause Reason Reported Resume Started Stop",
+    "searchers.events": "Action Create Done DoneReason Event Exited Pause Reason Reported Requested Resume Source "
+    "Started Stop",
     "searchers.journal": "Journal",
     "searchers.method": "Method",
     "searchers.objectives": "Losses Metric Objectives",

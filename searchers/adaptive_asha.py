@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Literal
 
 from searchers.asha import ASHA, SuccessiveHalving
-from searchers.events import Action, Create, Done, DoneReason, Event
+from searchers.events import Action, Create, Done, DoneReason, Event, Requested
 from searchers.method import Fields, check_extension
 from searchers.promotion import PromotionASHA
 from searchers.rung import rungs_that_fit
@@ -133,6 +133,12 @@ class AdaptiveASHA:
         self._counts.check(event.trial)
         number = self._bracket_of[event.trial]
         return self._joined(number, self.brackets[number].on(event))
+
+    def requested(self, request: Requested) -> list[Action]:
+        """Create the trial in its source's bracket, or in the first one."""
+        number = 0 if request.source is None else self._bracket_of[request.source.trial]
+        self._outcomes[number] = None
+        return self._joined(number, self.brackets[number].requested(request))
 
     def progress(self, trained: Mapping[int, float]) -> float:
         # ASHA's progress does not depend on its trials' lengths.

@@ -7,7 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from searchers.events import Create, Decision, Done, Event, Exited, Reported, Resume, Started, Stop, TrialResult
+from searchers.events import (
+    Action,
+    Create,
+    Decision,
+    Done,
+    Event,
+    Exited,
+    Reported,
+    Requested,
+    Resume,
+    Started,
+    Stop,
+    TrialResult,
+)
 from searchers.search import Search
 
 
@@ -15,8 +28,8 @@ from searchers.search import Search
 class Answer:
     """The search's decisions about one result."""
 
-    trial: int
-    number: int  # the result's number
+    trial: int  # -1: a new trial was requested
+    number: int  # the result's number; -1 for a request
     decision: Decision  # also "stop" if the trial ended with this result
     creates: tuple[int, ...] = ()  # new trials to queue
     resumes: tuple[int, ...] = ()  # paused trials to queue; they continue from their checkpoints
@@ -34,23 +47,43 @@ def decide(search: Search, result: TrialResult) -> Answer:
         events.append(Reported(trial=result.trial, step=result.step, value=result.value, metrics=tuple(result.metrics)))
     if result.outcome is not None:
         events.append(Exited(trial=result.trial, reason=result.outcome))
-    actions = [action for event in events for action in search.on(event)]
+    return _answer(search, [action for event in events for action in search.on(event)], result.trial, result.number)
+
+
+def carry_out(search: Search, request: Requested) -> Answer:
+    """Pass a request to the search. A trial that is to end is CANCELED at once, wherever it is.
+
+    Raises:
+        IllegalEvent: See `Search.request`.
+    """
+    actions = search.request(request)
+    if request.trial is not None:
+        actions = search.on(Exited(trial=request.trial, reason="canceled"))
+    return _answer(search, actions, -1 if request.trial is None else request.trial, -1)
+
+
+def _answer(search: Search, actions: list[Action], trial: int, number: int) -> Answer:
     stops: list[int] = []
     for action in actions:  # the list grows during iteration
         if isinstance(action, Stop) and not search.trials[action.trial].ended:
             stops.append(action.trial)
             actions += search.on(Exited(trial=action.trial, reason="stopped"))
-    trial = result.trial
     resumes = [a.trial for a in actions if isinstance(a, Resume) and search.trials[a.trial].state == "PENDING"]
     if trial in resumes:
         # The trial was paused and resumed at once, so it keeps its workers.
         resumes.remove(trial)
         actions += search.on(Started(trial=trial))
-    view = search.trials[trial]
+    view = search.trials.get(trial)
     return Answer(
         trial=trial,
-        number=result.number,
-        decision="stop" if view.ended else "pause" if view.state == "PAUSED" else "continue",
+        number=number,
+        decision="continue"
+        if view is None
+        else "stop"
+        if view.ended
+        else "pause"
+        if view.state == "PAUSED"
+        else "continue",
         creates=tuple(action.trial for action in actions if isinstance(action, Create)),
         resumes=tuple(resumes),
         stops=tuple(stop for stop in stops if stop != trial),

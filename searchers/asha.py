@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from searchers.errors import IllegalEvent
-from searchers.events import Action, Event, Exited, Reported, Started, Stop, assert_never
+from searchers.events import Action, Event, Exited, Reported, Requested, Started, Stop, assert_never
 from searchers.method import Fields, check_extension
 from searchers.objectives import Losses
 from searchers.rung import ParetoRung, Rung, longer_rungs, rung_lengths
@@ -76,6 +76,10 @@ class SuccessiveHalving:
     def _exit(self, exited: Exited) -> None:
         raise NotImplementedError
 
+    def _begin_at(self, trial: int, rung: int) -> None:
+        """Let a requested trial begin below this rung, the first at which it is ranked."""
+        raise NotImplementedError
+
     def extend_to(self, max_trials: int, max_length: int) -> list[Action]:
         """Extend a bracket of `AdaptiveASHA`; like `extend`, but with values that were already checked."""
         raise NotImplementedError
@@ -117,9 +121,16 @@ class SuccessiveHalving:
             case _:
                 assert_never(event)
 
+    def requested(self, request: Requested) -> list[Action]:
+        """Create the trial. It is ranked at the rungs above the checkpoint that it begins from."""
+        created = self._slots.create_requested(request)
+        step = 0 if request.source is None else request.source.step
+        self._begin_at(created.trial, sum(rung.length <= step for rung in self._rungs))
+        return [created]
+
     def _rank(self, trial: int, number: int, value: float | Losses) -> bool:
         """Rank the trial at this rung, and return whether it continues."""
-        if self._learns and number:
+        if self._learns and number and trial in self._rungs[number - 1].values:
             assert not isinstance(value, Losses)
             self._rungs[number - 1].compare(trial, value)
         return self._rungs[number].rank(trial, value)
@@ -128,7 +139,8 @@ class SuccessiveHalving:
         """Withdraw an invalid trial from its rungs; rank a failed, diverged or canceled one last at its next rung."""
         if exited.reason == "invalid_hp":
             for rung in self._rungs[:next_rung]:
-                rung.withdraw(exited.trial)
+                if exited.trial in rung.values:
+                    rung.withdraw(exited.trial)
         elif exited.reason in _RANKED_LAST and self._slots.has_slot(exited.trial) and next_rung < len(self._rungs):
             self._rungs[next_rung].rank(exited.trial, math.inf)
         elif next_rung == 0:
@@ -201,6 +213,9 @@ class ASHA(SuccessiveHalving):
 
     def _set_up(self) -> None:
         self._next: dict[int, int] = {}  # the next rung of each live trial that was ranked
+
+    def _begin_at(self, trial: int, rung: int) -> None:
+        self._next[trial] = rung
 
     def _report(self, trial: int, step: float, value: float | Losses) -> list[Action]:
         """Rank the trial at each rung it has reached, up to the one that stops it."""

@@ -15,6 +15,7 @@ Trials are numbered 0, 1, 2, ... in the order of creation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -64,10 +65,42 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Create:
-    """Create this trial, and run it as soon as workers are free. Its hyperparameters are drawn when it starts."""
+class Source:
+    """The checkpoint of another trial that a new trial begins from."""
 
     trial: int
+    step: float  # length trained when it was saved, in the unit of `max_length`
+    batches: int | None = None  # batches trained then, which name the checkpoint in dray's store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requested:
+    """A person, or a program, requests a new trial, or the end of one. Sent to `Search`.
+
+    Methods rank a requested trial as any other, but neither its training nor its slot counts for their budget.
+    """
+
+    id: str = ""  # chosen by the sender, to find the answer
+    trial: int | None = None  # the trial to end; None: a new trial is requested
+    source: Source | None = None  # begin from this checkpoint, with its trial's hyperparameters
+    hparams: Mapping[str, object] | None = None  # replace these; without a source, the others are drawn at random
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Create:
+    """Create this trial, and run it as soon as workers are free. Its hyperparameters are drawn when it starts.
+
+    A trial with `hparams` has these instead, and the others from its source's trial or, without one, at random from the
+    space.
+    """
+
+    trial: int
+    source: Source | None = None  # begin from this checkpoint, at its step
+    hparams: Mapping[str, object] | None = None  # always given with a source, if only {}
+
+    def __repr__(self) -> str:
+        fields = {"trial": self.trial, "source": self.source, "hparams": self.hparams}
+        return f"Create({', '.join(f'{name}={value!r}' for name, value in fields.items() if value is not None)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

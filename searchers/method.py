@@ -23,6 +23,10 @@ class Method(Protocol):
     * `Stop` names only live trials, `Pause` only running ones, `Resume` only paused ones or, after an extension, ended
       ones. `Done` comes exactly once, as the last action, when every created trial has ended.
     * `Reported.value` arrives normalised: smaller is better, and non-finite values are +inf.
+
+    A method may also have `requested(request: Requested) -> list[Action]`, which creates the trial that a person
+    requests, with its source and hyperparameters, beyond the budget, and also after `Done`; the progress may then
+    decrease. Without it, requests of new trials are rejected.
     """
 
     @property

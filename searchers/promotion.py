@@ -95,6 +95,11 @@ class PromotionASHA(SuccessiveHalving):
         self._rungs[0].num_approaching += 1
         return created
 
+    def _begin_at(self, trial: int, rung: int) -> None:
+        self._trials[trial] = _Trial(next=rung)
+        self._rungs[rung].num_approaching += 1
+        self._reopen_rungs()
+
     def _promotable(self) -> int | None:
         for rung in self._rungs[-2::-1]:  # no trial is paused at the top
             if (trial := rung.promotable()) is not None:

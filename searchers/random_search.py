@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from searchers.events import Action, Event, Exited
+from searchers.events import Action, Event, Exited, Requested
 from searchers.method import Fields, check_extension
 from searchers.slots import TrialSlots
 
@@ -56,6 +56,9 @@ class RandomSearch:
             return []
         self._slots.end(event.trial, event.reason)
         return self._slots.fill()
+
+    def requested(self, request: Requested) -> list[Action]:
+        return [self._slots.create_requested(request)]
 
     def progress(self, trained: Mapping[int, float]) -> float:
         """Return the number of ended trials plus the trained shares of live ones, divided by `max_trials`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from typing import get_args
+from typing import Any, cast, get_args
 
 from searchers.errors import IllegalEvent
 from searchers.events import (
@@ -22,7 +22,9 @@ from searchers.events import (
     Pause,
     Reason,
     Reported,
+    Requested,
     Resume,
+    Source,
     Started,
     Stop,
     assert_never,
@@ -30,7 +32,9 @@ from searchers.events import (
 
 _ACTIONS = {kind.__name__.lower(): kind for kind in (Create, Stop, Pause, Resume)}
 FLOAT = "$float"  # the journal's key for a non-finite float among the hyperparameters
-KINDS = frozenset({"start", "started", "reported", "exited", "extended"})  # values of "event" in a search's records
+KINDS = frozenset(
+    {"start", "started", "reported", "exited", "extended", "requested"}
+)  # values of "event" in a search's records
 
 
 def event_to_json(event: Event) -> dict[str, object]:
@@ -97,7 +101,8 @@ def action_to_json(action: Action) -> dict[str, object]:
     """Encode an action, e.g. `{"action": "stop", "trial": 7}`."""
     if isinstance(action, Done):
         return {"action": "done", "reason": action.reason}
-    return {"action": type(action).__name__.lower(), "trial": operator.index(action.trial)}
+    record: dict[str, object] = {"action": type(action).__name__.lower(), "trial": operator.index(action.trial)}
+    return record | _beginning_to_json(action) if isinstance(action, Create) else record
 
 
 def action_from_json(record: Mapping[str, object]) -> Action:
@@ -107,9 +112,60 @@ def action_from_json(record: Mapping[str, object]) -> Action:
             for known in get_args(DoneReason):
                 if reason == known:
                     return Done(reason=known)
+        case {"action": "create", "trial": int(trial)}:
+            return Create(trial=trial, **_beginning_from_json(record))
         case {"action": str(name), "trial": int(trial)} if name in _ACTIONS:
             return _ACTIONS[name](trial=trial)
     raise ValueError(f"not an action of a search: {dict(record)}")
+
+
+def request_to_json(request: Requested) -> dict[str, object]:
+    """Encode a request, e.g. `{"event": "requested", "source": {"trial": 7, "step": 4}, "hparams": {"lr": 0.1}}`.
+
+    Raises:
+        IllegalEvent: A field has the wrong type.
+    """
+    record: dict[str, object] = {"event": "requested", **({"id": request.id} if request.id else {})}
+    try:
+        if request.trial is not None:
+            return {**record, "trial": operator.index(request.trial)}
+        return {**record, **_beginning_to_json(request)}
+    except (TypeError, ValueError) as error:
+        raise IllegalEvent(f"the request {request} is invalid: {error}") from None
+
+
+def request_from_json(record: Mapping[str, object]) -> Requested:
+    """Decode a request, ignoring other keys. Raises `ValueError` if it is not a valid one."""
+    trial = record.get("trial")
+    if trial is not None and not isinstance(trial, int):
+        raise ValueError(f"not a request: {dict(record)}")
+    return Requested(id=str(record.get("id", "")), trial=trial, **_beginning_from_json(record))
+
+
+def _beginning_to_json(new: Requested | Create) -> dict[str, object]:
+    found: dict[str, Any] = {}
+    if new.source is not None:
+        step = number_to_json(_number(new.source.step))
+        found["source"] = {"trial": operator.index(new.source.trial), "step": step}
+        if new.source.batches is not None:
+            found["source"] |= {"batches": operator.index(new.source.batches)}
+    if new.hparams is not None:
+        found["hparams"] = hparams_to_json(new.hparams)
+    return found
+
+
+def _beginning_from_json(record: Mapping[str, object]) -> dict[str, Any]:
+    source, hparams = None, hparams_from_json(record.get("hparams"))
+    match record.get("source"):
+        case {"trial": int(trial), "step": int() | float() as step, **others}:
+            source = Source(trial=trial, step=step, batches=cast("int | None", others.get("batches")))
+        case None:
+            pass
+        case other:
+            raise ValueError(f"not a source: {other!r}")
+    if not isinstance(hparams, dict | None):
+        raise ValueError(f"hparams must be a mapping, got {hparams!r}")
+    return {"source": source, "hparams": hparams}
 
 
 def number_to_json(value: object) -> object:

@@ -14,6 +14,8 @@ Each record is a line of the journal:
     {"event": "started",  "trial": 3, "hparams": {...}, "actions": []}
     {"event": "reported", "trial": 3, "step": 4, "value": 0.31, "actions": [{"action": "stop", "trial": 3}, ...]}
     {"event": "exited",   "trial": 3, "reason": "stopped", "actions": []}
+    {"event": "requested", "source": {"trial": 3, "step": 4}, "hparams": {"lr": 0.01}, "actions": [{"action": "create",
+        "trial": 64, "source": {"trial": 3, "step": 4}, "hparams": {"lr": 0.01}}]}
     {"event": "extended", "max_trials": 200, "max_length": null, "actions": [{"action": "create", "trial": 64}, ...]}
 
 With several metrics, the "start" record also has these, as in an experiment file. Each "reported" record has all their
@@ -27,15 +29,17 @@ from __future__ import annotations
 import copy
 import math
 import operator
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 from typing import cast
 
 from searchers.errors import FieldError, IllegalEvent, JournalError, never_created
-from searchers.events import Action, Create, Done, Event, Reported, Started
-from searchers.method import Method
+from searchers.events import Action, Create, Done, Event, Reported, Requested, Source, Started, Stop
+from searchers.method import MAX_TRIALS, Method
 from searchers.objectives import Objectives, normalised, with_first
 from searchers.records import (
     KINDS,
@@ -44,6 +48,8 @@ from searchers.records import (
     event_to_json,
     hparams_from_json,
     hparams_to_json,
+    request_from_json,
+    request_to_json,
 )
 from searchers.samplers import RandomSampler, Sampler, drawn, notify_extended
 from searchers.space import Space
@@ -106,6 +112,8 @@ class Search:
         self._live: dict[int, TrialView] = {}
         self.live: Mapping[int, TrialView] = MappingProxyType(self._live)  # trials that have not ended
         self.states: Counter[State] = Counter()  # number of trials in each state
+        self.requested = 0  # number of trials that were created on request
+        self._given: dict[int, Create] = {}  # trials whose hyperparameters the sampler does not draw, in order
 
     def start(self) -> list[Action]:
         """Return the first actions. Must be called once, and not after a `replay` that started the search."""
@@ -138,6 +146,25 @@ class Search:
         self._write(record, actions)
         return actions
 
+    def request(self, request: Requested) -> list[Action]:
+        """Return the actions that carry out a request, also if the search is done; `Done` then comes again.
+
+        A trial that is to end gets a `Stop`; like any stopped trial it has ended only after its `Exited`.
+
+        Raises:
+            IllegalEvent: The request can't be carried out; the message says why. The state is unchanged.
+        """
+        assert self.started, "the search has not started"
+        record = request_to_json(request)
+        actions = self._carry_out(request_from_json(record))
+        self._write(record, actions)
+        return actions
+
+    def source(self, trial: int) -> Source | None:
+        """Return the checkpoint of another trial that this one begins from, if any."""
+        given = self._given.get(trial)
+        return None if given is None else given.source
+
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         """Continue with a larger budget, even if the search is done; `Done` then comes again.
 
@@ -164,11 +191,24 @@ class Search:
             SpaceError: The sampler found no point, e.g. because none satisfies the space's constraint, or returned one
                 that is not in the space.
         """
-        bound = self._view(trial).hparams
-        return drawn(self.sampler, self.space, trial) if bound is None else copy.deepcopy(dict(bound))
+        bound, given = self._view(trial).hparams, self._given.get(trial)
+        if bound is not None:
+            return copy.deepcopy(as_dict(bound))
+        if given is None:
+            return drawn(self.sampler, self.space, self._sampler_number(trial))
+        if given.source is None:
+            others = self.space.sample(Random(f"{self.seed}:{trial}"))
+        else:
+            others = self.params(given.source.trial)
+        return {**others, **copy.deepcopy(dict(given.hparams or {}))}
 
     def seed_of(self, trial: int) -> int:
-        """Return the trial's seed of 31 bits, a function of only the search's seed and the trial's number."""
+        """Return the trial's seed of 31 bits, a function of only the search's seed and the trial's number.
+
+        A trial that begins from another trial's checkpoint has the same seed, so that it continues with the same data.
+        """
+        while (source := self.source(trial)) is not None:
+            trial = source.trial
         return Random(f"{self.seed}:{trial}:seed").getrandbits(31)
 
     def replay(self, records: Iterable[Mapping[str, object]]) -> Search:
@@ -213,6 +253,50 @@ class Search:
         self._follow(actions)
         return actions
 
+    def _carry_out(self, request: Requested) -> list[Action]:
+        actions: list[Action]
+        if request.trial is not None:
+            view = self._view(request.trial)
+            if view.ended or view.stop_requested:
+                raise IllegalEvent(f"trial {view.id} can't be stopped: it is {view.state}")
+            actions = [Stop(trial=view.id)]
+        else:
+            self._check_new(request)
+            requested = getattr(self.method, "requested", None)
+            if requested is None:
+                raise IllegalEvent(f"{type(self.method).__name__} creates no trials on request")
+            actions = requested(request)
+            self.requested += 1
+            self.done = None
+        self._follow(actions)
+        return actions
+
+    def _check_new(self, request: Requested) -> None:
+        """Check the request of a new trial."""
+        known = [name for name, _ in self.space.root.domains]
+        if unknown := [name for name in request.hparams or () if name not in known]:
+            names = ", ".join(known)
+            raise IllegalEvent(f"there is no hyperparameter {', '.join(unknown)}; the search's are {names}")
+        if request.source is None:
+            return
+        trial, step = request.source.trial, request.source.step
+        if self._view(trial).hparams is None:
+            raise IllegalEvent(f"trial {trial} has not started, so it has no checkpoint to begin from")
+        if not 0 <= step < (self.method.rungs[-1] if self.method.rungs else math.inf):
+            raise IllegalEvent(
+                f"a trial can't begin from step {step:g} of trial {trial}: the searcher's max_length is "
+                f"{self.method.rungs[-1]:g}; extend the search, or begin from an earlier checkpoint"
+            )
+
+    def _sampler_number(self, trial: int) -> int:
+        """Return the trial's number for the sampler.
+
+        Other trials are numbered as if there were none with given hyperparameters, which therefore change no draw.
+        """
+        if not self._given:
+            return trial
+        return MAX_TRIALS + trial if trial in self._given else trial - bisect_left(list(self._given), trial)
+
     def _write(self, record: Record, actions: list[Action]) -> None:
         self.log(record | {"actions": [action_to_json(action) for action in actions]})
 
@@ -230,6 +314,8 @@ class Search:
                 raise ValueError("the search is extended before it starts")
             # The method checks the budget.
             return self._enlarge(*(cast("int | None", record.get(name)) for name in ("max_trials", "max_length")))
+        if record["event"] == "requested":
+            return self._carry_out(request_from_json(record))
         event = self._event(record)
         if self._is_late(event):
             raise ValueError(f"{event} comes after the trial's end")
@@ -237,7 +323,7 @@ class Search:
         hparams = hparams_from_json(record.get("hparams")) if isinstance(event, Started) else None
         if hparams is not None and not isinstance(hparams, dict):
             raise ValueError(f"hparams must be a mapping, got {hparams!r}")
-        if hparams is not None and (faults := self.space.faults(hparams)):
+        if hparams is not None and event.trial not in self._given and (faults := self.space.faults(hparams)):
             other = "the journal belongs to another search: the hyperparameters of trial"
             raise ValueError(f"{other} {event.trial} are not in this one's space: {FieldError(faults)}")
         return self._apply(event, hparams)
@@ -273,7 +359,10 @@ class Search:
         )
         self._put(view)
         self._follow(actions)
-        self.sampler.tell(normalised_event, _NO_HPARAMS if view.hparams is None else as_dict(view.hparams))
+        drawn_hparams = _NO_HPARAMS if view.hparams is None else as_dict(view.hparams)
+        if view.id not in self._given or not self.space.faults(drawn_hparams):  # given ones may be outside of the space
+            told = replace(normalised_event, trial=self._sampler_number(view.id)) if self._given else normalised_event
+            self.sampler.tell(told, drawn_hparams)
         return actions
 
     def _follow(self, actions: list[Action]) -> None:
@@ -281,6 +370,8 @@ class Search:
             match action:
                 case Create(trial=trial):
                     self._put(TrialView(id=trial))
+                    if action.hparams is not None:
+                        self._given[trial] = action
                 case Done():
                     self.done = action
                 case _:

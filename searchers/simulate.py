@@ -343,9 +343,9 @@ class _Simulator:
         while self.pending:
             action = self.pending.popleft()
             match action:
-                case Create(trial=number):
+                case Create(trial=number, source=source):
                     self.result.trials += 1
-                    self.trials[number] = trial = _Trial(rng=self.rng_of(number))
+                    trial = self.trials[number] = self.trial_at(number, 0.0 if source is None else source.step)
                     self.enqueue(number, trial)
                 case Stop(trial=number):
                     self.exit(number, self.trial_of(action), "stopped")
@@ -402,7 +402,12 @@ class _Simulator:
 
     def from_view(self, number: int, view: TrialView) -> _Trial:
         """Create the trial of a search that has started, at its last report."""
-        position = view.last_step or 0.0
-        following = sum(step <= position for step in self.steps)
-        has_started = view.hparams is not None
-        return _Trial(rng=self.rng_of(number), position=position, next=following, has_started=has_started)
+        assert isinstance(self.search, Search)
+        source = self.search.source(number)
+        trial = self.trial_at(number, view.last_step or (0.0 if source is None else source.step))
+        trial.has_started = view.hparams is not None
+        return trial
+
+    def trial_at(self, number: int, position: float) -> _Trial:
+        following = sum(step <= position for step in self.steps) if position else 0
+        return _Trial(rng=self.rng_of(number), position=position, next=following)

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 from searchers.errors import never_created
-from searchers.events import Action, Create, Done, DoneReason, Reason, Resume
+from searchers.events import Action, Create, Done, DoneReason, Reason, Requested, Resume
 
 MAX_CONCURRENT = 1_000_000
 """Maximum number of slots even without a limit, since each of the first trials takes memory from the start."""
@@ -68,6 +68,7 @@ class TrialSlots:
         self._counted = 0  # created trials that were not replaced
         self._live: set[int] = set()
         self._with_slot: set[int] = set()
+        self._requested: set[int] = set()  # these count neither for the budget nor for the slots
         self._ended: Counter[Reason] = Counter()
         self._completed: set[int] = set()  # an extension may resume these
         self._to_resume: deque[int] = deque()  # completed trials that wait for a slot in an extension
@@ -86,7 +87,7 @@ class TrialSlots:
 
     @property
     def is_full(self) -> bool:
-        return len(self._with_slot) >= self._num_slots
+        return len(self._with_slot) - len(self._requested & self._with_slot) >= self._num_slots
 
     @property
     def may_create(self) -> bool:
@@ -100,8 +101,8 @@ class TrialSlots:
 
     @property
     def ended(self) -> int:
-        """Number of trials that have ended, except those that were replaced."""
-        return self._counted - len(self._live)
+        """Number of trials that have ended, except those that were replaced or requested."""
+        return self._counted - len(self._live) + len(self._requested & self._live)
 
     def create(self) -> Create:
         trial = self.counts.created
@@ -110,6 +111,16 @@ class TrialSlots:
         self._live.add(trial)
         self._with_slot.add(trial)
         return Create(trial=trial)
+
+    def create_requested(self, request: Requested) -> Create:
+        """Create a trial beyond the budget and the slots, also when the search is done."""
+        trial = self.counts.created
+        self.counts.created += 1
+        self._requested.add(trial)
+        self._live.add(trial)
+        self._with_slot.add(trial)
+        self._done = False
+        return Create(trial=trial, source=request.source, hparams=request.hparams or {})
 
     def release(self, trial: int) -> None:
         """Free the slot of a trial that is being stopped or paused, before its workers have left."""
@@ -132,7 +143,7 @@ class TrialSlots:
         self._ended[reason] += 1
         if reason == "completed":
             self._completed.add(trial)
-        elif reason == "invalid_hp" and self._replaces_invalid:
+        elif reason == "invalid_hp" and self._replaces_invalid and trial not in self._requested:
             self._counted -= 1
             self.counts.add_invalid()
 
@@ -169,8 +180,8 @@ class TrialSlots:
         self._progress = 0.0
 
     def trained(self, shares: Mapping[int, float]) -> float:
-        """Sum the shares of live trials, each clipped to [0, 1]."""
-        found = (shares.get(trial, 0.0) for trial in self._live)
+        """Sum the shares of live trials, each clipped to [0, 1], except those of requested ones."""
+        found = (shares.get(trial, 0.0) for trial in self._live - self._requested)
         return sum(min(max(share, 0.0), 1.0) for share in found if not math.isnan(share))
 
     def progress(self, share: float) -> float:

@@ -13,13 +13,27 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 from searchers.errors import IllegalEvent, MethodError
-from searchers.events import Action, Create, Done, Event, Exited, Pause, Reason, Reported, Resume, Started, Stop
+from searchers.events import (
+    Action,
+    Create,
+    Done,
+    Event,
+    Exited,
+    Pause,
+    Reason,
+    Reported,
+    Requested,
+    Resume,
+    Source,
+    Started,
+    Stop,
+)
 from searchers.method import Method
 from searchers.objectives import Losses, Measured, Metric, Objectives
-from searchers.records import event_from_json
+from searchers.records import event_from_json, request_from_json
 from searchers.search import Record, Search
 from searchers.space import parse
 
@@ -61,6 +75,10 @@ def check_method(make: Make, *, max_creations: int, seeds: Iterable[int] = range
         ):
             _check_history(make, play(make(), seed, extensions=extensions), seed)
             _check_replay(make, seed, extensions)
+        if hasattr(make(), "requested"):
+            extensions = [Extension(max_trials=created[0] + 7), Extension(max_length=4 * length)]
+            _check_history(make, play(make(), seed, extensions=extensions, requests=10), seed)
+            _check_replay(make, seed, extensions, requests=10)
 
 
 def _check_history(make: Make, history: History, seed: int) -> int:
@@ -78,6 +96,8 @@ def _check_history(make: Make, history: History, seed: int) -> int:
         match event:
             case Extension():
                 progress, done, extended = 0.0, False, True
+            case Requested():
+                progress, done = 0.0, False
             case Reported(trial=trial, step=step):
                 trained[trial] = step / _length(method)
             case Exited(trial=trial):
@@ -137,7 +157,7 @@ def _check_late_and_illegal_events(make: Make, seed: int) -> None:
     for event, actions in history.steps:
         again = send(method, event)
         assert again == actions, f"seed {seed}: {event} led to other actions after late, repeated or illegal events"
-        assert not isinstance(event, Extension)
+        assert not isinstance(event, Extension | Requested)
         if isinstance(event, Exited) and event.trial not in ended:
             ended.append(event.trial)
         before, losses = method.progress({}), Losses((0.0, 0.0))
@@ -148,7 +168,7 @@ def _check_late_and_illegal_events(make: Make, seed: int) -> None:
             assert method.progress({}) == before, f"{message} changed the progress"
 
 
-def _check_replay(make: Make, seed: int, extensions: Iterable[Extension] = ()) -> None:
+def _check_replay(make: Make, seed: int, extensions: Iterable[Extension] = (), requests: int = 0) -> None:
     """Check that a search replayed from its log, cut anywhere, continues like the original search."""
 
     def search_with(log: list[Record]) -> Search:
@@ -158,7 +178,7 @@ def _check_replay(make: Make, seed: int, extensions: Iterable[Extension] = ()) -
 
     log: list[Record] = []
     search = search_with(log)
-    play(search, seed, extensions=extensions)
+    play(search, seed, extensions=extensions, requests=requests)
     records = _through_json(log)
     for cut in (Random(seed).randrange(len(records)), len(records)):
         rest: list[Record] = []
@@ -187,6 +207,8 @@ def repeat(search: Search, record: Record) -> None:
             search.start()
         case {"event": "extended", "max_trials": max_trials, "max_length": max_length}:
             search.extend(max_trials=cast("int | None", max_trials), max_length=cast("int | None", max_length))
+        case {"event": "requested"}:
+            search.request(request_from_json(record))
         case _:
             search.on(event_from_json(record))
 
@@ -208,18 +230,25 @@ class History:
     """The first actions of a method, and every event with the actions that followed."""
 
     first: list[Action]
-    steps: list[tuple[Event | Extension, list[Action]]]
+    steps: list[tuple[Event | Extension | Requested, list[Action]]]
 
 
-def send(subject: Method | Search, event: Event | Extension) -> list[Action]:
+def send(subject: Method | Search, event: Event | Extension | Requested) -> list[Action]:
     """Send a step of a history to a method or search, and return the actions that follow."""
     if isinstance(event, Extension):
         return subject.extend(max_trials=event.max_trials, max_length=event.max_length)
+    if isinstance(event, Requested):
+        return subject.request(event) if isinstance(subject, Search) else cast("Any", subject).requested(event)
     return subject.on(event)
 
 
 def play(
-    subject: Method | Search, seed: int, *, always: Reason | None = None, extensions: Iterable[Extension] = ()
+    subject: Method | Search,
+    seed: int,
+    *,
+    always: Reason | None = None,
+    extensions: Iterable[Extension] = (),
+    requests: int = 0,
 ) -> History:
     """Drive a method or a search through a random history until it is done.
 
@@ -230,11 +259,12 @@ def play(
         always: If set, every trial ends for this reason, without a report.
         extensions: Requested in this order at random moments, at the latest when the search is done. Rejected
             extensions are not in the history.
+        requests: Number of new trials that are requested at random moments, also when the search is done.
     """
-    player = _Player(subject, Random(seed), always, list(extensions))
+    player = _Player(subject, Random(seed), always, list(extensions), requests)
     first, length = subject.start(), player.length
     player.carry_out(first)
-    while not player.done or player.extensions:
+    while not player.done or player.extensions or player.requests:
         assert len(player.steps) < 100_000, f"seed {seed}: the search did not end within 100,000 events"
         player.step()
     for trial in sorted(player.ended)[-3:]:  # reports after the end
@@ -248,6 +278,7 @@ class _Player:
     rng: Random
     always: Reason | None
     extensions: list[Extension]
+    requests: int
     method: Method = field(init=False)
     length: float = field(init=False)  # trials end by themselves at this length
     pending: list[int] = field(default_factory=list)
@@ -256,7 +287,7 @@ class _Player:
     stopping: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
     reached: dict[int, float] = field(default_factory=dict)  # last step of paused and ended trials
-    steps: list[tuple[Event | Extension, list[Action]]] = field(default_factory=list)
+    steps: list[tuple[Event | Extension | Requested, list[Action]]] = field(default_factory=list)
     done: bool = False
 
     def __post_init__(self) -> None:
@@ -267,6 +298,9 @@ class _Player:
         rng = self.rng
         if self.extensions and (self.done or rng.random() < 0.02):
             self.extend(self.extensions.pop(0))
+            return
+        if self.requests and (self.done or rng.random() < 0.05):
+            self.request()
             return
         if self.paused and rng.random() < 0.05:
             self.step_paused(rng.choice(sorted(self.paused)))
@@ -344,16 +378,31 @@ class _Player:
         self.steps.append((extension, actions))
         self.carry_out(actions)
 
-    def send(self, event: Event) -> None:
-        actions = self.subject.on(event)
+    def request(self) -> None:
+        """Request a new trial, from the checkpoint of another one if any has trained."""
+        self.requests -= 1
+        known = {**self.reached, **self.running}
+        sources = [
+            Source(trial=trial, step=step)
+            for trial, step in known.items()
+            if 0 < step < self.length and trial not in self.pending
+        ]
+        source = self.rng.choice(sources) if sources and self.rng.random() < 0.7 else None
+        self.done = False
+        self.send(Requested(source=source, hparams={"x": self.rng.random() * 2}))  # half of them outside of the space
+
+    def send(self, event: Event | Requested) -> None:
+        actions = send(self.subject, event)
         self.steps.append((event, actions))
         self.carry_out(actions)
 
     def carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Create(trial=trial):
+                case Create(trial=trial, source=source):
                     self.pending.append(trial)
+                    if source is not None:
+                        self.reached[trial] = source.step
                 case Stop(trial=trial):
                     self.stopping.add(trial)
                     if trial in self.paused:

@@ -64,7 +64,7 @@ def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *,
     rows: list[list[object]] = []
     for each in found:
         failed = f", {each.failed} failed" if each.failed else ""
-        trials = f"{each.ended}/{each.max_trials or each.trials}{failed}"
+        trials = f"{each.ended}/{each.total}{failed}"
         slots = [submitted.get(each.name, {}).get("slots") or None] if with_slots else []
         best = [each.best, each.metric, show.clock(each.began)]
         rows.append([each.number, each.name, each.state, *slots, trials, *best])
@@ -107,7 +107,7 @@ def describe(read: ReadExperiment) -> None:
     compared = [f"{reader.metric}, {order}"]
     if searcher.objectives is not None:
         compared = list(map(str, searcher.objectives.metrics))
-    of_all = f"{seen.ended} of {seen.max_trials or seen.trials} ended"
+    of_all = f"{seen.ended} of {seen.total} ended"
     states = reader.state_summary()
     if seen.state in ("STOPPED", "ERROR"):
         states = states.replace(" running", " interrupted")

@@ -91,6 +91,6 @@ def _status(json: bool) -> None:
 def _row(each: dict[str, Any]) -> list[object]:
     submitted, share = each["submitted"], each["submitted"]["share"]
     slots = f"{submitted['slots']:g}" + (f" of {share['max_slots']}" if share["max_slots"] else "")
-    trials = f"{each['ended']}/{each['max_trials'] or each['trials']}"
+    trials = f"{each['ended']}/{each['total']}"
     shown = [each["number"], each["name"], each["state"], share["priority"], f"{share['weight']:g}"]
     return [*shown, slots, submitted["waiting"], trials]

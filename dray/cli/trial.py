@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from dray.cli import show
-from dray.cli.arguments import ExperimentArg, Follow, Json, TailArg, TrialArg, check_follow
+from dray.cli import server, show
+from dray.cli.arguments import ExperimentArg, Follow, Json, TailArg, TrialArg, TrialOrBestArg, check_follow
 from dray.cli.errors import BadUse
-from dray.cli.reader import last_values, read_experiment
+from dray.cli.reader import ReadExperiment, last_values, read_experiment
+from dray.experiment import requests
+from dray.serve.client import Server
+from dray.serve.control import NotSubmitted
 from dray.text import shown
+from searchers.errors import IllegalEvent
+from searchers.events import Requested
+from searchers.journal import Journal
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from dray.records.trial_record import TrialRecord
 
-app = typer.Typer(help="Inspect trials: their hyperparameters, metrics and logs.", no_args_is_help=True)
+app = typer.Typer(
+    help="Inspect trials: their hyperparameters, metrics and logs; stop, fork and add trials.", no_args_is_help=True
+)
+Given: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Hyperparameter of the new trial; can be repeated."),
+]
 
 
 @app.command(name="list")
@@ -109,6 +121,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
         show.fields(
             [
                 ("trial", f"{trial_.id} of {read.stored.name}  {trial_.state}"),
+                ("forked from", trial_.forked_from),
                 ("hyperparameters", "\n".join(f"{name} = {shown(value)}" for name, value in trial_.hparams.items())),
                 ("trained for", f"{trial_.batches} batches"),
                 ("diverged", show.red(nan_since_text(trial_.nan_since))),
@@ -248,3 +261,127 @@ def _json(trial: TrialRecord, gpus: Mapping[int, str]) -> dict[str, Any]:
 
 def _reported(value: float | None) -> str:
     return "NaN" if value is not None and math.isnan(value) else shown(value)
+
+
+@app.command()
+def stop(experiment: ExperimentArg, trial: TrialOrBestArg) -> None:
+    """Stop a trial of an experiment; the search continues with the others.
+
+    \b
+    dray trial stop latest 9
+    """
+    _request(
+        experiment,
+        lambda there, name: there.stop_trial(name, there.trial(name, trial)),
+        lambda read: requests.stop(read.reader, read.trial(trial)),
+        done="trial {} is stopped",
+    )
+
+
+@app.command()
+def fork(
+    experiment: ExperimentArg,
+    trial: TrialOrBestArg,
+    given: Given = None,
+    at: Annotated[
+        str, typer.Option(help="Checkpoint to begin from: best, latest, or the number of batches it was saved after.")
+    ] = "best",
+) -> None:
+    """Start a trial from a checkpoint of another one, with its hyperparameters except those that are set.
+
+    The search compares the new trial with the others at the rungs above the checkpoint. It does not count for
+    max_trials.
+
+    \b
+    dray trial fork latest 7 --set lr=0.005
+    dray t fork digits best --at latest
+    """
+    hparams = _parsed(given)
+    _request(
+        experiment,
+        lambda there, name: there.fork_trial(name, there.trial(name, trial), at=at, hparams=hparams),
+        lambda read: requests.fork(read.reader, read.trial(trial), at, hparams),
+    )
+
+
+@app.command()
+def add(experiment: ExperimentArg, given: Given = None) -> None:
+    """Add a trial with the hyperparameters that are set; the others are drawn at random from the search space.
+
+    It does not count for max_trials.
+
+    \b
+    dray trial add latest --set lr=0.005 --set hidden=64
+    """
+    hparams = _parsed(given)
+    _request(
+        experiment,
+        lambda there, name: there.add_trial(name, hparams),
+        lambda read: requests.add(read.reader, hparams),
+    )
+
+
+def _parsed(given: list[str] | None) -> dict[str, Any]:
+    import yaml
+
+    found = {}
+    for each in given or ():
+        name, equals, value = each.partition("=")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            equals = ""
+        if not equals or not name:
+            raise BadUse(f"--set {each}: must be NAME=VALUE, with a value in YAML")
+    return found
+
+
+def _request(
+    experiment: str,
+    on_server: Callable[[Server, str], int | None],
+    make: Callable[[ReadExperiment], Requested],
+    *,
+    done: str = "trial {}",
+) -> None:
+    """Make a request to an experiment's search, and print the answer: through the server if the experiment was
+    submitted to one, else with a file for its driver. An experiment that has ended runs again for a new trial."""
+    found = server.find(experiment)
+    if found is not None:
+        with contextlib.suppress(NotSubmitted):
+            number = on_server(*found)
+            if number is None:
+                server.tell(f"requested; carried out when {found[1]} runs")
+            else:
+                typer.echo(done.format(number))
+            return
+    with read_experiment(experiment) as read:
+        stored = read.stored
+        if stored.is_copy:
+            where = "give the experiment's directory on the driver's machine"
+            raise BadUse(f"{stored.where} is in an object store; {where}")
+        journal = stored.directory.journal
+        try:
+            request = make(read)
+            requests.place(stored.directory.path, request)
+            is_running = Journal.writer(journal) is not None
+            if not is_running and request.trial is None:
+                from dray.cli.experiment import resume
+
+                resume(experiment)
+            answer = requests.wait(journal, request)
+        except IllegalEvent as error:
+            raise BadUse(str(error)) from None
+        if answer is None:
+            typer.echo(f"requested; carried out after: dray experiment resume {stored.name}", err=True)
+        elif is_running:
+            typer.echo(_told(answer))
+
+
+def _told(answer: Mapping[str, Any]) -> str:
+    if "trial" in answer:
+        return f"trial {answer['trial']} is stopped"
+    [created] = [each for each in answer["actions"] if each["action"] == "create"][:1]
+    source, given = created.get("source"), created.get("hparams") or {}
+    begins = "" if source is None else f", from trial {source['trial']} at batch {source['batches']}"
+    values = "".join(f", {name} = {shown(value)}" for name, value in given.items())
+    return f"trial {created['trial']}{begins}{values}"

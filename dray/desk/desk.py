@@ -40,7 +40,7 @@ CAUSE_GRACE = 3
 LEAVE_S = 120.0  # how long trials may take to save after their driver has ended
 CALLS = ("arrived", "address", "broken", "next_lease", "begun", "stop_wanted", "leave")
 """Methods of `Desk` that workers may call."""
-CLIENT_CALLS = ("enqueue", "expect", "withdraw", "bind", "drop", "close", "remove")
+CLIENT_CALLS = ("enqueue", "expect", "withdraw", "cancel", "bind", "drop", "close", "remove")
 """Methods of `Desk` that the experiments of a server may call."""
 
 
@@ -205,7 +205,7 @@ class Desk:
             self._emit(Reply(call, False))
         else:
             state.stop_call = call
-            if state.client.closing or state.state == "moving":
+            if state.client.closing or state.canceled or state.state == "moving":
                 self._answer_stop(state, stop=True)
 
     def _answer_stop(self, lease: Lease, *, stop: bool) -> None:
@@ -224,7 +224,7 @@ class Desk:
         if departure.failure is not None and departure.failure.kind == "collective":
             state.deferred = state.deferred or departure
         elif departure.is_failure or rank == 0:
-            if state.state == "moving" and departure.outcome == "interrupted":
+            if state.state == "moving" and departure.outcome == "interrupted" and not state.canceled:
                 state.client.enqueue([state.trial], first=True)
             self._conclude(state, departure)
         if len(state.left) == group.size:
@@ -266,7 +266,7 @@ class Desk:
             self._gpu_types.pop(group, None)
             self._retire(state)
             if (lease := state.lease) is not None:
-                if lease.state in ("granted", "moving"):
+                if lease.state in ("granted", "moving") and not lease.canceled:
                     lease.client.enqueue([lease.trial], first=True)
                 elif lease.state == "running":
                     # The other ranks know the number of batches.
@@ -329,6 +329,13 @@ class Desk:
     def withdraw(self, client: str, trials: Iterable[int]) -> None:
         """Remove trials from the queue: the search does not let them run now."""
         self.clients[client].withdraw(trials)
+
+    def cancel(self, client: str, trial: int) -> None:
+        """Remove a trial from the queue, and let it leave its group if it has one."""
+        self.clients[client].withdraw([trial])
+        if (lease := self.clients[client].current.get(trial)) is not None:
+            lease.canceled = True
+            self._answer_stop(lease, stop=True)
 
     def bind(self, client: str, lease: int, parameters: bytes) -> None:
         """Give a granted lease its parameters, so that its group's ranks begin."""

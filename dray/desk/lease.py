@@ -131,6 +131,7 @@ class Lease:
     left: dict[int, LeaseOutcome] = field(default_factory=dict)  # outcomes of the ranks that have left
     deferred: Departure | None = None
     """A departure because of an error in a collective, which another rank's end may have caused."""
+    canceled: bool = False  # the trial is to leave soon, and does not continue
     stale: str = ""  # the reason why the group's processes can't be reused
     stop_call: Hashable = None  # rank 0's call that waits for a request to save and leave
 

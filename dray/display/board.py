@@ -121,7 +121,8 @@ class Board:
         if self._forecast is not None:
             views = [live[trial] for trial in self._open]
             running = {view.id: self._step(view) for view in views if view.state == "RUNNING"}
-            self._forecast.update(views, running, groups, self._clock(), ended=ended)
+            requested = self._search.requested
+            self._forecast.update(views, running, groups, self._clock(), ended=ended, requested=requested)
 
     def line(self, counts: Counts, groups: int, groups_wanted: int) -> str:
         best = self._best()
@@ -219,7 +220,11 @@ class Board:
         """The number of trials in each state, and of groups."""
         states = self._search.states
         ended = len(self._search.trials) - len(self._search.live)
-        of, total = ("", ended) if self._forecast is None else (f"{ended} of ", self._forecast.trials)
+        of = ""
+        total: float = ended
+        if self._forecast is not None:
+            of = f"{ended} of "
+            total = max(self._forecast.trials + self._search.requested, len(self._search.trials))
         restarts = sum(counts.restarts.values())
         parts = [
             f"{of}{counted(total, 'trial')} ended",

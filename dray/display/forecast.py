@@ -70,6 +70,7 @@ class Forecast:
         now: float,
         *,
         ended: Iterable[TrialView] = (),
+        requested: int = 0,
     ) -> None:
         """Update the estimates.
 
@@ -79,6 +80,7 @@ class Forecast:
             groups: number of running worker groups, each with one trial.
             now: time in seconds, from a monotonic clock.
             ended: the trials that have ended since the last call.
+            requested: number of trials created on request; the search creates the others by itself.
         """
         for view in ended:
             is_valid = view.state != "INVALID_HP"
@@ -98,7 +100,7 @@ class Forecast:
                 on_stage[place] += 1
                 left[place] += self._ends[place] - step
                 longest = max(longest, self._ends[place] - step)
-        missing = max(self.trials - created, 0)
+        missing = max(self.trials + requested - created, 0)
         arriving: float = missing
         for number, stage in enumerate(self._stages):
             left[number] += arriving * stage.length

@@ -19,14 +19,14 @@ from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Messag
 from dray.desk.wire import Malformed
 from dray.display.counts import Counts
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
-from dray.experiment.effects import Append, Bind, Effect, Fail, ShowFailure, ToDesk
+from dray.experiment.effects import Answered, Append, Bind, Effect, Fail, ShowFailure, ToDesk
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.restarts import Restarts
 from dray.experiment.results import PendingResults
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
-from searchers.answers import Answer, decide
-from searchers.errors import SpaceError
-from searchers.events import Started, TrialResult
+from searchers.answers import Answer, carry_out, decide
+from searchers.errors import IllegalEvent, SpaceError
+from searchers.events import Requested, Started, TrialResult
 from searchers.views import NEVER_BEST, State
 
 RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")  # states of trials that should have workers
@@ -69,6 +69,7 @@ class ExperimentDriver:
         self.handle = -1  # process id of Tune's handle after its first fetch
         self._leases: dict[int, _Lease] = {}
         self._current: dict[int, int] = {}  # the latest lease of each trial; earlier ones are fenced off
+        self._requested: set[str] = set()  # ids of requests that were answered
         self._best: float | None = None
         self._best_by = (-1, -1)  # trial and lease of the best score
         self._closing = False
@@ -89,11 +90,40 @@ class ExperimentDriver:
             default=None,
         )
         self.retention.recover(records)
+        for trial in self.search.live:
+            self._pin_source(trial)
         for trial, reason in self._restarts.given_up.items():
             self._results.add(trial, outcome=reason)
         self._hand_over()  # in a server's process, the handle may already be waiting
         runnable = [each.id for each in trials if each.state in RUNNABLE and each.id not in self._restarts.given_up]
         self._to_desk("enqueue", runnable, False)
+
+    def request(self, request: Requested, check: Callable[[Requested], None]) -> None:
+        """Carry out a request that has an id, once, and record the answer with it.
+
+        Args:
+            check: raises an `IllegalEvent` if the source's checkpoint does not exist.
+        """
+        if request.id in self._requested or self._closing or self.search.done is not None:
+            return  # the next run carries out what is new
+        try:
+            check(request)
+            if request.source is not None and request.source.batches is not None:
+                self.retention.check(request.source.trial, request.source.batches)
+            answer = carry_out(self.search, request)
+        except IllegalEvent as error:
+            self._append({"event": "rejected", "id": request.id, "error": str(error)})
+        else:
+            for trial in answer.creates:
+                self._pin_source(trial)
+            self._act(answer)
+        self._requested.add(request.id)
+        self._emit(Answered(request.id))
+
+    def _pin_source(self, trial: int) -> None:
+        """Keep the checkpoint that a trial begins from until it has its own."""
+        if (source := self.search.source(trial)) is not None and source.batches is not None:
+            self.retention.pin(trial, (source.trial, source.batches))
 
     def close(self) -> None:
         """Let running trials save and leave; they continue in a later run. Idempotent."""
@@ -244,7 +274,9 @@ class ExperimentDriver:
     def _act(self, answer: Answer) -> None:
         """Carry out a decision of the search."""
         trial = answer.trial
-        self.counts.decisions[answer.decision] += 1
+        is_request = answer.number < 0
+        if not is_request:
+            self.counts.decisions[answer.decision] += 1
         lease = self._leases.get(self._current.get(trial, 0))
         if lease is not None and answer.decision == "stop":
             # The lease may wait for a later result, because a restarted trial repeats reports that await a decision.
@@ -253,7 +285,12 @@ class ExperimentDriver:
             self._emit(Reply(call, answer.decision))
         withdrawn = [*answer.stops, *([trial] if answer.decision != "continue" else ())]
         if withdrawn:
+            if is_request and answer.decision == "stop":
+                self._to_desk("cancel", trial)  # it may not report for long
             self._to_desk("withdraw", withdrawn)
+            for each in withdrawn:
+                if self.search.trials[each].ended:
+                    self.retention.unpin(each)
             self.retention.changed(withdrawn)
         if answer.resumes:
             self.retention.changed(answer.resumes)
@@ -296,14 +333,17 @@ class ExperimentDriver:
         except SpaceError as error:
             self._emit(Fail(FoundInTraining(error.faults, "The search")))
             return
+        hparams, source = self.search.params(trial), self.search.source(trial)
         self._emit(
             Bind(
                 lease=number,
                 trial=trial,
                 seed=self.search.seed_of(trial),
-                hparams=self.search.params(trial),
-                last_step=view.last_step,
+                hparams=hparams,
+                last_step=source.step if view.last_step is None and source is not None else view.last_step,
                 was_completed=trial in self._restarts.ended_before,
+                source=source,
+                is_changed=source is not None and hparams != self.search.params(source.trial),
             )
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from dray.desk.effects import Reply, Say
 from dray.desk.messages import CheckpointSaved, ReportReceived
+from searchers.events import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,13 @@ class ToDesk:
     args: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Remove the request with this id: its answer is in the journal."""
+
+    request_id: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bind:
     """Give a lease its parameters."""
@@ -39,6 +47,8 @@ class Bind:
     hparams: Mapping[str, Any]
     last_step: float | None  # the greatest length reported to the search, in the searcher's unit; None without reports
     was_completed: bool  # the trial had completed, and continues because the search was extended
+    source: Source | None = None  # the other trial's checkpoint that it begins from
+    is_changed: bool = False  # its hyperparameters differ from its source's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,4 +94,17 @@ class Fail:
     error: Exception
 
 
-Effect = Append | ToDesk | Bind | Prune | Examine | Say | ShowFailure | Fail | Reply | ReportReceived | CheckpointSaved
+Effect = (
+    Append
+    | Answered
+    | ToDesk
+    | Bind
+    | Prune
+    | Examine
+    | Say
+    | ShowFailure
+    | Fail
+    | Reply
+    | ReportReceived
+    | CheckpointSaved
+)

@@ -23,11 +23,13 @@ from dray.desk.messages import GroupReady, Message
 from dray.display.display import Display
 from dray.display.text import searched_line
 from dray.errors import ConfigError, DirectoryGone, EntrypointError, ExperimentError
+from dray.experiment import requests
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.notify import notify
 from dray.experiment.open_search import OpenSearch, open_search
+from dray.experiment.request_files import RequestFiles
 from dray.hosts.signals import print_no_traceback
 from dray.observers import loggers
 from dray.observers.observer import Observers
@@ -47,7 +49,7 @@ from dray.records.numbering import take_number
 from dray.records.reader import ExperimentReader
 from dray.records.secrets import check_secrets, with_secrets
 from dray.storage.errors import is_full
-from searchers.events import DoneReason
+from searchers.events import DoneReason, Requested
 from searchers.journal import Journal
 from searchers.method import Method
 from searchers.samplers import Sampler
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial
     from dray.records.result import Result
     from dray.records.trial_record import TrialRecord
+    from dray.serve.client import Server
 
 
 class Experiment:
@@ -255,6 +258,70 @@ class Experiment:
             notify(self._config.notify, directory, "completed")
             return result
 
+    def fork(self, trial: int, /, *, at: str | int = "best", **hparams: Any) -> int | None:
+        """Start a trial from a checkpoint of another one.
+
+        The search compares it with the others at the rungs above the checkpoint; it does not count for ``max_trials``.
+
+        Args:
+            trial: the number of the other trial.
+            at: the other trial's checkpoint: ``"best"``, ``"latest"``, or the number of batches it was saved after.
+            hparams: hyperparameters of the new trial; the others are those of the other trial.
+
+        Returns:
+            The number of the new trial. None if no driver has answered within 30 s, or none runs the experiment, in
+            this process or another: the next ``run()`` starts the trial. On a server, an experiment that has ended
+            continues at once.
+
+        Raises:
+            ValueError: there is no such trial, checkpoint or hyperparameter.
+            LookupError: the experiment has not begun.
+
+        .. code-block:: python
+
+            experiment = dray.Experiment.resume("latest")
+            experiment.fork(7, lr=0.005)
+        """
+        return self._request(
+            lambda reader: requests.fork(reader, trial, str(at), hparams),
+            lambda server, name: server.fork_trial(name, trial, at=str(at), hparams=hparams),
+        )
+
+    def add_trial(self, **hparams: Any) -> int | None:
+        """Add a trial that does not count for ``max_trials``.
+
+        Args:
+            hparams: hyperparameters of the trial; the others are drawn at random from the search space.
+
+        Returns, raises: as `fork`.
+        """
+        return self._request(
+            lambda reader: requests.add(reader, hparams), lambda server, name: server.add_trial(name, hparams)
+        )
+
+    def stop_trial(self, trial: int) -> None:
+        """Stop a trial; the search continues with the others. If no driver runs the experiment, the next ``run()``
+        stops it.
+
+        Raises:
+            ValueError: there is no such trial, or it has ended.
+            LookupError: the experiment has not begun.
+        """
+        self._request(lambda reader: requests.stop(reader, trial), lambda server, name: server.stop_trial(name, trial))
+
+    def _request(
+        self, make: Callable[[ExperimentReader], Requested], on_server: Callable[[Server, str], int | None]
+    ) -> int | None:
+        if self._server:
+            return on_server(_server_at(self._server), self.path.name)
+        directory = ExperimentDirectory.open(self.path)
+        with contextlib.closing(ExperimentReader(directory)) as reader:
+            reader.refresh()
+            request = make(reader)
+        requests.place(directory.path, request)
+        answer = requests.wait(directory.journal, request)
+        return None if answer is None else requests.trial_of(answer)
+
     def _import_class(self, directory: ExperimentDirectory) -> None:
         """Import the class as `Experiment` does; if that fails, delete the experiment's directory."""
         try:
@@ -265,8 +332,6 @@ class Experiment:
             raise
 
     def _run_on(self, url: str) -> Result:
-        # The only place where a lower layer uses `dray.serve`.
-        from dray.serve.client import Server
         from dray.serve.submission import reject_objects, run_on_server
 
         given = {"trial": self._trial, "path": None if self._links else self.path, "address": self._address}
@@ -276,10 +341,7 @@ class Experiment:
         def begun(name: str) -> None:
             self.path = results_root() / name
 
-        server = Server.find(url=url)
-        if server is None:
-            raise ExperimentError(f"no server is up in {results_root()}; start one with: dray serve")
-        return run_on_server(server, self._config, self._code, say=print, begun=begun)
+        return run_on_server(_server_at(url), self._config, self._code, say=print, begun=begun)
 
     def prepare(self) -> ExperimentDirectory:
         """Create or open the experiment's directory; `run` does this too. Raises `ConfigError` if it can't be created,
@@ -316,6 +378,7 @@ class Experiment:
                 journal=journal,
                 records=Journal.read(directory.journal),
                 observers=observers,
+                requests=RequestFiles(directory),
             )
             searcher = opened.config.searcher
             display = Display(
@@ -407,6 +470,16 @@ class Experiment:
                 display.interrupted()
                 print_no_traceback(stopped)
                 raise
+
+
+def _server_at(url: str) -> Server:
+    # With `_run_on` the only place where a lower layer uses `dray.serve`.
+    from dray.serve.client import Server
+
+    server = Server.find(url=url)
+    if server is None:
+        raise ExperimentError(f"no server is up in {results_root()}; start one with: dray serve")
+    return server
 
 
 def _reported(directory: ExperimentDirectory) -> dict[int, TrialRecord]:

@@ -12,8 +12,10 @@ from dray.config.custom import Custom
 from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, build_search
 from dray.errors import ConfigError
+from dray.experiment.request_files import RequestFiles
 from dray.observers.observer import Observers
-from searchers.errors import MethodError
+from searchers.answers import carry_out
+from searchers.errors import IllegalEvent, MethodError
 from searchers.events import Exited
 from searchers.journal import Journal
 from searchers.search import Record, Search
@@ -37,8 +39,9 @@ def open_search(
     journal: Journal,
     records: list[dict[str, Any]],
     observers: Observers,
+    requests: RequestFiles,
 ) -> OpenSearch:
-    """Replay the search, and start or extend it.
+    """Replay the search, start or extend it, and carry out the requests that no driver has answered.
 
     Args:
         config: the config that the experiment was created with.
@@ -60,7 +63,8 @@ def open_search(
     journal.append({"event": "opened", "version": __version__, **custom.names(), "time": time.time()})
     if not search.started:
         search.start()
-    _end_stopped(search)
+    _end_stopped(search, records)
+    _carry_out_requests(search, journal, records, requests)
     extended = _extended(search, as_extended(config, records), extension)
     return OpenSearch(search=search, config=extended, records=records)
 
@@ -78,11 +82,26 @@ def _check_given(custom: Custom, records: list[dict[str, Any]]) -> None:
         raise ConfigError(faults)
 
 
-def _end_stopped(search: Search) -> None:
+def _end_stopped(search: Search, records: list[dict[str, Any]]) -> None:
     """End trials that the search had stopped when the driver died before it recorded their end."""
+    canceled = {record.get("trial") for record in records if record.get("event") == "requested"}
     while stopped := [view.id for view in search.trials.values() if view.stop_requested and not view.ended]:
         for trial in stopped:
-            search.on(Exited(trial=trial, reason="stopped"))
+            search.on(Exited(trial=trial, reason="canceled" if trial in canceled else "stopped"))
+
+
+def _carry_out_requests(
+    search: Search, journal: Journal, records: list[dict[str, Any]], requests: RequestFiles
+) -> None:
+    answered = {record.get("id") for record in records}
+    for request in requests.waiting():
+        if request.id not in answered:
+            try:
+                requests.check(request)
+                carry_out(search, request)
+            except IllegalEvent as error:
+                journal.append({"event": "rejected", "id": request.id, "error": str(error), "time": time.time()})
+        requests.remove(request.id)
 
 
 def _extended(search: Search, config: ExperimentConfig, extension: Mapping[str, int]) -> ExperimentConfig:

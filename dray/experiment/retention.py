@@ -16,6 +16,7 @@ from typing import Any
 from dray.config.storage import CheckpointStorage
 from dray.desk.effects import Say
 from dray.experiment.effects import Append, Effect, Examine, Prune, Saved
+from searchers.errors import IllegalEvent
 from searchers.views import TrialView
 
 
@@ -86,6 +87,8 @@ class Retention:
         """Checkpoints that will be durable when a pending `Prune` is carried out."""
         self._best: set[Saved] = set()
         self._pruning: set[Saved] = set()
+        self._pinned: dict[int, tuple[int, int]] = {}
+        """The checkpoints (trial, batches) that trials without a durable checkpoint of their own begin from."""
         self._unexamined: set[int] = set()
         """Trials whose stores may have checkpoints that are not in `_saved`; none of their checkpoints is deleted."""
         self._failed: list[Examine] = []
@@ -170,6 +173,21 @@ class Retention:
         self._changed |= changed
         self._prune()
 
+    def check(self, trial: int, batches: int) -> None:
+        """Raise an `IllegalEvent` if the trial's checkpoint is about to be deleted."""
+        if any((each.trial, each.batches) == (trial, batches) for each in self._pruning):
+            raise IllegalEvent(f"trial {trial}'s checkpoint at batch {batches} is being deleted; choose another one")
+
+    def pin(self, trial: int, source: tuple[int, int]) -> None:
+        """Keep another trial's checkpoint (trial, batches), from which this one begins, until this one has a durable
+        checkpoint of its own, or `unpin`."""
+        self._pinned[trial] = source
+
+    def unpin(self, trial: int) -> None:
+        """Note that a trial no longer needs the checkpoint that it began from."""
+        if (source := self._pinned.pop(trial, None)) is not None:
+            self._changed.add(source[0])
+
     def is_pruning(self, saved: Saved) -> bool:
         """Whether a checkpoint is still to be deleted. Thread-safe."""
         return saved in self._pruning
@@ -185,8 +203,10 @@ class Retention:
         self._pruning.difference_update(prune.delete)
         self._forcing.difference_update(prune.keep)
         if not failed:
-            kept = [each for each in prune.keep if each not in missing]
-            self._durable.update(each for each in kept if self._saved.get(each.trial, {}).get(each.batches) == each)
+            for each in prune.keep:
+                if each not in missing and self._saved.get(each.trial, {}).get(each.batches) == each:
+                    self._durable.add(each)
+                    self.unpin(each.trial)
         for each in missing:
             self._forget(each)
         for each in deleted:
@@ -234,12 +254,15 @@ class Retention:
         for examine in failed:
             self._emit(examine)
         keep: set[Saved] = set(self._best)
+        sources = set(self._pinned.values())
         delete: list[Saved] = []
         for trial in sorted(self._changed - self._unexamined):
             mine = self._saved.get(trial, {}).values()
             needs = self._needs(trial)
             kept = self._policy.keeps_of(mine, needs)
-            if not needs and self._best.isdisjoint(mine) and (kept & self._durable).issuperset(mine):
+            pinned = {each for each in mine if (trial, each.batches) in sources}
+            kept |= pinned
+            if not (needs or pinned) and self._best.isdisjoint(mine) and (kept & self._durable).issuperset(mine):
                 self._durable.difference_update(mine)  # the trial has ended, and keeps all its checkpoints for good
                 self._saved.pop(trial, None)
                 continue

@@ -6,6 +6,7 @@ Tune's handle and the desk to it, and this shell carries out its effects. The th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
 import threading
@@ -36,6 +37,7 @@ from dray.experiment.interrupts import Interrupts
 from dray.experiment.log_policies import forbidden, printed
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.prometheus import Prometheus
+from dray.experiment.request_files import RequestFiles
 from dray.experiment.results import results_of
 from dray.experiment.workers import prepare_workers
 from dray.groups.effects import LookAtCluster
@@ -49,6 +51,7 @@ from dray.records.metrics import MetricsLog
 from dray.records.timeline import Timeline
 from dray.worker.lease import SEND_EVERY_S, TrialLease
 from dray.worker.log.tail import with_log_tail
+from searchers.events import Source
 from searchers.journal import Journal
 from searchers.ray_tune import TuneDriver
 
@@ -149,6 +152,7 @@ class Run:
         self._check_at = 0.0
         self._logs = ThreadPoolExecutor(1, thread_name_prefix="dray-logs")
         self._timeline = Timeline(directory.metrics)
+        self._requests = RequestFiles(directory)
         self._workers = prepare_workers(
             config,
             directory,
@@ -328,6 +332,8 @@ class Run:
                 self._display.say(line)
             case effects.ShowFailure():
                 self._display.failure(effect.trial, effect.error, effect.ended, effect.kept)
+            case effects.Answered(request_id):
+                self._requests.remove(request_id)
             case effects.Fail(error):
                 self._fail(error)
             case ReadLogs(left):
@@ -414,12 +420,23 @@ class Run:
             store=directory.store(bind.trial),
             last_step=bind.last_step,
             was_completed=bind.was_completed,
+            source=self._source(bind.source),
+            is_changed=bind.is_changed,
             send_every_s=max(SEND_EVERY_S, self._lender.count / REPORTS_PER_S),
         )
         self._lender.send("bind", self._name, bind.lease, pickle.dumps(lease))
 
+    def _source(self, source: Source | None) -> str | None:
+        """The id of a checkpoint that a trial begins from."""
+        if source is None or source.batches is None:
+            return None
+        return self._records.directory.store(source.trial).id_of(source.batches)
+
     def _tick(self) -> None:
         """Periodic work, also while nothing happens."""
+        for request in self._requests.waiting():
+            with contextlib.suppress(OSError):  # the checkpoints' store can't be used now
+                self.driver.request(request, self._requests.check)
         self._records.metrics.pack()
         self._prometheus.update()
         self._display.update(self.driver.counts, self._lender.ready_count, self._lender.count)

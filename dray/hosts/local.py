@@ -58,6 +58,7 @@ class LocalHost:
     trial_id = 0
     latest_checkpoint: str | None = None
     source_checkpoint: str | None = None
+    is_changed_fork: bool = False
     max_length: TrainUnit | None = None
     rungs: Sequence[TrainUnit] = ()
     validation_period: TrainUnit | None = None

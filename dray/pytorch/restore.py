@@ -15,7 +15,7 @@ from dray.training import rng
 from dray.training.callback import PyTorchCallback, overrides
 from dray.training.checkpoint import files, sharded
 from dray.training.checkpoint.joint import open_together
-from dray.training.lr_scheduler import follow_length
+from dray.training.lr_scheduler import follow_length, keep_own
 from dray.training.optimisation import bare
 from dray.training.parallel.sharding import is_dtensor
 from dray.training.progress import Progress
@@ -49,7 +49,7 @@ def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCa
         callback.on_checkpoint_load_start(state)
     built = [_hyperparameters(run, optimizer) for optimizer in run.optimisation.optimizers]
     before, now = files.read_length(directory, "total_batches"), run.total_batches
-    if before is not None and now is not None and now != before:
+    if before is not None and now is not None and now != before and not run.host.is_changed_fork:
         follow_length(
             state,
             run.optimisation.lr_schedulers,
@@ -58,6 +58,8 @@ def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCa
             now=now,
             uses_total=run.uses_total_batches,
         )
+    if run.host.is_changed_fork:
+        keep_own(state, run.optimisation.lr_schedulers, run.optimisation.optimizers)
     run.optimisation.load_state_dict(state)
     if run.peers.rank == 0:
         _warn_of_overridden(run, built)

@@ -50,6 +50,7 @@ class ExperimentDirectory:
                trial_7/logs/           see `dray.worker.log`; trial_7/tensorboard/ and trial_7/outputs/ are beside them
                storage.json            the object store, and the config's credentials for it; only its owner can read it
                secrets.yaml            the config's secrets; only its owner can read it
+               requests/               requests to the search, see `dray.experiment.requests`
                driver.json             this directory's id, in an object store see `dray.records.driver_lock`
                ray.log                 Ray's output in the driver's process, see `dray.cluster.ray_output`
                ray/                    Ray's own state of this experiment; never read back

@@ -25,7 +25,8 @@ class Overview:
         state: see docs/cli.md; on a server also the states of `dray.serve.control.ExperimentState`.
         why: the reason for the states DAMAGED and ERROR, or for an experiment that should run but does not; or "".
         trials, ended, failed: numbers of trials so far, of those that have ended, and of those that have failed.
-        max_trials: the total number of trials; None if it is not known in advance.
+        max_trials: the number of trials that the search creates by itself; None if it is not known in advance.
+        requested: the number of trials that were created on request, see `searchers.Requested`.
         metric: the searcher's metric, or the first objective.
         best, best_trial: the best validation of a trial that did not fail and keeps the constraints, and its trial.
         front: with several metrics, the trials on the Pareto front.
@@ -43,6 +44,7 @@ class Overview:
     ended: int = 0
     failed: int = 0
     max_trials: int | None = None
+    requested: int = 0
     metric: str = ""
     best: float | None = None
     best_trial: int | None = None
@@ -60,14 +62,19 @@ class Overview:
         return replace(self, state=cast("ExperimentState", state), why=self.why or error)
 
     @property
+    def total(self) -> int:
+        """The number of trials at the search's end, as far as it is known."""
+        return max((self.max_trials or 0) + self.requested, self.trials)
+
+    @property
     def label(self) -> str:
         return self.name if self.number is None else f"{self.number}: {self.name}"
 
     def to_json(self) -> dict[str, Any]:
         """JSON for the commands and the API; times are Unix times in s."""
         found = {_NAMES.get(name, name): value for name, value in asdict(self).items()}
-        nothing = {"why": self.why or None, "metric": self.metric or None}
-        return found | nothing | {"title": self.title or self.name, "front": list(self.front) or None}
+        found |= {"total": self.total, "why": self.why or None, "metric": self.metric or None}
+        return found | {"title": self.title or self.name, "front": list(self.front) or None}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Overview:

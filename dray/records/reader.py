@@ -107,6 +107,7 @@ class ExperimentReader:
         self._rungs: tuple[float, ...] | None = None
         self._done, self._why = "", ""
         self._max_trials: int | None = self._searcher.get("max_trials")
+        self._requested = 0
         self._ran_s, self._opened, self._time = 0.0, 0.0, 0.0
         self._began: float | None = None
         self._last: float | None = None
@@ -189,6 +190,9 @@ class ExperimentReader:
                 self.trials[record["trial"]].derived.clear()
             case "failed":
                 self._why = str(record.get("error"))
+            case "requested":
+                self._done = ""
+                self._requested += "trial" not in record  # else a trial was to stop
             case "extended":
                 self._done, self._config, self._rungs = "", None, None
                 self._extended.append(record)
@@ -196,7 +200,9 @@ class ExperimentReader:
         for action in record.get("actions", ()):
             match action["action"]:
                 case "create":
-                    self.trials[action["trial"]] = self._record(action["trial"])
+                    trial = self.trials[action["trial"]] = self._record(action["trial"])
+                    if source := action.get("source"):
+                        trial.source_trial, trial.source_batches = source["trial"], source["batches"]
                 case "done":
                     self._done = action["reason"]
                 case decision:
@@ -297,6 +303,7 @@ class ExperimentReader:
             ended=sum(trial.has_ended for trial in self.trials.values()),
             failed=states[FAILED],
             max_trials=self._max_trials,
+            requested=self._requested,
             metric=self.metric,
             best=None if best is None else best.best_metric,
             best_trial=None if best is None else best.id,

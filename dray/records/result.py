@@ -268,6 +268,9 @@ def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = Non
         table["front"] = numbers((fronts.get(each.id) for each in trials), "Int64")
     table["nan_since"] = numbers((each.nan_since for each in trials), "Int64")
     table["restarts"] = numbers((each.restarts for each in trials), "int64")
+    if any(each.source_trial is not None for each in trials):
+        table["source_trial"] = numbers((each.source_trial for each in trials), "Int64")
+        table["source_batches"] = numbers((each.source_batches for each in trials), "Int64")
     if gpu_types:
         table["gpu_type"] = [gpu_types.get(each.id, "") for each in trials]
     table["started"] = pd.to_datetime(numbers(each.started for each in trials), unit="s")

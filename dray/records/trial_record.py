@@ -25,6 +25,7 @@ class TrialRecord:
     Attributes:
         objectives: the metrics that rank trials.
         state: see `searchers.views.TrialView`.
+        source_trial, source_batches: the checkpoint of another trial that it began from; None if it did not.
         drawn: the sampled hyperparameters; None before it started.
         started, ended: Unix time in s; None: not yet, or it runs again.
         restarts: number of restarts.
@@ -41,6 +42,8 @@ class TrialRecord:
     id: int
     objectives: Objectives
     state: State = "PENDING"
+    source_trial: int | None = None
+    source_batches: int | None = None
     drawn: Mapping[str, Any] | None = None
     started: float | None = None
     ended: float | None = None
@@ -162,6 +165,11 @@ class TrialRecord:
         return self.losses.values[0] if self.objectives.first.smaller_is_better else -self.losses.values[0]
 
     @property
+    def forked_from(self) -> str:
+        """ "trial 7 at batch 253"; "" if it did not begin from another trial's checkpoint."""
+        return "" if self.source_trial is None else f"trial {self.source_trial} at batch {self.source_batches}"
+
+    @property
     def nan_since(self) -> int | None:
         """The batch at which a loss was first reported as NaN or infinite, if it has stayed so."""
         return min(self.nan.values(), default=None)
@@ -177,6 +185,8 @@ class TrialRecord:
             "best_batches": self.best_batches,
             "nan_since": self.nan_since,
             "restarts": self.restarts,
+            "source_trial": self.source_trial,
+            "source_batches": self.source_batches,
             "started": self.started,
             "ended": self.ended,
             "hparams": self.hparams,

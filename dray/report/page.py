@@ -157,6 +157,7 @@ class _Page:
         columns = [f"hparams.{name}" for name in report.varying]
         top = report.eligible.head(BEST_SHOWN)
         since = top["nan_since"].notna().any()
+        forked = top["forked_from"].any()
         rows = [
             [
                 str(index),
@@ -164,11 +165,13 @@ class _Page:
                 f"{one['best_batches']:,}",
                 shown(one["best_metric"]),
                 *([nan_since_text(None if pd.isna(one["nan_since"]) else one["nan_since"])] if since else []),
+                *([one["forked_from"]] if forked else []),
                 *(shown(value) for value in one[columns]),
             ]
             for index, one in top.iterrows()
         ]
-        ten = html.table(["trial", "state", "batches", report.metric, *([""] if since else []), *report.varying], rows)
+        optional = [*([""] if since else []), *(["forked from"] if forked else [])]
+        ten = html.table(["trial", "state", "batches", report.metric, *optional, *report.varying], rows)
         return f"""<section><h2>The best trial</h2>
 <p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(report.metric)}
 <b>{shown(row["best_metric"])}</b> after {row["best_batches"]:,} batches.</p>

@@ -18,21 +18,26 @@ from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
 from dray.code.ignore import leads_to_code
 from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
+from dray.experiment import requests
 from dray.records import copies
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
+from dray.records.reader import ExperimentReader
 from dray.serve import fork, logs
 from dray.serve.answers import BadInput, answer, number
 from dray.serve.control import ACTIVE, API, Control, NotSubmitted, Submitted, Verb, WrongState
 from dray.serve.experiments import experiment_path
+from dray.serve.requests import ask
 from dray.storage.disk import scratch
 from dray.text import one_line
+from searchers.events import Requested
 
 T = TypeVar("T")
 
 SUBMITTERS = 8
 """Most slow requests performed at once: imports of models, deletions from an object store."""
 READERS = 4  # most journals read at once
+REQUESTERS = 8  # most requests to searches that wait for an answer at once
 POLL_S = 0.1  # how often the server looks for events while a request waits for them
 LONGEST_WAIT_S = 25.0  # the longest wait of a request for events: proxies cut off requests after a minute
 MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000  # most tags, and most characters of a tag and of the notes
@@ -46,6 +51,7 @@ class Api:
         # Separate pools: the verbs use asyncio's, and must not wait for user code or a slow disk.
         self._submitters = ThreadPoolExecutor(SUBMITTERS, "dray-submit")
         self._readers = ThreadPoolExecutor(READERS, "dray-events")
+        self._requesters = ThreadPoolExecutor(REQUESTERS, "dray-requests")
         self._ending = asyncio.Event()
 
     def routes(self) -> list[web.RouteDef]:
@@ -59,6 +65,9 @@ class Api:
             *(web.post(f"{one}/{verb}", self._acting(verb)) for verb in get_args(Verb)),
             web.post(f"{one}/extend", self._extend),
             web.post(f"{one}/fork", self._fork),
+            web.post(f"{one}/trials", self._add_trial),
+            web.post(f"{one}/trials/{{trial:\\d{{1,9}}}}/fork", self._fork_trial),
+            web.post(f"{one}/trials/{{trial:\\d{{1,9}}}}/stop", self._stop_trial),
             web.get(f"{one}/events", self._events),
         ]
 
@@ -134,6 +143,24 @@ class Api:
             raise BadInput("give config: fields to change with their values, or a whole YAML file as text")
         return answer(asdict(await _call(self._submitters, fork.fork, self._control, path, config)), status=201)
 
+    async def _add_trial(self, request: web.Request) -> web.StreamResponse:
+        hparams = _hparams(await _body(request))
+        return await self._request(request, lambda reader: requests.add(reader, hparams))
+
+    async def _fork_trial(self, request: web.Request) -> web.StreamResponse:
+        trial, body = int(request.match_info["trial"]), await _body(request)
+        at = str(body.pop("at", "best"))
+        hparams = _hparams(body)
+        return await self._request(request, lambda reader: requests.fork(reader, trial, at, hparams))
+
+    async def _stop_trial(self, request: web.Request) -> web.StreamResponse:
+        trial = int(request.match_info["trial"])
+        return await self._request(request, lambda reader: requests.stop(reader, trial))
+
+    async def _request(self, request: web.Request, make: Callable[[ExperimentReader], Requested]) -> web.StreamResponse:
+        path = experiment_path(self._results, request.match_info["name"])
+        return answer({"trial": await _call(self._requesters, ask, self._control, path, make)})
+
     async def _events(self, request: web.Request) -> web.StreamResponse:
         name, after = request.match_info["name"], number(request, "after")
         wait_s = min(float(number(request, "wait_s")), LONGEST_WAIT_S)
@@ -196,6 +223,12 @@ async def _body(request: web.Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadInput("the body must be a JSON object")
     return body
+
+
+def _hparams(body: Mapping[str, Any]) -> dict[str, Any]:
+    if set(body) - {"hparams"} or not isinstance(hparams := body.get("hparams", {}), dict):
+        raise BadInput("give hparams: hyperparameters with their values; for a fork also at: best, latest or a batch")
+    return hparams
 
 
 def _delete(control: Control, path: Path) -> None:

@@ -155,6 +155,29 @@ class Server:
         body = {"config": config if isinstance(config, str) else dict(config)}
         return submitted_from(self._request("POST", _path(name, "fork"), body, timeout_s=SUBMIT_TIMEOUT_S))
 
+    def trial(self, name: str, trial: str) -> int:
+        """The number of a trial, given by number or as "best". Raises `NoExperiment` if there is none."""
+        if trial == "best":
+            best: int | None = self._request("GET", _path(name))["best_trial"]
+            if best is not None:
+                return best
+        elif trial.removeprefix("trial_").isdecimal():
+            return int(trial.removeprefix("trial_"))
+        raise NoExperiment(f"{name} has no trial {trial!r}; give a trial's number, or 'best' once one has validated")
+
+    def fork_trial(self, name: str, trial: int, *, at: str = "best", hparams: Mapping[str, Any]) -> int | None:
+        """Start a trial from a checkpoint of another one: "best", "latest", or a number of batches. Returns its number;
+        None if the experiment's driver has yet to carry it out."""
+        return self._trial(name, f"trials/{trial}/fork", {"at": at, "hparams": hparams})
+
+    def add_trial(self, name: str, hparams: Mapping[str, Any]) -> int | None:
+        """Add a trial; returns its number, as `fork_trial` does."""
+        return self._trial(name, "trials", {"hparams": hparams})
+
+    def stop_trial(self, name: str, trial: int) -> int | None:
+        """Stop a trial; returns its number, or None if the experiment's driver has yet to stop it."""
+        return self._trial(name, f"trials/{trial}/stop", {})
+
     def change(self, name: str, **fields: Any) -> Submitted:
         """Change some of ``priority``, ``weight``, ``max_slots``, ``tags`` and ``notes``; the others stay."""
         return submitted_from(self._request("PATCH", _path(name), fields, missing=NotSubmitted))
@@ -214,6 +237,10 @@ class Server:
             self.url, self._token, self._parts = found.url, found.token, urlsplit(found.url)
 
     # ------------------------------------------------------------------------------------------------------- requests
+    def _trial(self, name: str, what: str, body: Mapping[str, Any]) -> int | None:
+        found: int | None = self._request("POST", _path(name, what), body, missing=NotSubmitted)["trial"]
+        return found
+
     def _verb(self, name: str, verb: str, body: Mapping[str, Any] | None = None) -> Submitted:
         return submitted_from(self._request("POST", _path(name, verb), body or {}, missing=NotSubmitted))
 

@@ -124,6 +124,9 @@ class Control(Protocol):
         """Queue an experiment again, finished or not, with more or longer trials. Raises `ConfigError` if the search
         can't be extended."""
 
+    def reopen(self, name: str) -> Submitted:
+        """Queue an experiment again, finished or not, because there is a request to its search."""
+
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
         """Change some fields of an experiment's share, its tags or its notes; other fields keep their values."""
 
@@ -158,4 +161,4 @@ class Browsing:
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise WrongState("no server is up; to change or run experiments here, end dray ui and start: dray serve")
 
-    submit = act = extend = change = _refuse
+    submit = act = extend = reopen = change = _refuse

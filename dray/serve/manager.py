@@ -246,6 +246,9 @@ class Manager:
         extension = {field: value for field, value in wanted.items() if value is not None}
         return self._ask(self._scheduler.extend, name, extension)
 
+    def reopen(self, name: str) -> Submitted:
+        return self._ask(self._scheduler.reopen, name)
+
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
         return self._ask(self._scheduler.change, name, change)
 

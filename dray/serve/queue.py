@@ -21,7 +21,7 @@ TRANSITIONS: Mapping[ItemState, tuple[ItemState, ...]] = {
     "run": _ALL,
     "pause": _ALL,
     "stop": _ALL,
-    "COMPLETED": (),  # until it is extended
+    "COMPLETED": (),  # until it is extended or reopened
     "ERROR": ("run",),
 }
 
@@ -82,6 +82,10 @@ class Queue:
     def extend(self, name: str, extension: Mapping[str, int]) -> None:
         """Queue an experiment again, with more or longer trials."""
         self._note({"event": "extended", "extension": dict(extension)}, name)
+
+    def reopen(self, name: str) -> None:
+        """Queue an experiment again, from any state."""
+        self._note({"event": "wanted", "wanted": "run"}, name)
 
     def opened(self, name: str) -> None:
         """Record that a process has applied the experiment's extension. Applying it twice would change nothing."""

@@ -218,6 +218,12 @@ class Scheduler:
         self._queue.extend(name, extension)
         return self._submitted(item)
 
+    def reopen(self, name: str) -> Submitted:
+        item = self._queue.item(name)
+        if item.state != "run":
+            self._queue.reopen(name)
+        return self._submitted(item)
+
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
         self._queue.change(name, change)
         return self.experiment(name)

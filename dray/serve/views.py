@@ -142,6 +142,7 @@ class Views:
                 "rank": ranked.index(trial) + 1 if trial in ranked else None,
                 "of": len(ranked),
                 "drawn": plain(trial.drawn),
+                "submitted": self._is_submitted(request.match_info["name"]),
                 "failures": [failure_fields(each) for each in reader.failures if each["trial"] == number],
             }
         try:
@@ -152,6 +153,13 @@ class Views:
         except (StorageError, OSError) as error:
             found |= {"checkpoints": [], "checkpoints_error": str(error)}
         return _encoded(found)
+
+    def _is_submitted(self, name: str) -> bool:
+        try:
+            self._control.experiment(name)
+        except NotSubmitted:
+            return False
+        return True
 
     def metrics(self, request: web.Request) -> bytes:
         """``series``: each metric with ``kind``, ``name``, ``batches``, ``epochs``, ``values`` and ``times``."""

@@ -75,6 +75,10 @@ class Host(Protocol):
     #: Whether a commit goes over a network.
     is_remote: bool
 
+    @property
+    def is_changed_fork(self) -> bool:
+        """Whether `latest_checkpoint` is another trial's, with other hyperparameters: optimizers keep this trial's."""
+
     def is_best(self, validation: Mapping[str, object]) -> bool:
         """Whether this validation is the best of the experiment. Called with `checkpoint_policy="best"`, unless the
         report decides, since then a checkpoint is saved in any case."""

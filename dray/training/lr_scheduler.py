@@ -170,6 +170,25 @@ def follow_length(
             )
 
 
+def keep_own(
+    state: dict[str, Any], schedules: Sequence[LRScheduler], optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """In the state of another trial's checkpoint, replace the schedules and the optimizers' hyperparameters with those
+    that this trial's constructor made, at the saved positions of the schedules. Of a `ReduceLROnPlateau` the state is
+    kept; its rate is this trial's own."""
+    saved, groups = state.get("lr_schedulers_state_dict", []), state.get("optimizers_state_dict", [])
+    if len(saved) != len(schedules) or len(groups) != len(optimizers):
+        return  # loading the state raises an error
+    schedulers = [each._scheduler for each in schedules]
+    if _replay(schedulers, [part.get("last_epoch", 0) for part in saved]):
+        for index, schedule in enumerate(schedules):
+            if not isinstance(schedule._scheduler, lr_scheduler.ReduceLROnPlateau):
+                saved[index] = schedule.state_dict()
+    for optimizer, target in zip(optimizers, groups, strict=True):
+        for own, group in zip(optimizer.param_groups, target["param_groups"], strict=False):
+            group.update(copy.deepcopy({name: value for name, value in own.items() if name != "params"}))
+
+
 def _replay(schedulers: Sequence[Any], positions: Sequence[int]) -> bool:
     """Step schedulers to positions, in turns since several may change one optimizer; return whether all got there."""
     steps = [

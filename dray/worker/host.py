@@ -76,6 +76,7 @@ class RayHost:
         self._store.sweep()
         found = self._store.open_latest(self._link.damaged)
         if found is None:
+            self.latest_checkpoint = self.lease.source  # its report is another trial's
             return None
         self.latest_checkpoint, directory = found
         path = directory / REPORT_FILE
@@ -87,6 +88,10 @@ class RayHost:
         # A report of an earlier version lacks some fields.
         report = DeskReport(**{name: carried[name] for name in DeskReport.__slots__ if name in carried})
         return self.reports.resume(report, carried["decides"])
+
+    @property
+    def is_changed_fork(self) -> bool:
+        return self.lease.is_changed and self.latest_checkpoint == self.lease.source
 
     def end(self) -> LeaseOutcome:
         """End the trial after its code has returned. Returns the outcome: completed, interrupted, or the search's

@@ -151,6 +151,8 @@ class TrialLease:
         client: the name of the experiment's run.
         trial_dir: the trial's directory, for everything but checkpoints.
         last_step: the greatest length reported to the search, in the searcher's unit; None without reports.
+        source: the id of another trial's checkpoint that it begins from, while it has none of its own; or None.
+        is_changed: whether its hyperparameters differ from that trial's.
         was_completed: whether the trial had completed and continues because the search was extended: a final report in
             its checkpoint may no longer be final.
         send_every_s: as `SEND_EVERY_S`; longer if many trials report to one driver.
@@ -165,6 +167,8 @@ class TrialLease:
     store: CheckpointStore
     last_step: float | None
     was_completed: bool = False
+    source: str | None = None
+    is_changed: bool = False
     send_every_s: float = SEND_EVERY_S
 
     @property

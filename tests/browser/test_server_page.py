@@ -16,6 +16,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from dray.records.result import Result
 from dray.serve.app import listening
 from searchers.events import Exited, Started
+from tests.experiment.test_requests import answering
 from tests.records.test_result import Story, config, told
 from tests.report.simulated import simulated
 from tests.serve.conftest import PORT, TOKEN
@@ -253,6 +254,29 @@ def test_an_experiment_is_run_again_with_changes(site: Site) -> None:
     [made] = site.results.glob("smaller*")
     assert yaml.safe_load((made / "experiment.yaml").read_text())["searcher"]["max_trials"] == 8
     assert (made / "code" / "model_def.py").exists()
+
+
+def test_a_trial_is_forked_and_stopped(site: Site) -> None:
+    with answering(site.story):
+        site.open("#/e/experiment/t/0")
+        site.until(lambda: "Fork" in site.one(".actions").text)
+        assert "Stop" not in site.one(".actions").text, "it has ended"
+        site.click("Fork", ".actions")
+        rate = site.one("dialog input[name=lr]")
+        rate.clear()
+        rate.send_keys("much")
+        site.click("Fork", "dialog")
+        site.until(lambda: "lr: must be a value like" in site.one("dialog").text)
+        rate.clear()
+        rate.send_keys("0.15")
+        site.click("Fork", "dialog")
+        site.until(lambda: "#/e/experiment/t/5" in site.browser.current_url, "the fork's page")
+        site.until(lambda: "Forked from trial 0 at batch 10." in site.texts("section p"), "its source")
+        assert site.story.search.params(5) == {**site.story.search.params(0), "lr": 0.15}
+        site.click("Stop", ".actions")
+        assert "keeps its checkpoints" in site.one("dialog[open]").text
+        site.click("Stop", "dialog")
+        site.until(lambda: site.story.search.trials[5].stop_requested)
 
 
 def test_what_a_trial_printed_is_text_and_is_followed(site: Site) -> None:

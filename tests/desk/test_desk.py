@@ -190,6 +190,45 @@ def test_a_node_that_goes_before_its_drained_trial_has_left_costs_no_restart(sce
     assert scene.granted() == [3]
 
 
+@pytest.mark.parametrize("is_moving", [False, True])
+def test_a_canceled_trial_saves_and_leaves_and_does_not_continue(scene: Scene, is_moving: bool) -> None:
+    lease = scene.lend(3)
+    if is_moving:
+        scene.desk.drain("g")
+    scene.desk.cancel("run", 3)
+    scene.desk.stop_wanted("stop", lease.number)  # its rank 0 asks only now
+    assert scene.replies() == {"stop": True}
+    scene.leave(lease, 0, "interrupted")
+    scene.ask("other", start=2)
+    assert (lease.state, scene.granted()) == ("over", [])
+
+
+def test_a_canceled_trial_leaves_the_queue_and_its_group_at_once(scene: Scene) -> None:
+    lease = scene.lend(3)
+    scene.desk.stop_wanted("stop", lease.number)
+    scene.queue(4, 5)
+    for trial in (3, 4, 9):
+        scene.desk.cancel("run", trial)
+    assert scene.replies() == {"stop": True}
+    scene.end_group()  # also if its group ends before it has left
+    scene.ask(start=2)
+    assert scene.granted() == [5]
+
+
+@pytest.mark.parametrize("is_moving", [False, True])
+def test_a_canceled_trial_whose_group_ends_is_not_queued_again(scene: Scene, is_moving: bool) -> None:
+    scene.queue(3)
+    scene.ask()
+    if is_moving:
+        scene.take_up()
+        scene.desk.drain("g")
+    scene.effects.clear()
+    scene.desk.cancel("run", 3)
+    scene.end_group()
+    scene.ask(start=2)
+    assert scene.granted() == []
+
+
 def test_idle_groups_are_retired_unless_a_trial_of_their_shape_waits(scene: Scene) -> None:
     scene.add("other", shape="other")
     scene.queue(0, client="other")

@@ -21,7 +21,7 @@ from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.records.trial_record import TrialRecord
 from searchers.asha import ASHA
-from searchers.events import Event, Exited, Reported, Started
+from searchers.events import Event, Exited, Reported, Requested, Started
 from searchers.method import Method
 from searchers.objectives import Metric, Objectives
 from searchers.random_search import RandomSearch
@@ -157,6 +157,12 @@ def test_line_shows_that_groups_are_starting() -> None:
     over = search(*ended(0, 0.5), method=RandomSearch(max_trials=1, max_concurrent_trials=1, max_length=10))
     assert over.done is not None
     assert "worker group" not in line(over, groups=0), "the last line in a notebook, which stays"
+
+
+def test_requested_trials_are_counted_in_the_total() -> None:
+    made = search(*(event for trial in range(8) for event in ended(trial, 0.5)))
+    made.request(Requested())
+    assert "8 of 9 trials ended" in line(made)
 
 
 def test_line_shows_what_groups_wait_for_while_they_wait() -> None:

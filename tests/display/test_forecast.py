@@ -10,7 +10,7 @@ import pytest
 from dray.display.forecast import FIRST_S, Forecast
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
-from searchers.events import Action, Event, Exited, Reported, Started
+from searchers.events import Action, Event, Exited, Reported, Requested, Started
 from searchers.method import Method
 from searchers.previews import preview
 from searchers.promotion import PromotionASHA
@@ -133,3 +133,15 @@ def test_rung_of_a_length() -> None:
         (3, 16),
     ]
     assert forecast.rungs == 3
+
+
+def test_requested_trials_are_trained_besides_those_that_the_search_creates() -> None:
+    method = RandomSearch(max_trials=4, max_concurrent_trials=1, max_length=10)
+    forecast = Forecast(preview(method))
+    search = Search(method, parse({}), seed=0, smaller_is_better=True, log=lambda record: None)
+    search.start()
+    for event in (Started(trial=0), Reported(trial=0, step=10, value=0.5), Exited(trial=0, reason="completed")):
+        search.on(event)
+    search.request(Requested())
+    forecast.update(search.live.values(), {}, 1, 0.0, ended=[search.trials[0]], requested=search.requested)
+    assert forecast.share == 1 / 5

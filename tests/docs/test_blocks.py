@@ -48,6 +48,7 @@ PYTHON = {
     "looking.md": "tests/docs/test_looking_page.py",
     "migration.md": "tests/docs/test_migration_page.py",
     "porting.md": "tests/docs/test_porting.py",
+    "steering.md": "tests/docs/test_steering_page.py",
     "results.md": "tests/docs/test_results_page.py",
     "serve.md": "tests/serve/test_docs.py",
     "tune.md": "tests/ray/test_tune_page.py",

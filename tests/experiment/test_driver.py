@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -12,6 +12,7 @@ from dray.config.load import load_config
 from dray.desk.effects import Reply, Say
 from dray.desk.failure import Failure
 from dray.desk.messages import (
+    CheckpointSaved,
     DeskReport,
     LeaseGranted,
     LeaseOutcome,
@@ -24,10 +25,11 @@ from dray.desk.messages import (
 from dray.desk.wire import Malformed
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
 from dray.experiment.driver import ExperimentDriver
-from dray.experiment.effects import Append, Bind, Effect, Fail, ShowFailure, ToDesk
+from dray.experiment.effects import Answered, Append, Bind, Effect, Examine, Fail, Prune, ShowFailure, ToDesk
 from dray.experiment.open_search import OpenSearch
 from searchers.asha import ASHA
-from searchers.events import TrialResult
+from searchers.errors import IllegalEvent
+from searchers.events import Requested, Source, TrialResult
 from searchers.promotion import PromotionASHA
 from searchers.search import Search
 from searchers.space import parse
@@ -346,3 +348,175 @@ def test_checkpoints_of_trials_that_do_not_exist_are_refused(scene: Scene, trial
     with pytest.raises(Malformed):
         scene.driver.damaged(None, trial, "checkpoint_4", "it is empty")
     assert scene.effects == []
+
+
+# ------------------------------------------------------------------------------------------------------------ requests
+def exists(request: Requested) -> None:
+    """The source's checkpoint exists."""
+
+
+def request(scene: Scene, check: Callable[[Requested], None] = exists, **fields: Any) -> Mapping[str, Any]:
+    """Carry out a request, and return the answer's record."""
+    scene.driver.request(Requested(**{"id": "a", **fields}), check)
+    kinds = [type(effect) for effect in scene.effects]
+    assert kinds.index(Append) < kinds.index(Answered), "its file is removed once the answer is recorded"
+    [answer] = [each.record for each in scene.take(Append) if each.record.get("id") == fields.get("id", "a")]
+    assert scene.take(Answered) == [Answered(answer["id"])]
+    return answer
+
+
+def test_a_fork_is_queued_and_begins_from_its_sources_checkpoint_with_its_own_hyperparameters(scene: Scene) -> None:
+    source = Source(trial=1, step=RUNG, batches=RUNG)
+    answer = request(scene, source=source, hparams={"lr": 7.0})
+    assert (answer["event"], [each["trial"] for each in answer["actions"]]) == ("requested", [2])
+    assert scene.to_desk() == [("enqueue", [2], False)]
+    scene.grant(3, 2)
+    [bind] = scene.take(Bind)
+    assert (bind.source, bind.last_step, bind.is_changed, bind.hparams["lr"]) == (source, RUNG, True, 7.0)
+    assert bind.seed == scene.driver.search.seed_of(1)
+    request(scene, id="b", source=source)
+    scene.grant(4, 3)
+    [bind] = scene.take(Bind)
+    assert (bind.is_changed, bind.hparams) == (False, scene.driver.search.params(1))
+
+
+def test_a_new_trial_has_the_given_hyperparameters(scene: Scene) -> None:
+    request(scene, hparams={"lr": 7.0})
+    assert scene.to_desk() == [("enqueue", [2], False)]
+    scene.grant(3, 2)
+    [bind] = scene.take(Bind)
+    assert (bind.source, bind.last_step, bind.hparams["lr"]) == (None, None, 7.0)
+
+
+def test_a_running_trial_that_is_stopped_is_canceled_at_once_and_leaves(scene: Scene) -> None:
+    call = scene.report(1)
+    due = scene.fetch()
+    scene.driver.request(Requested(id="a", trial=0), exists)
+    assert scene.state(0) == "CANCELED"
+    assert scene.replies() == {call: "stop"}
+    assert scene.to_desk() == [("cancel", 0), ("withdraw", [0])]
+    scene.driver.decide(due or [])
+    scene.leave(1, 0, "interrupted")
+    scene.die(2, 1)
+    assert [each for each in scene.to_desk() if each[0] == "enqueue"] == [("enqueue", [1], True)]
+    ends = [(each.record["trial"], each.record["reason"]) for each in scene.take(Append) if "reason" in each.record]
+    assert ends == [(0, "canceled")]
+
+
+def test_a_pending_trial_that_is_stopped_gets_no_workers() -> None:
+    scene = Scene()
+    request(scene, trial=1)
+    assert ("cancel", 1) in scene.to_desk()
+    scene.grant(1, 1)  # granted before the desk heard of its end
+    assert (scene.to_desk(), scene.take(Bind), scene.state(1)) == ([("drop", 1)], [], "CANCELED")
+
+
+def test_a_paused_trial_that_is_stopped_is_not_resumed(scene: Scene) -> None:
+    scene.report(1, value=0.1)
+    scene.decide()
+    assert scene.state(0) == "PAUSED"
+    request(scene, trial=0)
+    assert scene.state(0) == "CANCELED"
+    scene.to_desk()
+    scene.report(2, value=0.5)
+    scene.decide()
+    assert not [each for each in scene.to_desk() if each[0] == "enqueue"]
+    assert scene.driver.search.done
+
+
+def test_a_search_is_done_when_its_last_trial_is_stopped(scene: Scene) -> None:
+    request(scene, trial=0)
+    request(scene, id="b", trial=1)
+    assert scene.to_desk()[-1] == ("close",)
+    assert scene.fetch() is None
+    scene.driver.request(Requested(id="c"), exists)
+    assert not scene.effects, "the next run carries it out"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"trial": 9}, "trial 9"),
+        ({"hparams": {"lx": 1}}, "there is no hyperparameter lx"),
+        ({"source": Source(trial=9, step=1, batches=1)}, "trial 9"),
+        ({"source": Source(trial=0, step=END, batches=END)}, "can't begin from step 16 of trial 0"),
+    ],
+)
+def test_an_impossible_request_is_rejected_and_changes_nothing(
+    scene: Scene, fields: dict[str, Any], message: str
+) -> None:
+    answer = request(scene, **fields)
+    assert answer["event"] == "rejected"
+    assert message in answer["error"]
+    assert not scene.effects
+    assert list(scene.driver.search.trials) == [0, 1]
+
+
+def test_a_fork_of_a_checkpoint_that_does_not_exist_or_is_being_deleted_is_rejected(scene: Scene) -> None:
+    def gone(request: Requested) -> None:
+        raise IllegalEvent("it is gone")
+
+    source = Source(trial=0, step=2, batches=2)
+    assert request(scene, gone, source=source)["error"] == "it is gone"
+    scene.driver.saved(None, 0, "2", 2, 0.5, None)
+    scene.driver.retention.examined(scene.take(Examine)[0])
+    for batches in (6, 8, 10):
+        scene.driver.saved(None, 0, str(batches), batches, batches / 10, None)
+    assert [each.batches for each in scene.take(Prune)[-1].delete] == [6]
+    scene.take(CheckpointSaved)
+    assert request(scene, id="b", source=source)["event"] == "requested"
+    source = Source(trial=0, step=6, batches=6)
+    assert "being deleted" in request(scene, id="c", source=source)["error"]
+
+
+def test_a_request_waits_while_the_store_can_not_be_used(scene: Scene) -> None:
+    def away(request: Requested) -> None:
+        raise OSError("away")
+
+    with pytest.raises(OSError, match="away"):
+        scene.driver.request(Requested(id="a"), away)
+    assert not scene.effects
+    assert request(scene)["event"] == "requested"
+
+
+def test_a_request_that_is_read_twice_is_carried_out_once(scene: Scene) -> None:
+    request(scene)
+    scene.effects.clear()
+    scene.driver.request(Requested(id="a"), exists)
+    assert not scene.effects
+
+
+def test_a_closing_run_leaves_requests_to_the_next_one(scene: Scene) -> None:
+    scene.driver.close()
+    scene.effects.clear()
+    scene.driver.request(Requested(id="a"), exists)
+    assert not scene.effects
+
+
+@pytest.mark.parametrize("ends", ["it has saved", "it is stopped", "it has failed", "not yet"])
+def test_a_forks_source_is_kept_until_the_fork_needs_it_no_more_also_by_the_next_run(scene: Scene, ends: str) -> None:
+    for batches in (2, 4, 6):
+        scene.driver.saved(None, 0, str(batches), batches, batches / 10, None)
+    request(scene, source=Source(trial=0, step=4, batches=4))
+    scene = Scene(scene.journal)
+    scene.take(Append)
+    for examine in scene.take(Examine):
+        scene.driver.retention.examined(examine)
+    scene.driver.saved(None, 0, "8", 8, 0.8, None)
+    match ends:
+        case "it has saved":
+            scene.grant(3, 2)
+            scene.driver.saved(None, 2, "own", 6, 0.5, None)
+            scene.driver.retention.examined(scene.take(Examine)[0])
+            [*_, prune] = scene.take(Prune)
+            assert [each.checkpoint for each in prune.keep][-1] == "own"
+            assert not prune.delete
+            scene.driver.retention.pruned(prune, [], [], failed=False)
+        case "it is stopped":
+            request(scene, id="b", trial=2)
+        case "it has failed":
+            scene.grant(3, 2)
+            scene.leave(3, 2, "invalid_hp")
+            scene.decide()
+    deleted = {each.batches for prune in scene.take(Prune) for each in prune.delete}
+    assert deleted == (set() if ends == "not yet" else {4})

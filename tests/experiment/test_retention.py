@@ -20,6 +20,7 @@ from dray.experiment.effects import Append, Effect, Examine, Prune
 from dray.experiment.retention import Policy, Retention, Saved, saved_in
 from dray.storage import CheckpointStore, Location, store_at
 from dray.worker.lease import REPORT_FILE
+from searchers.errors import IllegalEvent
 from tests.storage.power import Disk
 
 METRICS = {1: [None, None, 0.6, 0.5, 0.4], 2: [None, 0.2, 0.3, None, None]}
@@ -183,6 +184,59 @@ def test_an_ended_trial_needs_no_checkpoint(experiment: Experiment) -> None:
     assert experiment.end() == {0: []}
 
 
+@pytest.mark.parametrize("source_ends", [False, True])
+def test_a_pinned_checkpoint_is_deleted_only_once_each_trial_that_begins_from_it_has_its_own(
+    experiment: Experiment, source_ends: bool
+) -> None:
+    experiment.needs = {0: 1, 1: 1, 2: 1}
+    experiment.begin(Policy(trial_best=0, trial_latest=0))
+    experiment.save(0, 10, 0.5)
+    for child in (1, 2):
+        experiment.retention.pin(child, (0, 10))
+    experiment.save(0, 20, 0.5)
+    if source_ends:
+        experiment.needs[0] = 0
+        experiment.retention.changed([0])
+    source = [10] if source_ends else [20, 10]
+    assert experiment.end() == {0: source}
+    experiment.save(1, 15, 0.5)
+    assert experiment.end() == {0: source, 1: [15]}, "trial 2 begins from it, too"
+    experiment.retention.unpin(2)
+    experiment.retention.changed([2])
+    assert experiment.end() == {0: source[:-1], 1: [15]}
+
+
+def test_a_pinned_checkpoint_is_kept_until_the_childs_own_is_forced_to_the_disk() -> None:
+    emitted: list[Any] = []
+    retention = Retention(Policy(trial_best=0, trial_latest=0), needs=lambda trial: 1, emit=emitted.append)
+    for trial, batches in ((0, 10), (0, 20), (1, 15)):
+        if batches == 20:
+            retention.pin(1, (0, 10))
+        retention.saved(trial, batches, str(batches), None)
+        for examine in [each for each in emitted if isinstance(each, Examine)]:
+            emitted.remove(examine)
+            retention.examined(examine)
+    prunes = [each for each in emitted if isinstance(each, Prune)]
+    assert [each.batches for prune in prunes for each in prune.delete] == []
+    retention.pruned(prunes[-1], [], [], failed=True)
+    retention.changed([0])
+    prunes = [each for each in emitted if isinstance(each, Prune)]
+    assert [each.batches for each in prunes[-1].delete] == []
+    retention.changed([1])
+    retention.pruned(emitted[-1], [], [], failed=False)
+    assert [each.batches for each in emitted[-1].delete] == [10]
+
+
+def test_a_checkpoint_that_is_being_deleted_is_not_offered_to_forks() -> None:
+    retention = Retention(Policy(trial_best=0, trial_latest=0), needs=lambda trial: 1, emit=lambda effect: None)
+    for batches in (10, 20):
+        retention.saved(0, batches, str(batches), None)
+    retention.examined(Examine(0, ()))
+    retention.check(0, 20)
+    with pytest.raises(IllegalEvent, match="trial 0's checkpoint at batch 10 is being deleted"):
+        retention.check(0, 10)
+
+
 def test_checkpoints_that_a_killed_run_left_are_removed_on_resume(experiment: Experiment) -> None:
     """Nothing of it is in the journal, as of a driver that died before the records came to the disk."""
     for batches, value in ((10, 0.5), (20, 0.25), (30, math.nan), (40, 1.0)):
@@ -204,6 +258,7 @@ def test_a_damaged_checkpoint_is_reported_once_and_no_longer_counts(experiment: 
         experiment.retention.damaged(0, damaged, f"{damaged} is damaged: v is missing")
     experiment.end()
     experiment.begin(Policy(trial_best=0, trial_latest=2), trials=[0])
+    experiment.settle()  # the trial has ended, so a checkpoint that is half written when its store is listed is removed
     experiment.retention.damaged(0, damaged, "again, by another run")
     experiment.save(0, 30, None)
     assert experiment.end() == {0: [30, 20, 10]}, "and it is left where it is"

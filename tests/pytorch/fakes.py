@@ -31,6 +31,7 @@ class FakeHost:
     trial_id = 9
     latest_checkpoint: str | None = None
     source_checkpoint: str | None = None
+    is_changed_fork: bool = False
     code_dir: Path | None = None
     secrets: Sequence[str] = ()
     metrics: Sequence[str] = ()

@@ -189,6 +189,29 @@ def test_hyperparameters_of_an_optimizer_that_a_checkpoint_overrides_are_warned_
         assert "weight_decay 0.0 instead of 0.3" in both
 
 
+@pytest.mark.parametrize("schedule", [None, "StepLR", "OneCycleLR"])
+def test_a_fork_trains_with_its_own_hyperparameters_at_its_place_in_the_schedule(
+    fit: Fit, host: FakeHost, tmp_path: Path, schedule: str | None
+) -> None:
+    hparams = {"lr": 0.1, "weight_decay": 0.0, "schedule": schedule}
+    fit(Tuned, init={"hparams": hparams}, max_length=Batch(4))
+    [checkpoint] = host.checkpoints()
+
+    def used(hparams: dict[str, Any], *, is_fork: bool = False, **given: Any) -> dict[str, Any]:
+        """The optimizer's values after the fifth batch."""
+        here = FakeHost(tmp_path / "again")
+        here.is_changed_fork = is_fork
+        trial = fit(Tuned, here, init={"hparams": hparams}, max_length=Batch(5), **given)
+        return {name: value for name, value in trial.optimizer.param_groups[0].items() if name != "params"}
+
+    changed = hparams | {"lr": 0.025, "weight_decay": 0.5}
+    forked = used(changed, is_fork=True, latest_checkpoint=checkpoint)
+    assert forked == used(changed)
+    assert forked != used(changed, latest_checkpoint=checkpoint)
+    unchanged = used(hparams, is_fork=True, latest_checkpoint=checkpoint)
+    assert unchanged == used(hparams, latest_checkpoint=checkpoint)
+
+
 class Unfreezing(OneWeight):
     """Trains a second model from batch 2 on."""
 

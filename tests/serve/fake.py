@@ -69,6 +69,10 @@ class FakeControl:
     def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
         return self._to("extend", name, ("COMPLETED", "STOPPED", "PAUSED", "ERROR"), "QUEUED")
 
+    def reopen(self, name: str) -> Submitted:
+        self.calls.append(("reopen", name))
+        return self.put(name, "QUEUED")
+
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
         now = self.experiment(name)
         share = {field: value for field, value in change.items() if field not in ("tags", "notes")}

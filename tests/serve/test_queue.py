@@ -61,7 +61,7 @@ def test_a_state_follows_another_as_the_table_says_or_raises_and_changes_nothing
             assert (queue.item("digits-1").state, len(records)) == (state, 2)
 
 
-def test_what_has_ended_does_not_run_again_until_it_is_wanted_or_extended() -> None:
+def test_what_has_ended_does_not_run_again_until_it_is_wanted_extended_or_reopened() -> None:
     def end(queue: Queue) -> None:
         queue.move("digits-1", "ERROR", "every trial failed")
         queue.move("digits-2", "COMPLETED")
@@ -77,6 +77,8 @@ def test_what_has_ended_does_not_run_again_until_it_is_wanted_or_extended() -> N
         ("run", "", {}),
         ("run", "", {"max_trials": 8}),
     ]
+    reopened = again(lambda queue: (end(queue), queue.reopen("digits-1"), queue.reopen("digits-2")))
+    assert [(item.state, item.error) for item in reopened.values()] == [("run", ""), ("run", "")]
     assert again(lambda queue: (do(queue), queue.opened("digits-2")))["digits-2"].extension == {}
 
 

@@ -165,6 +165,17 @@ def test_an_extension_is_kept_until_its_process_has_opened_the_experiment(scene:
     assert scene.queue.item("a").extension == {}
 
 
+def test_an_experiment_whose_search_has_a_request_runs_again(scene: Scene) -> None:
+    scene.submit("a")
+    assert scene.started() == ["a"]
+    scene.scheduler.reopen("a")
+    assert scene.started() == [], "it runs already"
+    scene.scheduler.ended("a", ProcessEnd(kind="COMPLETED"))
+    assert scene.started() == []
+    assert scene.scheduler.reopen("a").state == "QUEUED"
+    assert scene.started() == ["a"]
+
+
 # ----------------------------------------------------------------------------------------------------------- the verbs
 @pytest.mark.parametrize(("wanted", "state"), [("pause", "PAUSED"), ("stop", "STOPPED")])
 def test_an_experiment_stops_at_once_if_it_waits_and_once_its_process_has_ended_otherwise(

@@ -1,7 +1,7 @@
 """Replay a seed, or run a range of seeds.
 
-    python -m tests.simulation SEED [--no-faults] [--whole]
-    python -m tests.simulation FIRST END [--processes 2]
+    python -m tests.simulation SEED [--no-faults] [--requests] [--whole]
+    python -m tests.simulation FIRST END [--requests] [--processes 2]
 
 A failing seed is shrunk first. A range prints a line for each failing seed, and at the end the number of each event;
 ranges can be run one after another, and their numbers added.
@@ -17,16 +17,18 @@ import os
 import time
 from collections import Counter
 
-from tests.simulation.schedule import schedule_of
+from tests.simulation.schedule import schedule_of, with_requests
 from tests.simulation.simulation import Simulation, failure_of, outcome_of, shrunk
 
 PART = 100
 """How many seeds a process gets at a time."""
 
 
-def replay(seed: int, *, faults: bool, whole: bool) -> None:
+def replay(seed: int, *, faults: bool, whole: bool, requests: bool) -> None:
     """Print every event."""
     schedule = schedule_of(seed, faults=faults)
+    if requests:
+        schedule = with_requests(schedule)
     if failure_of(schedule) and not whole:
         schedule = shrunk(schedule)
     print(*schedule.lines(), sep="\n")
@@ -37,12 +39,12 @@ def replay(seed: int, *, faults: bool, whole: bool) -> None:
         print(*lines, sep="\n")
 
 
-def simulate(seeds: range) -> Counter[str]:
+def simulate(seeds: range, *, requests: bool) -> Counter[str]:
     """Run these seeds, and return the number of each event."""
     counts, began = Counter[str](), time.process_time()
     gc.disable()  # garbage is collected once, after each simulation
     for seed in seeds:
-        schedule = schedule_of(seed)
+        schedule = with_requests(schedule_of(seed)) if requests else schedule_of(seed)
         why, steps = outcome_of(schedule)
         if why:
             print(f"seed {seed}: {why}", flush=True)
@@ -56,12 +58,13 @@ def simulate(seeds: range) -> Counter[str]:
     return counts
 
 
-def simulate_all(seeds: range, processes: int) -> None:
+def simulate_all(seeds: range, processes: int, *, requests: bool) -> None:
     """Run these seeds in several processes, and print the number of each event."""
     parts = [range(first, min(first + PART, seeds.stop)) for first in range(seeds.start, seeds.stop, PART)]
     began = time.monotonic()
     with multiprocessing.get_context("fork").Pool(processes) as pool:
-        counts = functools.reduce(lambda one, other: one + other, pool.imap_unordered(simulate, parts))
+        counted = pool.imap_unordered(functools.partial(simulate, requests=requests), parts)
+        counts = functools.reduce(lambda one, other: one + other, counted)
     counts["seconds"] = round(time.monotonic() - began)
     print(f"\nSeeds {seeds.start} to {seeds.stop - 1}, {processes} processes\n\n| | |\n|---|---:|")
     print(f"| schedules a minute | {60 * counts['schedules'] / max(counts['seconds'], 1):,.0f} |")
@@ -77,12 +80,13 @@ def main() -> None:
     parser.add_argument("end", type=int, nargs="?", help="run all seeds from the first to before this one")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--no-faults", action="store_true", help="nothing goes wrong")
+    parser.add_argument("--requests", action="store_true", help="a person adds, forks and stops trials")
     parser.add_argument("--whole", action="store_true", help="do not shrink the schedule")
     arguments = parser.parse_args()
     if arguments.end is None:
-        replay(arguments.seed, faults=not arguments.no_faults, whole=arguments.whole)
+        replay(arguments.seed, faults=not arguments.no_faults, whole=arguments.whole, requests=arguments.requests)
     else:
-        simulate_all(range(arguments.seed, arguments.end), arguments.processes)
+        simulate_all(range(arguments.seed, arguments.end), arguments.processes, requests=arguments.requests)
 
 
 if __name__ == "__main__":

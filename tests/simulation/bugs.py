@@ -14,22 +14,28 @@ from typing import Any, NamedTuple
 
 from dray.desk.desk import Desk
 from dray.desk.lease import Client
-from dray.experiment import driver
+from dray.experiment import driver, open_search
 from dray.experiment.driver import ExperimentDriver
-from tests.simulation.schedule import schedule_of
+from dray.experiment.retention import Retention
+from tests.simulation.schedule import Schedule, schedule_of, with_requests
 from tests.simulation.simulation import failure_of
 
 MOST = 1_000
 
 
 class Bug(NamedTuple):
-    """A fault in the code of a method or function: `wrong` replaces `right`. The seed finds it."""
+    """A fault in the code of a method or function: `wrong` replaces `right`. The seed finds it, with a
+    person's requests if `requests`."""
 
     owner: Any
     name: str
     right: str
     wrong: str
     seed: int
+    requests: bool = False
+
+    def schedule(self, seed: int) -> Schedule:
+        return with_requests(schedule_of(seed)) if self.requests else schedule_of(seed)
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
@@ -52,7 +58,7 @@ class Bug(NamedTuple):
         The bug's own seed is tried first, but may no longer find it after changes to the code or the simulator.
         """
         with self.present():
-            tried = ((seed, failure_of(schedule_of(seed))) for seed in itertools.chain([self.seed], range(MOST)))
+            tried = ((seed, failure_of(self.schedule(seed))) for seed in itertools.chain([self.seed], range(MOST)))
             return next((found for found in tried if found[1]), None)
 
 
@@ -63,7 +69,7 @@ BUGS = {
         ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", 2_388
     ),
     "a drained trial lost": Bug(
-        Desk, "group_ended", 'if lease.state in ("granted", "moving"):', 'if lease.state == "granted":', 684
+        Desk, "group_ended", 'lease.state in ("granted", "moving")', 'lease.state == "granted"', 684
     ),
     "a closed terminal that hung": Bug(ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", 438),
     "an acknowledgement before the flush": Bug(
@@ -88,12 +94,22 @@ BUGS = {
     ),
     # Most of these were found by the simulation.
     "a drained trial lost that has saved": Bug(
-        Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted":', "if False:", 14
+        Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted"', "if False", 14
     ),
     "a trial that restarted, and waits for what was decided": Bug(
         ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", 61_366
     ),
     "a lease that ends under ranks that have taken it up": Bug(
         Desk, "close", "if lease.parameters is None:", 'if lease.state == "granted":', 13_398
+    ),
+    "a fork's source deleted": Bug(Retention, "_prune", "(trial, each.batches) in sources", "False", 14, requests=True),
+    "a fork's source kept only until its own checkpoint is written": Bug(
+        Retention, "saved", "self._prune()", "self.unpin(trial); self._prune()", 10, requests=True
+    ),
+    "a request read twice": Bug(
+        ExperimentDriver, "request", "if request.id in self._requested or", "if", 4, requests=True
+    ),
+    "a canceled trial that was stopped by the method": Bug(
+        open_search, "_end_stopped", '"canceled" if trial in canceled else "stopped"', '"stopped"', 349, requests=True
     ),
 }

@@ -3,6 +3,7 @@ in the same order; and Tune's handle, which fetches its results."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -87,7 +88,10 @@ class Loop(Process):
             self.world.note(f"   {self.name}: {effect}")
 
     def tick(self) -> None:
-        self.call(lambda: None)
+        self.call(self.look)
+
+    def look(self) -> None:
+        """Periodic work."""
 
 
 class Core(RunCore):
@@ -134,6 +138,8 @@ class DriverProcess(Loop):
     def end(self) -> None:
         if self.alive:
             super().end()
+            if self._how == "killed":
+                self.experiment.requests.lose_power()
             if self.core is not None:
                 self.tune.kill_handle()
                 self.lending.lost()
@@ -149,6 +155,13 @@ class DriverProcess(Loop):
     def _core(self) -> Core:
         assert self.core is not None
         return self.core
+
+    def look(self) -> None:
+        """Like `Run._tick`."""
+        if self.core is not None:
+            for request in self.experiment.requests.waiting():
+                with contextlib.suppress(OSError):
+                    self.driver.request(request, self.experiment.requests.check)
 
     def interrupt(self) -> None:
         """Send a signal from the user."""
@@ -180,12 +193,14 @@ class DriverProcess(Loop):
             journal=self._journal,
             records=records,
             observers=NOBODY,
+            requests=experiment.requests,  # type: ignore[arg-type]
         )
         if self._opened.search.done is not None:
             self._journal.flush()
             self._finish("done")
             return
-        experiment.plan_to(self._opened.config.searcher.length or 0, self._opened.search.method.rungs)
+        searcher, rungs = self._opened.config.searcher, self._opened.search.method.rungs
+        experiment.plan_to(searcher.length or 0, rungs, searcher.trial_count or experiment.setup.points or 1)
         self._run()
 
     # ------------------------------------------------------------------ as `Run`
@@ -297,6 +312,8 @@ class DriverProcess(Loop):
                 self._bind(effect)
             case effects.Prune() | effects.Examine():
                 self._cleaner.put(effect)
+            case effects.Answered(request_id):
+                self.experiment.requests.remove(request_id)
             case effects.Fail(error):
                 self._fail(error)
             case messages.LeaseGranted(trial=trial, lease=lease):
@@ -313,7 +330,8 @@ class DriverProcess(Loop):
                 self.lending.perform(effect)
 
     def _bind(self, bind: effects.Bind) -> None:
-        if (state := self.driver.search.trials[bind.trial].state) not in RUNNABLE:
+        # A trial that was canceled meanwhile leaves as soon as it has begun.
+        if (state := self.driver.search.trials[bind.trial].state) not in (*RUNNABLE, "CANCELED"):
             raise Failed(f"{self.name}: trial {bind.trial} is {state}, and begins")
         lease = self.world.keep(Lease(bind, self.experiment.runs, self.experiment))
         self.lender.send("bind", self.name, bind.lease, lease)

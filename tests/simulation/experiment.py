@@ -6,8 +6,9 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 from dray.config.load import load_config
@@ -16,8 +17,10 @@ from dray.desk.failure import Failure, FailureKind
 from dray.desk.messages import DeskReport
 from dray.training.plan import Plan, Policy, Schedule
 from dray.training.progress import Progress
+from searchers.errors import IllegalEvent
+from searchers.events import Requested, Source
 from searchers.records import number_from_json
-from tests.simulation.world import Disk, Failed, Process, World
+from tests.simulation.world import Disk, Failed, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +120,7 @@ class Checkpoint:
     Attributes:
         trained: batches counted by the trial.
         at, carried, decides, metric: the loop's progress, and the fields that `dray.worker.host` adds.
+        lineage: the checkpoints of other trials, by trial and batches, from which the weights come.
         is_forced: whether it survives a power failure.
     """
 
@@ -127,6 +131,7 @@ class Checkpoint:
     carried: DeskReport
     decides: bool
     metric: float | None
+    lineage: tuple[tuple[int, int], ...] = ()
     is_valid: bool = True
     is_forced: bool = False
 
@@ -168,6 +173,57 @@ class Store:
                 self._facts.damaged.add(each.trial)
 
 
+class Requests:
+    """A person's requests, like `dray.experiment.request_files.RequestFiles`."""
+
+    def __init__(self, world: World, store: Store) -> None:
+        self._world, self._store = world, store
+        self.sent: dict[str, Requested] = {}
+        self._files: dict[str, Requested] = {}
+        self._removed: dict[str, Requested] = {}
+
+    def place(self, **fields: Any) -> None:
+        """Send a request."""
+        request = Requested(id=f"request-{len(self.sent):02d}", **fields)
+        self.sent[request.id] = self._files[request.id] = request
+        if self._world.lines is not None:
+            self._world.note(f"   a person requests {request}")
+
+    def place_random(self, live: Collection[int], which: float) -> None:
+        """Request the end of a trial, mostly of a live one, a fork at a checkpoint, or a new trial."""
+        random = Random(f"request:{which}")
+        checkpoints = [each for mine in self._store.trials.values() for each in mine.values()]
+        hparams = {"lr": 10 ** random.uniform(-4, -1)} if random.random() < 0.7 else None
+        kind = random.choice(("stop", "fork", "fork", "add"))
+        if kind == "stop":
+            self.place(trial=random.choice(list(live)) if live and random.random() < 0.9 else 0)
+        elif kind == "fork" and checkpoints:
+            checkpoint = random.choice(checkpoints)
+            trial, batches = checkpoint.trial, checkpoint.batches
+            self.place(source=Source(trial=trial, step=batches, batches=batches), hparams=hparams)
+        else:
+            self.place(hparams=hparams)
+
+    def waiting(self) -> list[Requested]:
+        return [request for _, request in sorted(self._files.items())]
+
+    def check(self, request: Requested) -> None:
+        if (source := request.source) is not None:
+            if self._store.is_away:
+                raise OSError("the store is away")
+            if source.batches not in self._store.trials[source.trial]:
+                raise IllegalEvent(f"there is no {source}")
+
+    def remove(self, request_id: str) -> None:
+        if (request := self._files.pop(request_id, None)) is not None:
+            self._removed[request_id] = request
+
+    def lose_power(self) -> None:
+        """Undo some of the removals."""
+        self._files |= {each: found for each, found in self._removed.items() if self._world.random.random() < 0.3}
+        self._removed.clear()
+
+
 class Facts:
     """The known events of an experiment.
 
@@ -177,6 +233,8 @@ class Facts:
         hparams: hyperparameters with which trials started.
         reported: values reported to the search, by trial and step.
         damaged: trials whose checkpoints may be lost.
+        answers: the answer to each request, by its id.
+        requested: requested trials, with their records.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -188,6 +246,11 @@ class Facts:
         self.reported: defaultdict[int, dict[float, float | None]] = defaultdict(dict)
         self.given_up: set[int] = set()
         self.damaged: set[int] = set()
+        self.answers: dict[str, str] = {}
+        self.requested: dict[int, Mapping[str, Any]] = {}
+        self._resumed: set[int] = set()  # by an extension
+        self._to_cancel: set[int] = set()
+        self._canceled: dict[int, int] = {}  # the newest lease at that time
         self._leases: Counter[int] = Counter()
         self._failures: Counter[int] = Counter()
         self.opened()
@@ -197,18 +260,25 @@ class Facts:
         self._granted: dict[int, int] = {}
         self._trial_of: dict[int, int] = {}
         self._newest: dict[int, int] = {}
+        self._canceled = dict.fromkeys(self._canceled, 0)
 
     def _fail(self, what: str) -> None:
         raise Failed(f"{self._experiment.name}: {what}")
 
-    def trials(self, without: set[int]) -> str:
-        """Return each other trial's hyperparameters, reports and end; NaN is equal to itself here."""
-        return repr(
-            {
-                trial: (self.hparams.get(trial), sorted(self.reported[trial].items()), self.ended.get(trial))
-                for trial in sorted(self.created - without)
-            }
-        )
+    @property
+    def live(self) -> list[int]:
+        """The trials that have not ended."""
+        return sorted(self.created - self.ended.keys())
+
+    @property
+    def trials(self) -> dict[int, str]:
+        """The hyperparameters, reports and end of each trial that the method has created, in this order, except those
+        that were given up or canceled; NaN is equal to itself here."""
+        return {
+            number: repr((self.hparams.get(trial), sorted(self.reported[trial].items()), self.ended.get(trial)))
+            for number, trial in enumerate(sorted(self.created - self.requested.keys()))
+            if trial not in self.given_up and self.ended.get(trial) != "canceled"
+        }
 
     # ------------------------------------------------------------------ the driver
     def granted(self, trial: int, lease: int) -> None:
@@ -226,7 +296,15 @@ class Facts:
         """Record that this record is on the disk, which nothing can undo."""
         self.count += 1
         trial, event = record.get("trial", -1), record.get("event")
+        if event in ("requested", "rejected"):
+            if (request := record["id"]) in self.answers:
+                self._fail(f"{request} is {self.answers[request]} and {event}")
+            self.answers[request] = event
+            if event == "requested" and trial >= 0:
+                self._to_cancel.add(trial)
         if event == "started":
+            if trial in self.requested and not self.expected(trial).items() <= record["hparams"].items():
+                self._fail(f"trial {trial} starts with {record['hparams']}, in place of {self.expected(trial)}")
             if self.hparams.setdefault(trial, record["hparams"]) != record["hparams"]:
                 self._fail(f"trial {trial} starts with other hyperparameters than before")
         elif event == "reported":
@@ -240,7 +318,11 @@ class Facts:
                 self._fail(f"trial {trial} ends twice: {self.ended[trial]}, {record['reason']}")
             self.ended[trial] = reason = record["reason"]
             # A report before the failure may still stop the trial.
-            if (reason == "errored") != (trial in self.given_up) and reason != "stopped":
+            if (reason == "canceled") != (trial in self._to_cancel):
+                self._fail(f"trial {trial} was {reason}; requests have stopped {sorted(self._to_cancel)}")
+            if reason == "canceled":
+                self._canceled[trial] = self._granted.get(trial, 0)
+            elif (reason == "errored") != (trial in self.given_up) and reason != "stopped":
                 self._fail(f"trial {trial} was {reason}, and {'' if trial in self.given_up else 'not '}given up")
         elif event in ("restarted", "gave_up"):
             self._failures[trial] += 1
@@ -255,8 +337,23 @@ class Facts:
                 if action["trial"] in self.created:
                     self._fail(f"trial {action['trial']} is created twice")
                 self.created.add(action["trial"])
+                if event == "requested" and "trial" not in record:
+                    self.requested[action["trial"]] = record
             elif action["action"] == "resume" and self.ended.pop(action["trial"], None) is not None:
                 self.given_up.discard(action["trial"])
+                self._resumed.add(action["trial"])
+
+    def expected(self, trial: int) -> dict[str, Any]:
+        """Return the hyperparameters that a requested trial must have."""
+        record = self.requested[trial]
+        source = {} if "source" not in record else self.hparams[record["source"]["trial"]]
+        return {**source, **(record.get("hparams") or {})}
+
+    def lineage(self, trial: int) -> tuple[tuple[int, int], ...]:
+        """Return the checkpoints of other trials from which a trial's weights come."""
+        if (source := self.requested.get(trial, {}).get("source")) is None:
+            return ()
+        return (*self.lineage(source["trial"]), (source["trial"], source["batches"]))
 
     # ------------------------------------------------------------------ ranks
     def begins(self, run: int, lease: int, trial: int) -> None:
@@ -267,6 +364,8 @@ class Facts:
             self._fail(f"trial {trial} begins, but the journal does not say that it has started")
         if self._newest.get(trial, 0) >= lease:
             self._fail(f"lease {lease} of trial {trial} begins after lease {self._newest[trial]}")
+        if lease > self._canceled.get(trial, lease):
+            self._fail(f"lease {lease} of trial {trial} begins after the trial was canceled")
         self._newest[trial] = lease
 
     def answered(self, trial: int, step: float, reply: str) -> None:
@@ -277,13 +376,27 @@ class Facts:
         if reply == "stop" and trial not in self.ended:
             self._fail(f"trial {trial} is to stop after {step} batches, but the journal does not have its end")
 
-    def resumed(self, trial: int, batches: int) -> None:
-        """Check that a trial may continue after this many batches."""
+    def resumed(self, trial: int, batches: int, lineage: tuple[tuple[int, int], ...]) -> None:
+        """Check that a trial may continue after this many batches, with weights of this lineage."""
+        if lineage != self.lineage(trial):
+            self._fail(f"the weights of trial {trial} come from {lineage}, in place of {self.lineage(trial)}")
         if batches < (last := max(self.reported[trial], default=0)) and trial not in self.damaged:
             self._fail(f"trial {trial} resumes after {batches} batches, but it has reported after {last}")
 
+    def needs_source(self, trial: int) -> bool:
+        """Whether the checkpoint from which this trial begins must exist.
+
+        Not if the trial was canceled meanwhile, lost its own checkpoints, or was resumed by an extension, from those
+        that the policy has kept.
+        """
+        return trial in set(self.live) - self._resumed - self.damaged
+
     def deleted(self, trial: int, batches: int, left: Mapping[int, Checkpoint]) -> None:
         """Check that this deletion left the trial a checkpoint to resume from."""
+        for child in filter(self.needs_source, self.live):
+            own = self._experiment.store.trials[child].values()
+            if (trial, batches) in self.lineage(child)[-1:] and not any(each.is_forced for each in own):
+                self._fail(f"checkpoint {batches} of trial {trial} was deleted, but trial {child} begins from it")
         if trial in self.ended:
             self.damaged.add(trial)  # an extension resumes it from the checkpoints that the policy keeps
         elif not any(each.batches > batches and each.is_forced for each in left.values()):
@@ -291,8 +404,17 @@ class Facts:
 
     def check_end(self) -> None:
         """Check that each trial has ended."""
-        if left := self.created - self.ended.keys():
-            self._fail(f"trials {sorted(left)} have never ended")
+        if left := self.live:
+            self._fail(f"trials {left} have never ended")
+        requests = self._experiment.requests
+        waiting = {request.id for request in requests.waiting()}
+        if lost := requests.sent.keys() - self.answers.keys() - waiting:
+            self._fail(f"{sorted(lost)} have no answer")
+        searcher = self._experiment.config.searcher
+        own = self.created - self.requested.keys()
+        replaced = [each for each in own if self.ended[each] == "invalid_hp" and searcher.name != "grid"]
+        if len(own) - len(replaced) != self._experiment.budget:
+            self._fail(f"the method created {len(own)} trials, {len(replaced)} of them as replacements")
 
 
 class Experiment:
@@ -308,14 +430,17 @@ class Experiment:
         self.disk = Disk(world)
         self.facts = Facts(self)
         self.store = Store(world, self.facts)
+        self.requests = Requests(world, self.store)
+        self.budget = 0
         self.runs = 0
-        self.process: Process | None = None
+        self.process: Any = None
         self.extensions = list(setup.extensions)
         self.extension: dict[str, int] = {}
         self._left = {each: each.times for each in setup.errors}
 
-    def plan_to(self, length: int, rungs: tuple[float, ...]) -> None:
-        """Plan trials of this length, compared at these rungs."""
+    def plan_to(self, length: int, rungs: tuple[float, ...], budget: int) -> None:
+        """Plan this many trials of this length, compared at these rungs."""
+        self.budget = budget
         setup = self.setup
         report, validate, checkpoint = (
             None if each is None else Schedule(period=each) for each in (setup.report, setup.validate, setup.checkpoint)

@@ -37,6 +37,7 @@ class Schedule:
         server: whether the experiments are submitted to a server.
         slow_s: latency of the slowest messages.
         wire: whether messages are encoded.
+        late_requests: number of requests after the search is done.
     """
 
     seed: int
@@ -47,6 +48,7 @@ class Schedule:
     faults: tuple[Fault, ...]
     slow_s: float
     wire: bool
+    late_requests: int = 0
 
     def lines(self) -> list[str]:
         """Describe the schedule."""
@@ -59,11 +61,23 @@ class Schedule:
         """Yield schedules that are simpler by one step, the largest steps first."""
         for number in range(len(self.faults)):
             yield replace(self, faults=self.faults[:number] + self.faults[number + 1 :])
+        if self.late_requests:
+            yield replace(self, late_requests=self.late_requests - 1)
         for number, setup in enumerate(self.setups):
             if len(self.setups) > 1:
                 yield replace(self, setups=self.setups[:number] + self.setups[number + 1 :])
             for each in setup.smaller():
                 yield replace(self, setups=(*self.setups[:number], each, *self.setups[number + 1 :]))
+
+
+def with_requests(schedule: Schedule) -> Schedule:
+    """Add a person's requests to a schedule: some while the search runs, and some after it is done."""
+    random = Random(f"requests:{schedule.seed}")
+    steps = 50 + 35 * sum(dict(setup.searcher).get("max_trials", 6) for setup in schedule.setups)
+    requests = [Fault(random.randrange(steps), "request", random.random()) for _ in range(random.randrange(4, 12))]
+    late = 0 if schedule.server else random.choice((0, 0, 1, 2))
+    faults = tuple(sorted((*schedule.faults, *requests), key=lambda fault: fault.step))
+    return replace(schedule, faults=faults, late_requests=late)
 
 
 def schedule_of(seed: int, *, faults: bool = True) -> Schedule:

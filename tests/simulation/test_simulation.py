@@ -7,17 +7,18 @@ from collections.abc import Iterable
 import pytest
 
 from tests.simulation.bugs import BUGS
-from tests.simulation.schedule import schedule_of
+from tests.simulation.schedule import schedule_of, with_requests
 from tests.simulation.simulation import failure_of
 
 FOUND = (22_640, 30_000, 30_272, 31_818, 58_795, 1_011_504, 2_014_389)
 """Seeds that have failed."""
 
 
-def failures(seeds: Iterable[int], *, faults: bool = True) -> list[str]:
+def failures(seeds: Iterable[int], *, faults: bool = True, requests: bool = False) -> list[str]:
     """Return the failures with these seeds."""
-    found = ((seed, failure_of(schedule_of(seed, faults=faults))) for seed in seeds)
-    return [f"python -m tests.simulation {seed}: {why}" for seed, why in found if why]
+    schedules = (schedule_of(seed, faults=faults) for seed in seeds)
+    found = ((each.seed, failure_of(with_requests(each) if requests else each)) for each in schedules)
+    return [f"python -m tests.simulation {seed}{' --requests' * requests}: {why}" for seed, why in found if why]
 
 
 def test_searches_end_as_they_should_if_nothing_goes_wrong() -> None:
@@ -26,6 +27,10 @@ def test_searches_end_as_they_should_if_nothing_goes_wrong() -> None:
 
 def test_searches_survive_schedules_of_faults() -> None:
     assert not failures(range(40))
+
+
+def test_searches_carry_out_two_hundred_requests_in_schedules_of_faults() -> None:
+    assert not failures(range(30), requests=True)
 
 
 def test_faults_that_were_found_stay_mended() -> None:
@@ -39,7 +44,13 @@ def test_searches_survive_two_thousand_schedules_of_faults(first: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("first", range(40, 1_040, 250))
+def test_searches_carry_out_five_thousand_requests_in_schedules_of_faults(first: int) -> None:
+    assert not failures(range(first, first + 250), requests=True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_that_is_put_back_is_found(name: str) -> None:
-    assert not failure_of(schedule_of(BUGS[name].seed))
+    assert not failure_of(BUGS[name].schedule(BUGS[name].seed))
     assert BUGS[name].find()

@@ -72,7 +72,7 @@ class Rank0(Rank):
         self._validation: float | None = None
         self._final: DeskReport | None = None
         self._why_diverged = ""
-        self._trained = 0
+        self._trained, self._lineage = 0, ()
         self._experiment.facts.begins(run, self._number, self._trial)
         others: Departure | None
         try:
@@ -93,14 +93,23 @@ class Rank0(Rank):
         store = self._experiment.store
         while store.is_away:
             yield 1.0
-        at, found = Progress(), None
+        at, found, source = Progress(), None, self._bind.source
         for checkpoint in store.latest_first(self._trial):
             if checkpoint.is_valid:
                 found = checkpoint
-                at, self._trained = found.at, found.trained
+                at, self._trained, self._lineage = found.at, found.trained, found.lineage
                 break
             self._to.tell("damaged", self._trial, checkpoint.id, "it is damaged")
-        self._experiment.facts.resumed(self._trial, self._trained)
+        if found is None and source is not None:
+            begun = store.trials[source.trial].get(source.batches or 0)
+            if begun is None and self._experiment.facts.needs_source(self._trial):
+                raise Failed(f"{self._experiment.name}: trial {self._trial} begins from {source}, which was deleted")
+            if begun is None or not begun.is_valid:
+                failure = Failure(kind="error", where="CheckpointError")
+                raise TrialFailed(Departure(outcome="errored", error="it has no source", failure=failure))
+            at, self._trained = begun.at, begun.trained
+            self._lineage = (*begun.lineage, (begun.trial, begun.batches))
+        self._experiment.facts.resumed(self._trial, self._trained, self._lineage)
         if found is not None and (ended := (yield from self._resume(found))) is not None:
             return Departure(outcome=ended, error=self._why_diverged)
         if self._experiment.is_invalid(self._bind.hparams):
@@ -239,6 +248,7 @@ class Rank0(Rank):
             carried=carried,
             decides=command.decides,
             metric=value,
+            lineage=self._lineage,
         )
         store.commit(checkpoint)
         self._to.tell("saved", self._trial, checkpoint.id, batches, value, 0.1)

@@ -170,3 +170,44 @@ export async function askFork(name) {
   text.setSelectionRange(0, 0);
   text.scrollTop = 0;
 }
+
+// ------------------------------------------------------------------ a trial's verbs
+export function askStopTrial(name, trial, done) {
+  ask({
+    title: `Stop trial ${trial}?`, yes: "Stop", danger: true,
+    body: [h("p", {}, "It ends after its current batch and keeps its checkpoints. The search continues with the others.")],
+    act: async () => {
+      const { trial: stopped } = await send("POST", `${experiment(name)}/trials/${trial}/stop`);
+      say(stopped === null ? `Trial ${trial} stops when ${name} runs` : `Trial ${trial} is stopped`);
+      done();
+    },
+  });
+}
+
+export function askForkTrial(name, it) {
+  const at = h("select", {}, new Option("best"), new Option("latest"));
+  const text = value => typeof value === "string" ? value : JSON.stringify(value);
+  const fields = Object.entries(it.drawn).map(([key, value]) => [key, value, h("input", { name: key, value: text(value), autocomplete: "off" })]);
+  ask({
+    title: `Fork trial ${it.trial}`, yes: "Fork",
+    body: [h("p", {}, "A new trial begins from a checkpoint of this one, with these hyperparameters."), h("label", {}, "Checkpoint", at),
+      ...fields.map(([key, , input]) => h("label", {}, key, input))],
+    act: async () => {
+      const changed = fields.filter(([, value, input]) => input.value !== text(value)).map(([key, value, input]) => [key, parsed(key, value, input.value)]);
+      const { trial } = await send("POST", `${experiment(name)}/trials/${it.trial}/fork`, { at: at.value, hparams: Object.fromEntries(changed) });
+      if (trial === null) return say(`The fork starts when ${name} runs`);
+      say(`Trial ${trial} is a fork of trial ${it.trial}`);
+      location.hash = address(name, trial);
+    },
+  });
+}
+
+// The value that was typed for a hyperparameter: text where it was text, else JSON.
+function parsed(key, before, typed) {
+  if (typeof before === "string") return typed;
+  try {
+    return JSON.parse(typed);
+  } catch {
+    throw new Refused(400, { error: `${key}: must be a value like ${JSON.stringify(before)}, got ${typed}` });
+  }
+}

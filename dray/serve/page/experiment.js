@@ -43,7 +43,7 @@ export function showExperiment(place, name) {
     const facts = [
       [it.best_metric === null ? "–" : number(it.best_metric), `best ${it.metric ?? ""}`, it.best_trial === null || it.best_trial === undefined ? null : address(name, it.best_trial),
         it.best_trial === null || it.best_trial === undefined ? "" : `trial ${it.best_trial}`],
-      [`${count(it.ended)} / ${count(it.max_trials ?? it.trials)}`, "trials ended", null, counted(it.states)],
+      [`${count(it.ended)} / ${count(it.total)}`, "trials ended", null, counted(it.states)],
       // It is told by the journal's last event.
       [duration(it.ran_s + (it.state === "RUNNING" && it.last ? Math.max(0, Date.now() / 1000 - it.last) : 0)), "time", null, it.began ? `since ${clock(it.began)}` : ""],
     ];

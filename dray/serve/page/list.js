@@ -10,7 +10,7 @@ const COLUMNS = [
   ["tags", it => it.submitted?.tags.join() ?? ""], ["started", it => it.began ?? it.submitted?.submitted ?? 0],
 ];
 const remembered = { search: "", sort: 7, descending: true };
-const share = it => it.ended / Math.max(it.max_trials ?? it.trials, it.ended, 1);
+const share = it => it.ended / Math.max(it.total, 1);
 
 export function showList(place) {
   document.title = "dray";
@@ -69,10 +69,9 @@ export function showList(place) {
       state.replaceChildren(badge(it.state));
     }
     state.title = it.why ?? "";
-    const of = it.max_trials ?? it.trials;
     progress.firstChild.value = share(it);
-    progress.firstChild.setAttribute("aria-label", `${it.ended} of ${of} trials ended`);
-    put(progress.lastChild, `${count(it.ended)} / ${count(of)}${it.failed ? `, ${count(it.failed)} failed` : ""}`);
+    progress.firstChild.setAttribute("aria-label", `${it.ended} of ${it.total} trials ended`);
+    put(progress.lastChild, `${count(it.ended)} / ${count(it.total)}${it.failed ? `, ${count(it.failed)} failed` : ""}`);
     put(best, it.best_metric === null ? "–" : `${number(it.best_metric)} ${it.metric}`);
     best.className = "best";
     const has = it.submitted?.slots ?? 0, waits = it.submitted?.waiting ?? 0;

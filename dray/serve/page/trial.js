@@ -2,6 +2,7 @@
 
 import { Poll, experiment, get, logAddress, news } from "./api.js";
 import { isPicked, pick } from "./compare.js";
+import { askForkTrial, askStopTrial } from "./dialogs.js";
 import { address, badge, bytes, clock, count, duration, h, metricName, number, plural, put, shown } from "./dom.js";
 import { draw } from "./figures.js";
 
@@ -13,28 +14,34 @@ export function showTrial(place, name, trial) {
   document.title = `trial ${trial} · ${name} · dray`;
   const path = `${experiment(name)}/trials/${trial}`;
   const state = h("span"), tiles = h("div", { className: "tiles" }), hparams = h("tbody"), last = h("tbody");
-  const checkpoints = h("div"), failures = h("div");
+  const checkpoints = h("div"), failures = h("div"), source = h("p", { hidden: true }), verbs = h("span");
   const metric = h("select", { "aria-label": "Metric", onchange: () => drawMetric() });
   const plot = h("div", { className: "plot" }), none = h("p", { className: "quiet" }, "No metrics yet.");
   const box = h("input", { type: "checkbox", checked: isPicked(name, trial), onchange: () => pick(name, trial, box.checked) });
   place.append(
     h("nav", { className: "crumbs", "aria-label": "Where this is" }, h("a", { href: "#/" }, "Experiments"), " / ", h("a", { href: address(name) }, name), ` / trial ${trial}`),
     h("div", { className: "top" }, h("h1", {}, `Trial ${trial}`), state), tiles,
-    h("p", { className: "actions" }, h("label", { className: "inline" }, box, " compare"), neighbour(-1), neighbour(1)),
+    h("p", { className: "actions" }, verbs, h("label", { className: "inline" }, box, " compare"), neighbour(-1), neighbour(1)),
     h("div", { className: "columns" },
-      h("section", {}, h("h2", {}, "Hyperparameters"), h("table", { "aria-label": "Hyperparameters" }, hparams)),
+      h("section", {}, h("h2", {}, "Hyperparameters"), source, h("table", { "aria-label": "Hyperparameters" }, hparams)),
       h("section", {}, h("h2", {}, "Last metrics"), h("table", { "aria-label": "Last metrics" }, last))),
     h("section", {}, h("h2", {}, "Metrics"), h("p", { className: "controls" }, h("label", {}, "metric ", metric)), plot, none),
     logs(name, path, trial),
     h("section", {}, h("h2", {}, "Checkpoints"), checkpoints),
     h("section", {}, h("h2", {}, "Failures"), failures));
-  let series = [], searched = "";
+  let series = [], searched = "", about = null;
+  const stop = h("button", { className: "danger", hidden: true, onclick: () => askStopTrial(name, trial, () => poll.now()) }, "Stop");
+  const fork = h("button", { hidden: true, onclick: () => askForkTrial(name, about) }, "Fork");
+  verbs.append(stop, " ", fork);
 
   function neighbour(step) {
     return trial + step < 0 ? "" : h("a", { href: address(name, trial + step) }, step < 0 ? `‹ trial ${trial - 1}` : `trial ${trial + 1} ›`);
   }
 
   function tell(it) {
+    about = it;
+    stop.hidden = !it.submitted || !["PENDING", "RUNNING", "PAUSED"].includes(it.state);
+    fork.hidden = !it.submitted || !it.checkpoints.length;
     state.replaceChildren(badge(it.state));
     const ran = it.started ? (it.ended ?? Date.now() / 1000) - it.started : null;
     const facts = [
@@ -44,6 +51,9 @@ export function showTrial(place, name, trial) {
       [duration(ran), "time", it.started ? `since ${clock(it.started)}${it.restarts ? `, ${plural(it.restarts, "restart")}` : ""}` : ""],
     ];
     tiles.replaceChildren(...facts.map(([value, label, more]) => h("div", {}, h("b", {}, value), h("span", {}, label), h("small", {}, more))));
+    source.hidden = it.source_trial === null;
+    if (it.source_trial !== null)
+      source.replaceChildren("Forked from ", h("a", { href: address(name, it.source_trial) }, `trial ${it.source_trial}`), ` at batch ${count(it.source_batches)}.`);
     hparams.replaceChildren(...Object.entries(it.hparams).map(([key, value]) => h("tr", {}, h("th", { scope: "row" }, key), h("td", {}, shown(value)))));
     if (!hparams.children.length) hparams.append(h("tr", {}, h("td", { className: "quiet" }, "Drawn when it starts.")));
     checkpoints.replaceChildren(it.checkpoints_error ? h("p", { className: "trouble" }, it.checkpoints_error) : it.checkpoints.length
@@ -81,7 +91,7 @@ export function showTrial(place, name, trial) {
     if (found) draw(plot, metricFigure(metric.value, [{ ...found, label: `trial ${trial}`, colour: COLOURS[found.kind] }]));
   }
 
-  new Poll(async signal => {
+  const poll = new Poll(async signal => {
     const now = await news(path, signal);
     if (now) tell(now);
     else if (!tiles.children.length) tell(await get(path, signal));

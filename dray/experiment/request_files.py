@@ -1,0 +1,42 @@
+"""The files of requests to a search, as its driver reads them; see `dray.experiment.requests`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from dray.records.directory import ExperimentDirectory
+from searchers.errors import IllegalEvent
+from searchers.events import Requested
+from searchers.records import request_from_json
+
+DIRECTORY = "requests"
+
+
+class RequestFiles:
+    """The requests to an experiment that wait for an answer."""
+
+    def __init__(self, directory: ExperimentDirectory) -> None:
+        self._directory, self._folder = directory, directory.path / DIRECTORY
+
+    def waiting(self) -> list[Requested]:
+        """The requests, the oldest first."""
+        found = []
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                request = request_from_json(json.loads(path.read_text()))
+            except (OSError, ValueError):  # removed meanwhile, or not a request
+                continue
+            found.append(replace(request, id=path.stem))
+        return found
+
+    def check(self, request: Requested) -> None:
+        """Raise an `IllegalEvent` if the checkpoint that the new trial is to begin from does not exist."""
+        if (source := request.source) is None or source.batches is None:
+            return
+        if not self._directory.store(source.trial).is_complete(source.batches):
+            raise IllegalEvent(f"trial {source.trial} has no checkpoint at batch {source.batches} any more")
+
+    def remove(self, request_id: str) -> None:
+        """Remove a request that has an answer."""
+        (self._folder / f"{request_id}.json").unlink(missing_ok=True)

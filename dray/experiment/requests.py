@@ -1,0 +1,148 @@
+"""Requests to a search, as files in its experiment's directory until its driver has recorded the answers.
+
+A file `requests/ID.json` is one `searchers.Requested`, in the journal's JSON. The experiment's driver, or its next one,
+carries out each once, in the order of the ids, which begin with the time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dray.experiment.request_files import DIRECTORY
+from dray.records.growing import GrowingJournal
+from searchers.errors import IllegalEvent
+from searchers.events import Requested, Source
+from searchers.journal import Journal
+from searchers.records import request_to_json
+
+if TYPE_CHECKING:
+    from dray.records.reader import ExperimentReader
+    from dray.records.trial_record import TrialRecord
+
+ANSWER_S = 30.0
+"""How long to wait for a running driver's answer."""
+POLL_S = 0.1
+
+
+def new_id() -> str:
+    return f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+
+
+def place(directory: Path, request: Requested) -> None:
+    """Leave a request for the experiment's driver."""
+    folder = directory / DIRECTORY
+    folder.mkdir(exist_ok=True)
+    temporary = folder / f".{request.id}"
+    temporary.write_text(json.dumps(request_to_json(request)))
+    temporary.rename(folder / f"{request.id}.json")
+
+
+def answer(journal: Path, request: Requested) -> Mapping[str, Any] | None:
+    """The journal's record of the answer: "requested" with the search's actions, or "rejected" with the error."""
+    return next((record for record in GrowingJournal(journal).new_records()[0] if record.get("id") == request.id), None)
+
+
+def wait(
+    journal: Path, request: Requested, *, is_running: Callable[[], bool] | None = None, timeout_s: float = ANSWER_S
+) -> Mapping[str, Any] | None:
+    """Wait for the answer to a request.
+
+    Args:
+        is_running: returns whether a driver may answer; by default, whether a process has the journal open.
+
+    Returns:
+        The journal's record; None if no driver has answered, so that a later one will.
+
+    Raises:
+        IllegalEvent: the search has rejected the request.
+    """
+    is_running = is_running or (lambda: Journal.writer(journal) is not None)
+    until = time.monotonic() + timeout_s
+    while True:
+        may_answer = is_running() and time.monotonic() < until  # before the journal: a driver that ends may answer last
+        if (found := answer(journal, request)) is not None:
+            if "error" in found:
+                raise IllegalEvent(found["error"])
+            return found
+        if not may_answer:
+            return None
+        time.sleep(POLL_S)
+
+
+def trial_of(found: Mapping[str, Any]) -> int:
+    """The number of the trial that an answer creates or stops."""
+    return int(next(action["trial"] for action in found["actions"] if action["action"] in ("create", "stop")))
+
+
+def fork(reader: ExperimentReader, trial: int, at: str, hparams: Mapping[str, Any]) -> Requested:
+    """The request of a fork. Raises `IllegalEvent` if there is no such checkpoint or hyperparameter."""
+    return _new(reader, hparams, source_of(reader, trial, at))
+
+
+def add(reader: ExperimentReader, hparams: Mapping[str, Any]) -> Requested:
+    """The request of a trial from the start. Raises `IllegalEvent` if there is no such hyperparameter."""
+    return _new(reader, hparams)
+
+
+def stop(reader: ExperimentReader, trial: int) -> Requested:
+    """The request that a trial stops. Raises `IllegalEvent` if there is no such trial, or it has ended."""
+    record = _trial(reader, trial)
+    if record.has_ended:
+        raise IllegalEvent(f"trial {trial} has ended: it is {record.state}")
+    return Requested(id=new_id(), trial=trial)
+
+
+def _new(reader: ExperimentReader, hparams: Mapping[str, Any], source: Source | None = None) -> Requested:
+    # The search checks the names too, but its driver may not be running.
+    known = reader.config.hyperparameters
+    if unknown := [name for name in hparams if name not in known]:
+        raise IllegalEvent(
+            f"there is no hyperparameter {', '.join(unknown)}; the experiment's are {', '.join(map(str, known))}"
+        )
+    return Requested(id=new_id(), source=source, hparams=dict(hparams))
+
+
+def _trial(reader: ExperimentReader, trial: int) -> TrialRecord:
+    if trial not in reader.trials:
+        has = f"its trials are 0 to {len(reader.trials) - 1}" if reader.trials else "it has none yet"
+        raise IllegalEvent(f"the experiment has no trial {trial}; {has}")
+    return reader.trials[trial]
+
+
+def source_of(reader: ExperimentReader, trial: int, at: str = "best") -> Source:
+    """The checkpoint from which a fork of a trial begins.
+
+    Args:
+        at: "best", "latest", or a number of batches.
+
+    Raises:
+        IllegalEvent: there is no such checkpoint with a validation.
+    """
+    record = _trial(reader, trial)
+    store = reader.directory.store(trial)
+    validated = sorted(batches for batches, _ in store.listed() if batches in record.at)
+    saved = {str(batches): batches for batches in validated if store.is_complete(batches)}
+    wanted = {"best": record.best_batches, "latest": max(saved.values(), default=None)}.get(at, at)
+    if str(wanted) not in saved:
+        named = f"at batch {at}" if at.isdigit() else at
+        has = f"has validated checkpoints at batches {', '.join(saved)}" if saved else "has none yet"
+        raise IllegalEvent(f"trial {trial} has no checkpoint {named} with a validation; it {has}")
+    batches = saved[str(wanted)]
+    match reader.config.searcher.unit:
+        case "batches":
+            step: float = batches
+        case "epochs":
+            epochs = record.epochs[record.at.index(batches)]
+            assert epochs is not None
+            step = round(epochs) if math.isclose(epochs, round(epochs)) else epochs
+        case "records":
+            step = batches * int(record.hparams.get("global_batch_size", 1))
+        case unit:
+            raise IllegalEvent(f"trials whose length is measured by a metric ({unit}) can't be forked")
+    return Source(trial=trial, step=step, batches=batches)

@@ -1,0 +1,25 @@
+"""docs/steering.md: its Python leaves requests for the search's driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dray.experiment.experiment import Experiment
+from dray.experiment.request_files import RequestFiles
+from searchers import Source
+from tests.docs.pages import blocks
+from tests.records.test_result import config, told
+
+
+def test_its_python_leaves_three_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    story = told(tmp_path, config())
+    story.journal.close()
+    resume = Experiment.resume
+    monkeypatch.setattr(Experiment, "resume", lambda path: resume(story.directory.path, trial=type("Trial", (), {})))
+    [block] = blocks("python", page="steering.md")
+    exec(block.text, {})
+    fork, add, stop = RequestFiles(story.directory).waiting()
+    assert (fork.source, fork.hparams) == (Source(trial=3, step=10, batches=10), {"lr": 0.005})
+    assert (add.source, add.hparams, stop.trial) == (None, {"lr": 0.02}, 4)

@@ -1,0 +1,138 @@
+"""Requests to a search from Python: with a driver that answers them, and without one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.errors import NoExperiment
+from dray.experiment import requests
+from dray.experiment.experiment import Experiment
+from dray.experiment.request_files import RequestFiles
+from searchers.errors import IllegalEvent
+from searchers.events import Create, Source
+from searchers.journal import Journal
+from searchers.records import action_from_json
+from tests.records.test_result import Story, config, told
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    """Trial 3 runs, with a checkpoint at batch 10, where it was validated."""
+    return told(tmp_path, config())
+
+
+@pytest.fixture
+def experiment(story: Story) -> Experiment:
+    return Experiment.resume(story.directory.path, trial=type("Trial", (), {}))
+
+
+@contextmanager
+def answering(story: Story, once: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """A driver that has the journal open, and carries out requests while a condition holds."""
+    over = threading.Event()
+
+    def drive() -> None:
+        while not over.wait(0.01):
+            for request in RequestFiles(story.directory).waiting() if once() else ():
+                try:
+                    story.search.request(request)
+                except IllegalEvent as error:
+                    story.write({"event": "rejected", "id": request.id, "error": str(error)})
+                RequestFiles(story.directory).remove(request.id)
+
+    driver = threading.Thread(target=drive)
+    driver.start()
+    try:
+        yield
+    finally:
+        over.set()
+        driver.join()
+
+
+def created(story: Story) -> list[Create]:
+    """The trials that were created on request."""
+    records = [each for each in Journal.read(story.directory.journal) if each["event"] == "requested"]
+    actions = [action_from_json(each) for record in records for each in record["actions"]]
+    return [each for each in actions if isinstance(each, Create)]
+
+
+def test_a_driver_answers_with_the_number_of_the_new_trial(story: Story, experiment: Experiment) -> None:
+    story.validate(3, 15, 0.5)
+    with answering(story):
+        assert experiment.fork(3, lr=0.15) == 5
+        assert experiment.fork(3, at="latest") == 6
+        assert experiment.fork(3, at=15) == 7
+        assert experiment.add_trial(lr=0.125) == 8
+        experiment.stop_trial(3)
+    sources = [each.source for each in created(story)]
+    best, latest = (Source(trial=3, step=batches, batches=batches) for batches in (10, 15))
+    assert sources == [best, latest, latest, None]
+    assert [each.hparams for each in created(story)] == [{"lr": 0.15}, {}, {}, {"lr": 0.125}]
+    assert story.search.trials[3].stop_requested
+
+
+def test_without_a_driver_a_request_waits_for_the_next_run(story: Story, experiment: Experiment) -> None:
+    story.journal.close()
+    assert experiment.fork(3, lr=0.15) is None
+    experiment.stop_trial(4)
+    fork, stop = RequestFiles(story.directory).waiting()
+    assert (fork.source, fork.hparams) == (Source(trial=3, step=10, batches=10), {"lr": 0.15})
+    assert stop.trial == 4
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "given", "says"),
+    [
+        ("fork", (9,), {}, "the experiment has no trial 9; its trials are 0 to 4"),
+        ("fork", (4,), {}, "trial 4 has no checkpoint best with a validation; it has none yet"),
+        ("fork", (3,), {"at": 7}, "trial 3 has no checkpoint at batch 7 with a validation; it has validated"),
+        ("fork", (3,), {"rate": 1.0}, "there is no hyperparameter rate; the experiment's are lr, net"),
+        ("add_trial", (), {"lr": object()}, "is invalid"),
+        ("stop_trial", (0,), {}, "trial 0 has ended: it is COMPLETED"),
+        ("stop_trial", (9,), {}, "the experiment has no trial 9"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_an_error_at_once(
+    method: str, arguments: tuple[int, ...], given: dict[str, Any], says: str, story: Story, experiment: Experiment
+) -> None:
+    with pytest.raises(ValueError, match=says) as raised:
+        getattr(experiment, method)(*arguments, **given)
+    assert "\n" not in str(raised.value)
+    assert not RequestFiles(story.directory).waiting()
+
+
+def test_a_rejected_request_is_an_error(story: Story, experiment: Experiment) -> None:
+    with answering(story), pytest.raises(ValueError, match="can't begin from step 20 of trial 0"):
+        experiment.fork(0, at=20)
+
+
+def test_an_answer_that_a_driver_gives_as_it_ends_is_found(story: Story) -> None:
+    request = requests.add(story.result.reader, {})
+
+    def is_running() -> bool:
+        story.search.request(request)  # its last event
+        return False
+
+    found = requests.wait(story.directory.journal, request, is_running=is_running)
+    assert found is not None
+    assert requests.trial_of(found) == 5
+
+
+def test_a_driver_that_does_not_answer_is_not_waited_for_forever(story: Story) -> None:
+    request = requests.add(story.result.reader, {})
+    began = time.monotonic()
+    assert requests.wait(story.directory.journal, request, timeout_s=0.05) is None
+    assert time.monotonic() - began >= 0.05
+
+
+def test_an_experiment_that_has_not_begun_has_nothing_to_fork(tmp_path: Path, experiment: Experiment) -> None:
+    experiment.path = tmp_path / "none"
+    with pytest.raises(NoExperiment):
+        experiment.fork(0)

@@ -1,0 +1,71 @@
+"""Trials that were requested: where each fork comes from, and how they are counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from dray.cli import app
+from dray.records.overview import Overview
+from dray.report import write_report
+from searchers.events import Requested, Source, Started
+from tests.records.test_result import Story, config, told
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    """A random search for 4 trials, of which one was invalid and was replaced; trial 5 is a fork, trial 6 was added."""
+    story = told(tmp_path, config())
+    story.search.request(Requested(source=Source(trial=0, step=10, batches=10), hparams={"lr": 0.15}))
+    story.search.request(Requested())
+    story.happen(Started(trial=5))
+    story.validate(5, 15, 0.125)
+    return story
+
+
+def test_a_fork_has_its_source_in_the_table_and_in_json(story: Story) -> None:
+    table = story.result.trials.set_index("trial_id")
+    assert (table.loc[5, "source_trial"], table.loc[5, "source_batches"]) == (0, 10)
+    assert table["source_trial"].dtype == table["source_batches"].dtype == pd.Int64Dtype()
+    assert table["source_trial"].isna().tolist() == [True] * 5 + [False, True]
+    fork, added = (story.result.reader.trials[trial].to_json() for trial in (5, 6))
+    assert (fork["source_trial"], fork["source_batches"]) == (0, 10)
+    assert (added["source_trial"], added["source_batches"]) == (None, None)
+
+
+def test_a_table_without_forks_has_no_columns_for_them(tmp_path: Path) -> None:
+    assert "source_trial" not in told(tmp_path, config()).result.trials
+
+
+def test_a_fork_is_described_with_its_source(story: Story) -> None:
+    described = CliRunner().invoke(app, ["trial", "describe", str(story.directory.path), "5"]).output
+    assert "forked from      trial 0 at batch 10\n" in described
+    assert "forked from" not in CliRunner().invoke(app, ["trial", "describe", str(story.directory.path), "0"]).output
+    found = json.loads(CliRunner().invoke(app, ["trial", "describe", str(story.directory.path), "5", "--json"]).output)
+    assert (found["source_trial"], found["source_batches"]) == (0, 10)
+
+
+@pytest.mark.slow
+def test_the_report_names_the_source_of_a_fork(story: Story) -> None:
+    text = write_report(story.directory.path).read_text()
+    assert ">forked from</th>" in text
+    assert text.count(">trial 0 at batch 10</td>") == 1
+
+
+def test_requested_trials_are_counted_in_the_total_everywhere(story: Story) -> None:
+    seen = story.result.overview
+    # Without requests the search ends with 5 trials, because the invalid one was replaced.
+    assert (seen.max_trials, seen.requested, seen.trials, seen.total) == (4, 2, 7, 7)
+    assert seen.to_json()["total"] == 7
+    assert Overview.from_json(seen.to_json()) == seen
+    described = CliRunner().invoke(app, ["experiment", "describe", str(story.directory.path)]).output
+    assert "3 of 7 ended" in described
+
+
+def test_a_request_to_stop_adds_no_trial(story: Story) -> None:
+    story.search.request(Requested(trial=3))
+    assert story.result.overview.requested == 2

@@ -1,0 +1,158 @@
+"""Requests to searches through the server: its API, its client, and the commands that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dray.experiment import request_files as files
+from dray.experiment.experiment import Experiment
+from dray.records.numbering import take_number
+from dray.serve import address
+from dray.serve import requests as serve_requests
+from dray.serve.client import Server
+from dray.serve.control import NotSubmitted, Refused
+from searchers.events import Source
+from tests.cli.conftest import dray
+from tests.cli.said import Said
+from tests.experiment.test_requests import answering
+from tests.records.test_result import Story, config, told
+from tests.serve.conftest import TOKEN, Served
+
+__all__ = ["dray"]
+
+ONE = "/experiments/experiment"
+
+
+@pytest.fixture
+def story(served: Served) -> Story:
+    """An experiment on the server; trial 3 runs, with a checkpoint at batch 10, where it was validated."""
+    found = told(served.results, config())
+    served.control.put("experiment", "RUNNING")
+    return found
+
+
+def test_trials_are_forked_added_and_stopped(served: Served, story: Story) -> None:
+    with answering(story):
+        fork = served.api("POST", f"{ONE}/trials/3/fork", {"at": "latest", "hparams": {"lr": 0.15}})
+        assert (fork.status, fork.json) == (200, {"trial": 5}), fork.body
+        assert served.api("POST", f"{ONE}/trials/3/fork", {"at": 10}).json == {"trial": 6}
+        assert served.api("POST", f"{ONE}/trials", {"hparams": {"lr": 0.125}}).json == {"trial": 7}
+        assert served.api("POST", f"{ONE}/trials/3/stop").json == {"trial": 3}
+    assert story.search.source(5) == story.search.source(6) == Source(trial=3, step=10, batches=10)
+    assert (story.search.params(5)["lr"], story.search.params(7)["lr"]) == (0.15, 0.125)
+    assert story.search.trials[3].stop_requested
+    assert not served.control.calls
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/trials/9/fork", {}, 400, "the experiment has no trial 9"),
+        ("/trials/3/fork", {"at": "first"}, 400, "trial 3 has no checkpoint first"),
+        ("/trials/3/fork", {"lr": 0.1}, 400, "give hparams"),
+        ("/trials", {"hparams": [1]}, 400, "give hparams"),
+        ("/trials", {"hparams": {"rate": 1}}, 400, "there is no hyperparameter rate"),
+        ("/trials/0/stop", {}, 400, "trial 0 has ended: it is COMPLETED"),
+        ("/trials/0/fork", {"at": 20}, 400, "can't begin from step 20"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(
+    path: str, body: dict[str, object], status: int, says: str, served: Served, story: Story
+) -> None:
+    with answering(story):
+        reply = served.api("POST", f"{ONE}{path}", body)
+    assert (reply.status, says in reply.json["error"]) == (status, True), reply.body
+
+
+def test_requests_need_the_token_and_a_submitted_experiment(served: Served, story: Story) -> None:
+    for path in ("/trials", "/trials/3/fork", "/trials/3/stop"):
+        assert served.send("POST", f"/api/v1{ONE}{path}", {}, headers={}).status == 401
+    told(served.results / "mine", config()).directory.path.rename(served.results / "other")
+    assert served.api("POST", "/experiments/other/trials").status == 404
+    assert not files.RequestFiles(story.directory).waiting()
+    assert not (served.results / "other" / files.DIRECTORY).exists()
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "ERROR", "STOPPED", "PAUSED"])
+def test_an_experiment_that_has_ended_goes_on(state: str, served: Served, story: Story) -> None:
+    served.control.put("experiment", state)  # type: ignore[arg-type]
+    with answering(story, once=lambda: served.control.experiment("experiment").state == "QUEUED"):
+        assert served.api("POST", f"{ONE}/trials/3/fork").json == {"trial": 5}
+    assert served.control.calls == [("reopen", "experiment")]
+
+
+def test_an_experiment_that_ends_before_it_sees_a_request_goes_on(served: Served, story: Story) -> None:
+    def ends() -> bool:
+        if not served.control.calls:
+            served.control.put("experiment", "COMPLETED")
+            return False
+        return True
+
+    with answering(story, once=ends):
+        assert served.api("POST", f"{ONE}/trials").json == {"trial": 5}
+    assert ("reopen", "experiment") in served.control.calls
+
+
+def test_stopping_a_trial_does_not_run_an_experiment(served: Served, story: Story) -> None:
+    served.control.put("experiment", "PAUSED")
+    assert served.api("POST", f"{ONE}/trials/3/stop").json == {"trial": None}
+    assert not served.control.calls
+    assert [each.trial for each in files.RequestFiles(story.directory).waiting()] == [3]
+
+
+def test_a_driver_that_does_not_answer_is_not_waited_for_forever(
+    served: Served, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_requests, "ANSWER_S", 0.05)
+    assert served.api("POST", f"{ONE}/trials").json == {"trial": None}
+    assert len(files.RequestFiles(story.directory).waiting()) == 1
+
+
+@pytest.fixture
+def up(served: Served, story: Story) -> Iterator[Served]:
+    """A server on this machine that commands find; the experiment has the number 1."""
+    address.write(served.results, served.url, TOKEN)
+    take_number(story.directory.path)
+    yield served
+    address.remove(served.results)
+
+
+def test_commands_go_through_the_server(up: Served, story: Story, dray: Callable[..., Said]) -> None:
+    up.control.put("experiment", "COMPLETED")
+    with answering(story, once=lambda: bool(up.control.calls)):
+        assert dray("trial", "fork", "1", "3", "--set", "lr=0.15") == Said(code=0, out="trial 5\n", err="")
+        assert dray("trial", "add", "1").out == "trial 6\n"
+        assert dray("trial", "stop", "1", "3").out == "trial 3 is stopped\n"
+    assert up.control.calls == [("reopen", "experiment")]
+    assert story.search.source(5) == Source(trial=3, step=10, batches=10)
+    up.control.put("experiment", "STOPPED")
+    assert "requested; carried out when experiment runs" in dray("trial", "stop", "1", "5").err
+
+
+def test_from_python_an_experiment_on_a_server_is_asked_through_the_server(up: Served, story: Story) -> None:
+    searcher = {"name": "random", "metric": "m", "max_trials": 1, "max_length": {"batches": 1}}
+    (up.results / "m.py").touch()
+    content = {"entrypoint": "python3 m.py", "searcher": searcher}
+    experiment = Experiment(content, model_dir=up.results, server="auto")
+    with pytest.raises(LookupError, match="no experiment"):
+        experiment.add_trial()
+    experiment.path = story.directory.path  # as `run` sets it
+    up.control.put("experiment", "COMPLETED")
+    with answering(story, once=lambda: bool(up.control.calls)):
+        assert experiment.fork(3, lr=0.15) == 5
+        assert experiment.add_trial() == 6
+        experiment.stop_trial(3)
+    assert story.search.trials[3].stop_requested
+
+
+def test_a_server_on_another_machine_forks_its_best_trial(served: Served, story: Story) -> None:
+    server = Server(served.url, TOKEN)
+    with answering(story):
+        assert server.trial("experiment", "best") == 0
+        assert server.fork_trial("experiment", 0, at="best", hparams={}) == 5
+        with pytest.raises(Refused, match="trial 0 has ended"):
+            server.stop_trial("experiment", 0)
+        with pytest.raises(NotSubmitted):
+            server.add_trial("none", {})
