@@ -134,11 +134,10 @@ def request_to_json(request: Requested) -> dict[str, object]:
         raise IllegalEvent(f"the request {request} is invalid: {error}") from None
 
 
-def request_from_json(record: Mapping[str, object]) -> Requested:
+def request_from_json(record: object) -> Requested:
     """Decode a request, ignoring other keys. Raises `ValueError` if it is not a valid one."""
-    trial = record.get("trial")
-    if trial is not None and not isinstance(trial, int):
-        raise ValueError(f"not a request: {dict(record)}")
+    if not isinstance(record, Mapping) or not isinstance(trial := record.get("trial"), int | None):
+        raise ValueError(f"not a request: {record}")
     return Requested(id=str(record.get("id", "")), trial=trial, **_beginning_from_json(record))
 
 

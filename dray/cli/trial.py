@@ -372,7 +372,10 @@ def _request(
         except IllegalEvent as error:
             raise BadUse(str(error)) from None
         if answer is None:
-            typer.echo(f"requested; carried out after: dray experiment resume {stored.name}", err=True)
+            when = f"after: dray experiment resume {stored.name}"
+            if Journal.writer(journal) is not None:
+                when = f"once the driver responds, which it has not done for {requests.ANSWER_S:.0f} s"
+            typer.echo(f"requested; carried out {when}", err=True)
         elif is_running:
             typer.echo(_told(answer))
 

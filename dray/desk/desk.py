@@ -396,6 +396,8 @@ class Desk:
         gpu_type = self._gpu_types.get(group.name, "")
         granted = LeaseGranted(group=group.name, trial=trial, lease=lease.number, gpu_type=gpu_type)
         self._emit(Tell(client.name, granted))
+        if group.owner is not client:  # it may start more groups now
+            self._emit(Tell(group.owner.name, granted))
 
     # ------------------------------------------------------------------ the end of a lease
     def _conclude_deferred(self, lease: Lease) -> None:

@@ -39,8 +39,12 @@ def place(directory: Path, request: Requested) -> None:
     folder = directory / DIRECTORY
     folder.mkdir(exist_ok=True)
     temporary = folder / f".{request.id}"
-    temporary.write_text(json.dumps(request_to_json(request)))
-    temporary.rename(folder / f"{request.id}.json")
+    try:
+        temporary.write_text(json.dumps(request_to_json(request)))
+        temporary.rename(folder / f"{request.id}.json")
+    except BaseException:  # for example, the disk is full
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def answer(journal: Path, request: Requested) -> Mapping[str, Any] | None:

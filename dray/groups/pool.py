@@ -121,7 +121,7 @@ class Groups:
                         self._elastic.ready(now)
             case messages.GroupEnded():
                 self._ended(event.group, event.start, is_lost=event.is_lost, error=event.error)
-            case messages.ReportReceived():
+            case messages.LeaseGranted():
                 if self._trains_since is None:
                     self._trains_since = now
             case messages.TrialLeft():
@@ -240,13 +240,12 @@ class Groups:
             starting += 1
 
     def _more_may_start(self, now: float) -> bool:
-        """Whether groups after the first may start: on a shared cluster at once, on a local one when the first one
-        trains.
+        """Whether groups after the first may start: on a shared cluster at once, on a local one when the first one has
+        a trial.
 
         With few cores, a starting group takes one from the training group. Whether that pays off depends on the
         remaining time of the search, which is unknown. So it starts when the first group has trained for as long as it
-        took until its first report (ski rental: at most twice the time of the better of now and never; Karlin et al.
-        1988).
+        took to start (ski rental: at most twice the time of the better of now and never; Karlin et al. 1988).
         """
         if not self._plan.own_cluster or not self.count:
             return True

@@ -438,7 +438,7 @@ def test_trials_go_to_groups_of_their_shape_alone(scene: Scene) -> None:
     assert trials(two) == [0]
 
 
-def test_each_message_goes_to_the_client_that_it_concerns_and_a_trials_end_to_the_groups_owner_too(
+def test_each_message_goes_to_the_client_that_it_concerns_and_a_trials_begin_and_end_to_the_groups_owner_too(
     scene: Scene,
 ) -> None:
     scene.add("other", endpoint=("host", 1, b"key"))
@@ -450,6 +450,7 @@ def test_each_message_goes_to_the_client_that_it_concerns_and_a_trials_end_to_th
     assert [(each.client, type(each.message)) for each in scene.take(Tell)] == [
         ("run", GroupReady),
         ("other", LeaseGranted),
+        ("run", LeaseGranted),
         ("other", TrialLeft),
         ("run", TrialLeft),
         ("run", GroupRetired),

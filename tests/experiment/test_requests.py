@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -130,6 +131,25 @@ def test_a_driver_that_does_not_answer_is_not_waited_for_forever(story: Story) -
     began = time.monotonic()
     assert requests.wait(story.directory.journal, request, timeout_s=0.05) is None
     assert time.monotonic() - began >= 0.05
+
+
+def test_a_request_for_which_the_disk_has_no_room_leaves_nothing(story: Story) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            requests.place(story.directory.path, requests.add(story.result.reader, {}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((story.directory.path / "requests").iterdir())
+
+
+def test_a_file_that_is_no_request_is_ignored(story: Story) -> None:
+    folder = story.directory.path / "requests"
+    folder.mkdir()
+    for name, text in {"empty": "", "list": "[]", "number": "3", "trial": '{"trial": "0"}'}.items():
+        (folder / f"{name}.json").write_text(text)
+    assert RequestFiles(story.directory).waiting() == []
 
 
 def test_an_experiment_that_has_not_begun_has_nothing_to_fork(tmp_path: Path, experiment: Experiment) -> None:

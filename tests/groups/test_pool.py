@@ -12,7 +12,7 @@ import pytest
 from dray.cluster.view import GPU_TYPE, NODE_ID, AutoscalerLimits, ClusterView
 from dray.desk.effects import Say
 from dray.desk.failure import Failure
-from dray.desk.messages import GroupEnded, GroupReady, ReportReceived, TrialLeft, WorkerArrived
+from dray.desk.messages import GroupEnded, GroupReady, LeaseGranted, TrialLeft, WorkerArrived
 from dray.display.counts import Counts
 from dray.groups.effects import (
     ClusterSeen,
@@ -154,7 +154,7 @@ class World:
         return self
 
     def trains(self) -> World:
-        return self.on(ReportReceived(lease=1, trial=0, rows=(), step=None, warning=""))
+        return self.on(LeaseGranted(lease=1, group="group-0", trial=0))
 
     def bring_up(self, count: int) -> World:
         """As many trials, each in a group that trains."""
