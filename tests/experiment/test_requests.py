@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from dray.cli import app
 from dray.errors import NoExperiment
 from dray.experiment import requests
 from dray.experiment.experiment import Experiment
@@ -76,6 +78,12 @@ def test_a_driver_answers_with_the_number_of_the_new_trial(story: Story, experim
     assert sources == [best, latest, latest, None]
     assert [each.hparams for each in created(story)] == [{"lr": 0.15}, {}, {}, {"lr": 0.125}]
     assert story.search.trials[3].stop_requested
+
+
+def test_the_command_shows_what_it_was_given(story: Story) -> None:
+    with answering(story):
+        said = CliRunner().invoke(app, ["trial", "add", str(story.directory.path), "--set", "lr=.inf"]).output
+    assert said == "trial 5, lr = inf\n"
 
 
 def test_without_a_driver_a_request_waits_for_the_next_run(story: Story, experiment: Experiment) -> None:

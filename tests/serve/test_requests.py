@@ -123,10 +123,11 @@ def test_commands_go_through_the_server(up: Served, story: Story, dray: Callable
     up.control.put("experiment", "COMPLETED")
     with answering(story, once=lambda: bool(up.control.calls)):
         assert dray("trial", "fork", "1", "3", "--set", "lr=0.15") == Said(code=0, out="trial 5\n", err="")
-        assert dray("trial", "add", "1").out == "trial 6\n"
+        assert dray("trial", "add", "1", "--set", "lr=1e-1").out == "trial 6\n"
         assert dray("trial", "stop", "1", "3").out == "trial 3 is stopped\n"
     assert up.control.calls == [("reopen", "experiment")]
     assert story.search.source(5) == Source(trial=3, step=10, batches=10)
+    assert story.search.params(6)["lr"] == 0.1
     up.control.put("experiment", "STOPPED")
     assert "requested; carried out when experiment runs" in dray("trial", "stop", "1", "5").err
 
