@@ -55,7 +55,7 @@ def test_trials_are_forked_added_and_stopped(served: Served, story: Story) -> No
         ("/trials", {"hparams": [1]}, 400, "give hparams"),
         ("/trials", {"hparams": {"rate": 1}}, 400, "there is no hyperparameter rate"),
         ("/trials/0/stop", {}, 400, "trial 0 has ended: it is COMPLETED"),
-        ("/trials/0/fork", {"at": 20}, 400, "can't begin from step 20"),
+        ("/trials/0/fork", {"at": 20}, 400, "nothing is left to train after batch 20"),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(
