@@ -197,7 +197,7 @@ class Search:
         if given is None:
             return drawn(self.sampler, self.space, self._sampler_number(trial))
         if given.source is None:
-            others = self.space.sample(Random(f"{self.seed}:{trial}"))
+            others = self.space.sample(Random(f"{self.seed}:{self._sampler_number(trial)}"))
         else:
             others = self.params(given.source.trial)
         return {**others, **copy.deepcopy(dict(given.hparams or {}))}

@@ -20,6 +20,7 @@ from dray.text import shown
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
 from searchers.journal import Journal
+from searchers.records import hparams_from_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -322,17 +323,15 @@ def add(experiment: ExperimentArg, given: Given = None) -> None:
 
 
 def _parsed(given: list[str] | None) -> dict[str, Any]:
-    import yaml
+    from dray.config.yaml_file import parsed
 
     found = {}
     for each in given or ():
-        name, equals, value = each.partition("=")
-        try:
-            found[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            equals = ""
-        if not equals or not name:
+        name, _, text = each.partition("=")
+        value, fault = parsed(text)
+        if not name or not text or fault is not None:
             raise BadUse(f"--set {each}: must be NAME=VALUE, with a value in YAML")
+        found[name] = value
     return found
 
 
@@ -363,21 +362,22 @@ def _request(
         try:
             request = make(read)
             requests.place(stored.directory.path, request)
-            is_running = Journal.writer(journal) is not None
-            if not is_running and request.trial is None:
-                from dray.cli.experiment import resume
+            try:
+                if request.trial is None and Journal.writer(journal) is None:
+                    from dray.cli.experiment import resume
 
-                resume(experiment)
-            answer = requests.wait(journal, request)
+                    resume(experiment)
+            finally:  # the exit status says how the run ended
+                answer = requests.wait(journal, request)
+                if answer is not None:
+                    typer.echo(_told(answer))
+                elif Journal.writer(journal) is None:
+                    typer.echo(f"requested; carried out after: dray experiment resume {stored.name}", err=True)
+                else:
+                    silent = f"which it has not done for {requests.ANSWER_S:.0f} s"
+                    typer.echo(f"requested; carried out once the driver responds, {silent}", err=True)
         except IllegalEvent as error:
             raise BadUse(str(error)) from None
-        if answer is None:
-            when = f"after: dray experiment resume {stored.name}"
-            if Journal.writer(journal) is not None:
-                when = f"once the driver responds, which it has not done for {requests.ANSWER_S:.0f} s"
-            typer.echo(f"requested; carried out {when}", err=True)
-        elif is_running:
-            typer.echo(_told(answer))
 
 
 def _told(answer: Mapping[str, Any]) -> str:
@@ -386,5 +386,5 @@ def _told(answer: Mapping[str, Any]) -> str:
     [created] = [each for each in answer["actions"] if each["action"] == "create"][:1]
     source, given = created.get("source"), created.get("hparams") or {}
     begins = "" if source is None else f", from trial {source['trial']} at batch {source['batches']}"
-    values = "".join(f", {name} = {shown(value)}" for name, value in given.items())
+    values = "".join(f", {name} = {shown(hparams_from_json(value))}" for name, value in given.items())
     return f"trial {created['trial']}{begins}{values}"

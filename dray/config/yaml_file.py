@@ -78,7 +78,7 @@ def read_mapping(path: Path) -> dict[Any, Any]:
         raise ConfigError([("config", f"{path} is a directory; give a YAML file in it")], str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([("config", f"cannot be read as UTF-8 text: {error}")], str(path)) from None
-    content, fault = _parsed(text)
+    content, fault = parsed(text)
     if fault is not None:
         raise ConfigError([fault], str(path))
     if not isinstance(content, dict):
@@ -111,7 +111,7 @@ def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any
         if not equals or not all([*outer, name]):
             faults.append(("--config", f"must be FIELD=VALUE, got {change!r}; for example searcher.max_trials=8"))
             continue
-        value, fault = _parsed(text)
+        value, fault = parsed(text)
         if fault is not None:
             faults.append((path, f"the value is {fault.what}, got {text!r}"))
             continue
@@ -130,7 +130,7 @@ def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any
     return changed
 
 
-def _parsed(text: str) -> tuple[Any, Fault | None]:
+def parsed(text: str) -> tuple[Any, Fault | None]:
     """The value of a YAML text, or why it has none, with the line as its path."""
     try:
         return yaml.load(text, _Loader), None

@@ -297,7 +297,7 @@ class ExperimentDriver:
             # Before new trials: the search has chosen them as the most promising.
             self._to_desk("enqueue", list(answer.resumes), True)
         if answer.creates:
-            self._to_desk("enqueue", list(answer.creates), False)
+            self._to_desk("enqueue", list(answer.creates), is_request and answer.decision == "continue")
         if answer.done:
             self._to_desk("close")
             self.end()

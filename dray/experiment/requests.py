@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dray.experiment.request_files import DIRECTORY
 from dray.records.growing import GrowingJournal
+from dray.training.units import amount
 from searchers.errors import IllegalEvent
 from searchers.events import Requested, Source
 from searchers.journal import Journal
@@ -123,7 +124,7 @@ def source_of(reader: ExperimentReader, trial: int, at: str = "best") -> Source:
     """The checkpoint from which a fork of a trial begins.
 
     Args:
-        at: "best", "latest", or a number of batches.
+        at: "best" or "latest" of those that are kept, or a number of batches.
 
     Raises:
         IllegalEvent: there is no such checkpoint with a validation.
@@ -132,11 +133,13 @@ def source_of(reader: ExperimentReader, trial: int, at: str = "best") -> Source:
     store = reader.directory.store(trial)
     validated = sorted(batches for batches, _ in store.listed() if batches in record.at)
     saved = {str(batches): batches for batches in validated if store.is_complete(batches)}
-    wanted = {"best": record.best_batches, "latest": max(saved.values(), default=None)}.get(at, at)
+    wanted = {"best": record.best_of(saved.values()), "latest": max(saved.values(), default=None)}.get(at, at)
+    if not saved:
+        raise IllegalEvent(f"trial {trial} has no checkpoint with a validation yet")
     if str(wanted) not in saved:
         named = f"at batch {at}" if at.isdigit() else at
-        has = f"has validated checkpoints at batches {', '.join(saved)}" if saved else "has none yet"
-        raise IllegalEvent(f"trial {trial} has no checkpoint {named} with a validation; it {has}")
+        has = f"it has validated checkpoints at batches {', '.join(saved)}"
+        raise IllegalEvent(f"trial {trial} has no checkpoint {named} with a validation; {has}")
     batches = saved[str(wanted)]
     match reader.config.searcher.unit:
         case "batches":
@@ -149,4 +152,11 @@ def source_of(reader: ExperimentReader, trial: int, at: str = "best") -> Source:
             step = batches * int(record.hparams.get("global_batch_size", 1))
         case unit:
             raise IllegalEvent(f"trials whose length is measured by a metric ({unit}) can't be forked")
+    if reader.rungs and step >= reader.rungs[-1]:
+        # The search checks this too, but an experiment that has ended would run for it.
+        length = amount(f"{reader.rungs[-1]:.10g}", reader.config.searcher.unit)
+        raise IllegalEvent(
+            f"nothing is left to train after batch {batches} of trial {trial}: the searcher's max_length is {length}; "
+            "extend the search, or begin from an earlier checkpoint"
+        )
     return Source(trial=trial, step=step, batches=batches)

@@ -162,7 +162,21 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
         case "extended":
             wanted = [f"{name} {record[name]}" for name in ("max_trials", "max_length") if record.get(name) is not None]
             return f"search extended: {', '.join(wanted)}"
+        case "requested":
+            return f"requested: {_requested(record)}"
+        case "rejected":
+            return f"request rejected: {record.get('error')}"
     return None
+
+
+def _requested(record: Mapping[str, Any]) -> str:
+    if "trial" in record:
+        return f"stop trial {record['trial']}"
+    created = next(action["trial"] for action in record["actions"] if action["action"] == "create")
+    source = record.get("source")
+    begins = "" if source is None else f", from trial {source['trial']} at batch {source['batches']}"
+    values = flatten(dict(record.get("hparams") or {}))
+    return f"trial {created}{begins}{''.join(f', {name}={shown(value)}' for name, value in values.items())}"
 
 
 _ENDED = {

@@ -37,7 +37,7 @@ def ask(control: Control, path: Path, make: Callable[[ExperimentReader], Request
             request = make(reader)
         requests.place(path, request)
         is_new = request.trial is None
-        if is_new and state not in ACTIVE:
+        if is_new and state not in (*ACTIVE, "PAUSED"):  # what a person has paused waits
             control.reopen(path.name)
 
         def is_running() -> bool:

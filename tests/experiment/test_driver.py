@@ -369,7 +369,7 @@ def test_a_fork_is_queued_and_begins_from_its_sources_checkpoint_with_its_own_hy
     source = Source(trial=1, step=RUNG, batches=RUNG)
     answer = request(scene, source=source, hparams={"lr": 7.0})
     assert (answer["event"], [each["trial"] for each in answer["actions"]]) == ("requested", [2])
-    assert scene.to_desk() == [("enqueue", [2], False)]
+    assert scene.to_desk() == [("enqueue", [2], True)]
     scene.grant(3, 2)
     [bind] = scene.take(Bind)
     assert (bind.source, bind.last_step, bind.is_changed, bind.hparams["lr"]) == (source, RUNG, True, 7.0)
@@ -382,7 +382,7 @@ def test_a_fork_is_queued_and_begins_from_its_sources_checkpoint_with_its_own_hy
 
 def test_a_new_trial_has_the_given_hyperparameters(scene: Scene) -> None:
     request(scene, hparams={"lr": 7.0})
-    assert scene.to_desk() == [("enqueue", [2], False)]
+    assert scene.to_desk() == [("enqueue", [2], True)]
     scene.grant(3, 2)
     [bind] = scene.take(Bind)
     assert (bind.source, bind.last_step, bind.hparams["lr"]) == (None, None, 7.0)

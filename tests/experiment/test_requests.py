@@ -7,11 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from dray.cli import app
 from dray.errors import NoExperiment
 from dray.experiment import requests
 from dray.experiment.experiment import Experiment
@@ -65,6 +68,7 @@ def created(story: Story) -> list[Create]:
 
 
 def test_a_driver_answers_with_the_number_of_the_new_trial(story: Story, experiment: Experiment) -> None:
+    story.validate(3, 12, 0.001, save=False)  # the best, but it has no checkpoint
     story.validate(3, 15, 0.5)
     with answering(story):
         assert experiment.fork(3, lr=0.15) == 5
@@ -77,6 +81,12 @@ def test_a_driver_answers_with_the_number_of_the_new_trial(story: Story, experim
     assert sources == [best, latest, latest, None]
     assert [each.hparams for each in created(story)] == [{"lr": 0.15}, {}, {}, {"lr": 0.125}]
     assert story.search.trials[3].stop_requested
+
+
+def test_the_command_shows_what_it_was_given(story: Story) -> None:
+    with answering(story):
+        said = CliRunner().invoke(app, ["trial", "add", str(story.directory.path), "--set", "lr=.inf"]).output
+    assert said == "trial 5, lr = inf\n"
 
 
 def test_without_a_driver_a_request_waits_for_the_next_run(story: Story, experiment: Experiment) -> None:
@@ -92,8 +102,14 @@ def test_without_a_driver_a_request_waits_for_the_next_run(story: Story, experim
     ("method", "arguments", "given", "says"),
     [
         ("fork", (9,), {}, "the experiment has no trial 9; its trials are 0 to 4"),
-        ("fork", (4,), {}, "trial 4 has no checkpoint best with a validation; it has none yet"),
+        ("fork", (4,), {}, "trial 4 has no checkpoint with a validation yet"),
         ("fork", (3,), {"at": 7}, "trial 3 has no checkpoint at batch 7 with a validation; it has validated"),
+        (
+            "fork",
+            (0,),
+            {"at": 20},
+            "nothing is left to train after batch 20 of trial 0: the searcher's max_length is 20 b",
+        ),
         ("fork", (3,), {"rate": 1.0}, "there is no hyperparameter rate; the experiment's are lr, net"),
         ("add_trial", (), {"lr": object()}, "is invalid"),
         ("stop_trial", (0,), {}, "trial 0 has ended: it is COMPLETED"),
@@ -109,9 +125,12 @@ def test_a_request_that_makes_no_sense_is_an_error_at_once(
     assert not RequestFiles(story.directory).waiting()
 
 
-def test_a_rejected_request_is_an_error(story: Story, experiment: Experiment) -> None:
-    with answering(story), pytest.raises(ValueError, match="can't begin from step 20 of trial 0"):
-        experiment.fork(0, at=20)
+def test_a_rejected_request_is_an_error(story: Story) -> None:
+    request = requests.stop(story.result.reader, 3)
+    story.search.request(request)  # by someone else
+    with answering(story), pytest.raises(ValueError, match="trial 3 can't be stopped"):
+        requests.place(story.directory.path, again := replace(request, id=requests.new_id()))
+        requests.wait(story.directory.journal, again)
 
 
 def test_an_answer_that_a_driver_gives_as_it_ends_is_found(story: Story) -> None:

@@ -108,6 +108,7 @@ def test_each_request_has_one_answer(story: Story) -> None:
 def test_a_fork_of_a_search_that_is_done_runs_it(story: Story) -> None:
     said = run_here("fork", story.path, "2", "--at", "30", "--set", "lr=0.01", group="trial")
     assert said.code == 0, said.err
+    assert said.out.endswith("trial 4, from trial 2 at batch 30, lr = 0.01\n")
     result = dray.Result(story.path)
     assert result.trials["state"].tolist()[4] == "COMPLETED"
     assert batches(story.record, 4) == list(range(30, BATCHES))

@@ -49,6 +49,18 @@ def test_a_fork_is_described_with_its_source(story: Story) -> None:
     assert (found["source_trial"], found["source_batches"]) == (0, 10)
 
 
+def test_requests_are_in_the_log(story: Story) -> None:
+    story.search.request(Requested(trial=3))
+    story.journal.append({"event": "rejected", "id": "1", "error": "trial 9 was never created"})
+    said = CliRunner().invoke(app, ["experiment", "logs", str(story.directory.path)]).output
+    assert [line.partition("request")[2] for line in said.splitlines() if "request" in line] == [
+        "ed: trial 5, from trial 0 at batch 10, lr=0.15",
+        "ed: trial 6",
+        "ed: stop trial 3",
+        " rejected: trial 9 was never created",
+    ]
+
+
 @pytest.mark.slow
 def test_the_report_names_the_source_of_a_fork(story: Story) -> None:
     text = write_report(story.directory.path).read_text()

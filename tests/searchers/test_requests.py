@@ -163,6 +163,16 @@ def test_requested_trials_count_for_no_budget_and_change_no_draw_of_others(kind:
         assert beside == alone
 
 
+def test_what_an_added_trial_draws_is_drawn_by_no_other() -> None:
+    search = searched(RandomSearch(max_trials=2, max_concurrent_trials=1, max_length=1))
+    [added] = search.request(Requested())
+    train(search, 0, {1: 0.5})
+    [later] = search.on(Exited(trial=0, reason="completed"))
+    assert isinstance(added, Create)
+    assert isinstance(later, Create)
+    assert search.params(added.trial)["lr"] != search.params(later.trial)["lr"]
+
+
 def test_a_stopped_trial_is_canceled_and_another_takes_its_place() -> None:
     method = ASHA(max_trials=3, max_length=16, num_rungs=2, divisor=4, max_concurrent_trials=2)
     search = searched(method)

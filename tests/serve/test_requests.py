@@ -55,7 +55,7 @@ def test_trials_are_forked_added_and_stopped(served: Served, story: Story) -> No
         ("/trials", {"hparams": [1]}, 400, "give hparams"),
         ("/trials", {"hparams": {"rate": 1}}, 400, "there is no hyperparameter rate"),
         ("/trials/0/stop", {}, 400, "trial 0 has ended: it is COMPLETED"),
-        ("/trials/0/fork", {"at": 20}, 400, "can't begin from step 20"),
+        ("/trials/0/fork", {"at": 20}, 400, "nothing is left to train after batch 20"),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(
@@ -75,12 +75,19 @@ def test_requests_need_the_token_and_a_submitted_experiment(served: Served, stor
     assert not (served.results / "other" / files.DIRECTORY).exists()
 
 
-@pytest.mark.parametrize("state", ["COMPLETED", "ERROR", "STOPPED", "PAUSED"])
+@pytest.mark.parametrize("state", ["COMPLETED", "ERROR", "STOPPED"])
 def test_an_experiment_that_has_ended_goes_on(state: str, served: Served, story: Story) -> None:
     served.control.put("experiment", state)  # type: ignore[arg-type]
     with answering(story, once=lambda: served.control.experiment("experiment").state == "QUEUED"):
         assert served.api("POST", f"{ONE}/trials/3/fork").json == {"trial": 5}
     assert served.control.calls == [("reopen", "experiment")]
+
+
+def test_an_experiment_that_a_person_has_paused_stays_paused(served: Served, story: Story) -> None:
+    served.control.put("experiment", "PAUSED")
+    assert served.api("POST", f"{ONE}/trials/3/fork").json == {"trial": None}
+    assert not served.control.calls
+    assert len(files.RequestFiles(story.directory).waiting()) == 1
 
 
 def test_an_experiment_that_ends_before_it_sees_a_request_goes_on(served: Served, story: Story) -> None:
@@ -123,10 +130,11 @@ def test_commands_go_through_the_server(up: Served, story: Story, dray: Callable
     up.control.put("experiment", "COMPLETED")
     with answering(story, once=lambda: bool(up.control.calls)):
         assert dray("trial", "fork", "1", "3", "--set", "lr=0.15") == Said(code=0, out="trial 5\n", err="")
-        assert dray("trial", "add", "1").out == "trial 6\n"
+        assert dray("trial", "add", "1", "--set", "lr=1e-1").out == "trial 6\n"
         assert dray("trial", "stop", "1", "3").out == "trial 3 is stopped\n"
     assert up.control.calls == [("reopen", "experiment")]
     assert story.search.source(5) == Source(trial=3, step=10, batches=10)
+    assert story.search.params(6)["lr"] == 0.1
     up.control.put("experiment", "STOPPED")
     assert "requested; carried out when experiment runs" in dray("trial", "stop", "1", "5").err
 
