@@ -253,12 +253,13 @@ def test_a_damaged_checkpoint_is_reported_once_and_no_longer_counts(experiment: 
     experiment.begin(Policy(trial_best=0, trial_latest=2))
     for batches in (10, 20):
         experiment.save(0, batches, None)
+        experiment.settle()  # else one that is half written while its store is listed would be removed
     damaged = experiment.store(0).id_of(20)
     for _ in range(2):
         experiment.retention.damaged(0, damaged, f"{damaged} is damaged: v is missing")
     experiment.end()
     experiment.begin(Policy(trial_best=0, trial_latest=2), trials=[0])
-    experiment.settle()  # the trial has ended, so a checkpoint that is half written when its store is listed is removed
+    experiment.settle()
     experiment.retention.damaged(0, damaged, "again, by another run")
     experiment.save(0, 30, None)
     assert experiment.end() == {0: [30, 20, 10]}, "and it is left where it is"

@@ -31,7 +31,8 @@ def test_its_trial_is_restarted() -> None:
     desk.add("run")
     desk.enqueue("run", [3], first=False)
     desk.next_lease("next", "groups", "group-0", 1, 0, 1, 0)
-    [granted] = [each.message for each in effects if isinstance(each, Tell) and isinstance(each.message, LeaseGranted)]
+    told = [each for each in effects if isinstance(each, Tell) and each.client == "run"]
+    [granted] = [each.message for each in told if isinstance(each.message, LeaseGranted)]
     desk.begun(None, granted.lease)
     effects.clear()
     desk.leave("bye", granted.lease, 0, lost_driver(lost.value, batches=20))
