@@ -27,7 +27,7 @@ from tests.ray.harness import (
     weights,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("shared_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 BATCHES = 60
 
@@ -41,7 +41,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(shared_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Story:
+def story(ray_is_up: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
     directory = tmp_path_factory.mktemp("requests")
     record, path = directory / "record", directory / "experiment"
     answers: dict[str, Any] = {}
