@@ -74,16 +74,15 @@ def _answer(search: Search, actions: list[Action], trial: int, number: int) -> A
         resumes.remove(trial)
         actions += search.on(Started(trial=trial))
     view = search.trials.get(trial)
+    decision: Decision = "continue"
+    if view is not None and view.ended:
+        decision = "stop"
+    elif view is not None and view.state == "PAUSED":
+        decision = "pause"
     return Answer(
         trial=trial,
         number=number,
-        decision="continue"
-        if view is None
-        else "stop"
-        if view.ended
-        else "pause"
-        if view.state == "PAUSED"
-        else "continue",
+        decision=decision,
         creates=tuple(action.trial for action in actions if isinstance(action, Create)),
         resumes=tuple(resumes),
         stops=tuple(stop for stop in stops if stop != trial),

@@ -383,7 +383,7 @@ def _request(
 def _told(answer: Mapping[str, Any]) -> str:
     if "trial" in answer:
         return f"trial {answer['trial']} is stopped"
-    [created] = [each for each in answer["actions"] if each["action"] == "create"][:1]
+    created = next(each for each in answer["actions"] if each["action"] == "create")
     source, given = created.get("source"), created.get("hparams") or {}
     begins = "" if source is None else f", from trial {source['trial']} at batch {source['batches']}"
     values = "".join(f", {name} = {shown(hparams_from_json(value))}" for name, value in given.items())

@@ -48,9 +48,10 @@ def place(directory: Path, request: Requested) -> None:
         raise
 
 
-def answer(journal: Path, request: Requested) -> Mapping[str, Any] | None:
-    """The journal's record of the answer: "requested" with the search's actions, or "rejected" with the error."""
-    return next((record for record in GrowingJournal(journal).new_records()[0] if record.get("id") == request.id), None)
+def answer(journal: GrowingJournal, request: Requested) -> Mapping[str, Any] | None:
+    """The answer among the new records of the journal: "requested" with the search's actions, or "rejected" with the
+    error."""
+    return next((record for record in journal.new_records()[0] if record.get("id") == request.id), None)
 
 
 def wait(
@@ -69,9 +70,10 @@ def wait(
     """
     is_running = is_running or (lambda: Journal.writer(journal) is not None)
     until = time.monotonic() + timeout_s
+    growing = GrowingJournal(journal)  # each record is read once
     while True:
         may_answer = is_running() and time.monotonic() < until  # before the journal: a driver that ends may answer last
-        if (found := answer(journal, request)) is not None:
+        if (found := answer(growing, request)) is not None:
             if "error" in found:
                 raise IllegalEvent(found["error"])
             return found

@@ -29,7 +29,7 @@ NOBODY: Any = SimpleNamespace(happened=lambda record, trials: None)
 
 @pytest.fixture
 def directory(tmp_path: Path) -> ExperimentDirectory:
-    """Of a search that is done."""
+    """The directory of an experiment whose search is done."""
     directory = ExperimentDirectory(tmp_path)
     search = opened(directory).search
     with Journal(directory.journal) as journal:

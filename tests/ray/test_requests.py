@@ -12,6 +12,7 @@ import dray
 from dray.experiment import requests
 from dray.experiment.request_files import RequestFiles
 from dray.records.directory import ExperimentDirectory
+from dray.records.growing import GrowingJournal
 from dray.records.reader import ExperimentReader
 from searchers import Requested
 from tests.ray.harness import (
@@ -48,7 +49,8 @@ def story(ray_is_up: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
 
     def ask(name: str, request: Requested) -> None:
         requests.place(path, request)
-        answers[name] = wait_for(lambda: requests.answer(path / "journal.jsonl", request), f"an answer to {name}")
+        growing = GrowingJournal(path / "journal.jsonl")
+        answers[name] = wait_for(lambda: requests.answer(growing, request), f"an answer to {name}")
 
     def steer() -> None:
         wait_for(lambda: len(batches(record, 0)) > 25, "a checkpoint at batch 20")
