@@ -131,12 +131,12 @@ def request_to_json(request: Requested) -> dict[str, object]:
             return {**record, "trial": operator.index(request.trial)}
         return {**record, **_beginning_to_json(request)}
     except (TypeError, ValueError) as error:
-        raise IllegalEvent(f"the request {request} is invalid: {error}") from None
+        raise IllegalEvent(f"the request can't be recorded: {error}") from None
 
 
 def request_from_json(record: object) -> Requested:
     """Decode a request, ignoring other keys. Raises `ValueError` if it is not a valid one."""
-    if not isinstance(record, Mapping) or not isinstance(trial := record.get("trial"), int | None):
+    if not isinstance(record, Mapping) or not _is_index(trial := record.get("trial")):
         raise ValueError(f"not a request: {record}")
     return Requested(id=str(record.get("id", "")), trial=trial, **_beginning_from_json(record))
 
@@ -156,7 +156,7 @@ def _beginning_to_json(new: Requested | Create) -> dict[str, object]:
 def _beginning_from_json(record: Mapping[str, object]) -> dict[str, Any]:
     source, hparams = None, hparams_from_json(record.get("hparams"))
     match record.get("source"):
-        case {"trial": int(trial), "step": int() | float() as step, **others}:
+        case {"trial": int(trial), "step": int() | float() as step, **others} if _is_index(others.get("batches")):
             source = Source(trial=trial, step=step, batches=cast("int | None", others.get("batches")))
         case None:
             pass
@@ -165,6 +165,10 @@ def _beginning_from_json(record: Mapping[str, object]) -> dict[str, Any]:
     if not isinstance(hparams, dict | None):
         raise ValueError(f"hparams must be a mapping, got {hparams!r}")
     return {"source": source, "hparams": hparams}
+
+
+def _is_index(value: object) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
 def number_to_json(value: object) -> object:

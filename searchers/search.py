@@ -37,8 +37,9 @@ from random import Random
 from types import MappingProxyType
 from typing import cast
 
-from searchers.errors import FieldError, IllegalEvent, JournalError, never_created
+from searchers.errors import FieldError, IllegalEvent, JournalError, SpaceError, never_created
 from searchers.events import Action, Create, Done, Event, Reported, Requested, Source, Started, Stop
+from searchers.given import merged
 from searchers.method import MAX_TRIALS, Method
 from searchers.objectives import Objectives, normalised, with_first
 from searchers.records import (
@@ -200,7 +201,7 @@ class Search:
             others = self.space.sample(Random(f"{self.seed}:{self._sampler_number(trial)}"))
         else:
             others = self.params(given.source.trial)
-        return {**others, **copy.deepcopy(dict(given.hparams or {}))}
+        return merged(self.space.root, others, given.hparams or {})
 
     def seed_of(self, trial: int) -> int:
         """Return the trial's seed of 31 bits, a function of only the search's seed and the trial's number.
@@ -261,7 +262,7 @@ class Search:
                 raise IllegalEvent(f"trial {view.id} can't be stopped: it is {view.state}")
             actions = [Stop(trial=view.id)]
         else:
-            self._check_new(request)
+            request = self._checked(request)
             requested = getattr(self.method, "requested", None)
             if requested is None:
                 raise IllegalEvent(f"{type(self.method).__name__} creates no trials on request")
@@ -271,14 +272,15 @@ class Search:
         self._follow(actions)
         return actions
 
-    def _check_new(self, request: Requested) -> None:
-        """Check the request of a new trial."""
-        known = [name for name, _ in self.space.root.domains]
-        if unknown := [name for name in request.hparams or () if name not in known]:
-            names = ", ".join(known)
-            raise IllegalEvent(f"there is no hyperparameter {', '.join(unknown)}; the search's are {names}")
+    def _checked(self, request: Requested) -> Requested:
+        """Check the request of a new trial, and return it with its hyperparameters as the trial will have them."""
+        if request.hparams is not None:
+            try:
+                request = replace(request, hparams=self.space.given(request.hparams))
+            except SpaceError as error:
+                raise IllegalEvent(str(error)) from None
         if request.source is None:
-            return
+            return request
         trial, step = request.source.trial, request.source.step
         if self._view(trial).hparams is None:
             raise IllegalEvent(f"trial {trial} has not started, so it has no checkpoint to begin from")
@@ -287,6 +289,7 @@ class Search:
                 f"a trial can't begin from step {step:g} of trial {trial}: the searcher's max_length is "
                 f"{self.method.rungs[-1]:g}; extend the search, or begin from an earlier checkpoint"
             )
+        return request
 
     def _sampler_number(self, trial: int) -> int:
         """Return the trial's number for the sampler.

@@ -25,6 +25,7 @@ from typing import cast
 
 from searchers.domains import Categorical, Const, Domain, Nested
 from searchers.errors import SHOWN, Faults, SpaceError, did_you_mean
+from searchers.given import checked
 from searchers.numeric import Double, Int, Log, is_number
 from searchers.records import FLOAT, hparams_from_json, hparams_to_json
 
@@ -107,6 +108,24 @@ class Space:
         if faults:
             raise SpaceError(faults)
         return cast("dict[str, object]", checked)
+
+    def given(self, hparams: Mapping[str, object]) -> dict[str, object]:
+        """Convert hyperparameters that a person gives to one trial: any values of the right types, by dotted name.
+
+        Raises:
+            SpaceError: A name is unknown, or a value has another type; every fault is listed with its path.
+        """
+        faults: Faults = []
+        plain: dict[str, object] = {}
+        for name, value in hparams.items():
+            try:
+                plain[name] = hparams_from_json(hparams_to_json(value))
+            except ValueError as error:
+                faults.append((f"{PATH}.{name}", str(error)))
+        found = checked(self.root, plain, PATH, faults)
+        if faults:
+            raise SpaceError(faults)
+        return found
 
     def faults(self, point: object) -> Faults:
         """List the reasons why this is not a point of the domains. The constraint is not checked."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dray.experiment.request_files import DIRECTORY
 from dray.records.growing import GrowingJournal
 from dray.training.units import amount
-from searchers.errors import IllegalEvent
+from searchers.errors import IllegalEvent, SpaceError
 from searchers.events import Requested, Source
 from searchers.journal import Journal
 from searchers.records import request_to_json
@@ -106,13 +106,12 @@ def stop(reader: ExperimentReader, trial: int) -> Requested:
 
 
 def _new(reader: ExperimentReader, hparams: Mapping[str, Any], source: Source | None = None) -> Requested:
-    # The search checks the names too, but its driver may not be running.
-    known = reader.config.hyperparameters
-    if unknown := [name for name in hparams if name not in known]:
-        raise IllegalEvent(
-            f"there is no hyperparameter {', '.join(unknown)}; the experiment's are {', '.join(map(str, known))}"
-        )
-    return Requested(id=new_id(), source=source, hparams=dict(hparams))
+    # The search checks them too, but its driver may not be running.
+    try:
+        given = reader.config.space.given(hparams)
+    except SpaceError as error:
+        raise IllegalEvent(str(error)) from None
+    return Requested(id=new_id(), source=source, hparams=given)
 
 
 def _trial(reader: ExperimentReader, trial: int) -> TrialRecord:

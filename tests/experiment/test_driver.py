@@ -437,7 +437,7 @@ def test_a_search_is_done_when_its_last_trial_is_stopped(scene: Scene) -> None:
     ("fields", "message"),
     [
         ({"trial": 9}, "trial 9"),
-        ({"hparams": {"lx": 1}}, "there is no hyperparameter lx"),
+        ({"hparams": {"lx": 1}}, "hyperparameters.lx: is not a hyperparameter of the space"),
         ({"source": Source(trial=9, step=1, batches=1)}, "trial 9"),
         ({"source": Source(trial=0, step=END, batches=END)}, "can't begin from step 16 of trial 0"),
     ],

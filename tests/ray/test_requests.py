@@ -103,7 +103,7 @@ def test_a_stopped_trial_leaves_before_its_next_report(story: Story) -> None:
 def test_each_request_has_one_answer(story: Story) -> None:
     answered = [record for record in journal(story.path) if record["event"] in ("requested", "rejected")]
     assert [record["id"] for record in answered] == [answer["id"] for answer in story.answers.values()]
-    assert "there is no hyperparameter lx" in story.answers["unknown"]["error"]
+    assert "lx: is not a hyperparameter of the space" in story.answers["unknown"]["error"]
     assert not RequestFiles(ExperimentDirectory(story.path)).waiting()
 
 

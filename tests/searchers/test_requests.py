@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from searchers import (
@@ -22,6 +24,7 @@ from searchers import (
     Sampler,
     Search,
     Source,
+    SpaceError,
     Started,
     Stop,
     parse_space,
@@ -93,7 +96,7 @@ def test_a_fork_needs_something_left_to_train(step: int) -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Requested(hparams={"lx": 1, "width": 2}), "there is no hyperparameter lx; the search's are lr, seed, width"),
+        (Requested(hparams={"lx": 1, "width": 2}), "hyperparameters.lx: is not .*; there are: lr, seed, width"),
         (Requested(source=Source(trial=1, step=1)), "trial 1 has not started, so it has no checkpoint"),
         (Requested(source=Source(trial=9, step=1)), "trial 9"),
         (Requested(trial=9), "trial 9"),
@@ -111,6 +114,75 @@ def test_an_impossible_request_is_an_error_and_changes_nothing(request_: Request
     with pytest.raises(IllegalEvent, match=message):
         search.request(request_)
     assert (len(log), dict(search.trials)) == before
+
+
+MIXED = parse_space(
+    {
+        "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+        "global_batch_size": 64,
+        "act": {"type": "categorical", "vals": ["relu", None]},
+        "opt": {
+            "momentum": {"type": "double", "minval": 0, "maxval": 0.9},
+            "steps": {"type": "int", "minval": 1, "maxval": 9},
+        },
+        "net": {
+            "type": "categorical",
+            "vals": [{"name": "a", "n": {"type": "int", "minval": 1, "maxval": 2}}, {"name": "b"}],
+        },
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "has"),
+    [
+        ({"opt.momentum": 2, "opt.steps": 99.0}, {"opt": {"momentum": 2.0, "steps": 99}}),
+        ({"opt": {"momentum": 0.5}}, {"opt": {"momentum": 0.5}}),
+        (
+            {"act": "gelu", "lr": np.float32(0.5), "global_batch_size": 128},
+            {"act": "gelu", "lr": 0.5, "global_batch_size": 128},
+        ),
+        ({"act": None, "lr": math.inf, "net": {"name": "b"}}, {"act": None, "lr": math.inf, "net": {"name": "b"}}),
+    ],
+)
+def test_given_hyperparameters_may_be_nested_and_outside_of_their_ranges(
+    given: dict[str, Any], has: dict[str, Any]
+) -> None:
+    search = Search(RandomSearch(max_trials=1), MIXED, seed=7, smaller_is_better=True, log=lambda record: None)
+    search.start()
+    [created] = search.request(Requested(hparams=given))
+    assert isinstance(created, Create)
+    assert created.hparams == has
+    params = search.params(created.trial)
+    assert params == params | has | {"opt": params["opt"] | has.get("opt", {})}
+    assert set(params["opt"]) == {"momentum", "steps"}  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("lr", "abc", "lr: must be a number, got 'abc'"),
+        ("lr", [0.1], "lr: must be a number, got"),
+        ("lr", True, "lr: must be a number, got True"),
+        ("lr", math.nan, "lr: must be a number, got nan"),
+        ("lr", object(), "lr: a hyperparameter is"),
+        ("global_batch_size", "abc", "global_batch_size: must be a number, as 64 is, got 'abc'"),
+        ("global_batch_size", 2**70, "global_batch_size: must be an integer of at most 64 bits, got one of 71"),
+        ("opt.steps", 1.5, "opt.steps: must be an integer, got 1.5"),
+        ("opt.steps", 2**70, "opt.steps: must be an integer of at most 64 bits"),
+        ("opt.lr", 1, "opt.lr: is not a hyperparameter of the space; there are: momentum, steps"),
+        ("opt", 1, "opt: must be a mapping"),
+        ("act", 3, "act: must be one of 'relu', None, got 3"),
+        ("net.n", 1, "net.n: can't be set by itself; set all of net"),
+        ("net", {"name": "a"}, "net.n: is missing"),
+        ("net", {"name": "c"}, "net"),
+    ],
+)
+def test_a_given_hyperparameter_of_another_type_is_an_error(name: str, value: object, says: str) -> None:
+    with pytest.raises(SpaceError) as raised:
+        MIXED.given({name: value})
+    [(path, message)] = raised.value.faults
+    assert f"{path}: {message}".startswith(f"hyperparameters.{says}")
 
 
 class _Own:

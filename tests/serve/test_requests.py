@@ -53,7 +53,7 @@ def test_trials_are_forked_added_and_stopped(served: Served, story: Story) -> No
         ("/trials/3/fork", {"at": "first"}, 400, "trial 3 has no checkpoint first"),
         ("/trials/3/fork", {"lr": 0.1}, 400, "give hparams"),
         ("/trials", {"hparams": [1]}, 400, "give hparams"),
-        ("/trials", {"hparams": {"rate": 1}}, 400, "there is no hyperparameter rate"),
+        ("/trials", {"hparams": {"rate": 1}}, 400, "rate: is not a hyperparameter of the space"),
         ("/trials/0/stop", {}, 400, "trial 0 has ended: it is COMPLETED"),
         ("/trials/0/fork", {"at": 20}, 400, "nothing is left to train after batch 20"),
     ],
