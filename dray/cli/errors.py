@@ -19,7 +19,7 @@ from dray.desk.failure import users_line
 from dray.errors import RAY, ConfigError, ExperimentError, FoundInTraining, NoExperiment
 from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
 from dray.script import ScriptFailed
-from dray.serve.control import NotSubmitted, Refused, WrongState
+from dray.serve.control import Invalid, NotSubmitted, Refused, WrongState
 from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
 from dray.text import one_line
@@ -70,7 +70,7 @@ def handle_errors() -> Iterator[None]:
         yield
     except (FoundInTraining, SearcherMetricError, ExperimentError, StorageError, StorageFull, Refused) as error:
         raise typer.Exit(_print_error(str(error), FAILED)) from None
-    except (ConfigError, NoExperiment, NotSubmitted, WrongState, BadUse, JournalError) as error:
+    except (ConfigError, NoExperiment, NotSubmitted, Invalid, WrongState, BadUse, JournalError) as error:
         # JournalError: damaged, or in use.
         raise typer.Exit(_print_error(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:

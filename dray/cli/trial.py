@@ -20,7 +20,6 @@ from dray.text import shown
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
 from searchers.journal import Journal
-from searchers.records import hparams_from_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -275,7 +274,6 @@ def stop(experiment: ExperimentArg, trial: TrialOrBestArg) -> None:
         experiment,
         lambda there, name: there.stop_trial(name, there.trial(name, trial)),
         lambda read: requests.stop(read.reader, read.trial(trial)),
-        done="trial {} is stopped",
     )
 
 
@@ -337,21 +335,19 @@ def _parsed(given: list[str] | None) -> dict[str, Any]:
 
 def _request(
     experiment: str,
-    on_server: Callable[[Server, str], int | None],
+    on_server: Callable[[Server, str], dict[str, Any]],
     make: Callable[[ReadExperiment], Requested],
-    *,
-    done: str = "trial {}",
 ) -> None:
     """Make a request to an experiment's search, and print the answer: through the server if the experiment was
     submitted to one, else with a file for its driver. An experiment that has ended runs again for a new trial."""
     found = server.find(experiment)
     if found is not None:
         with contextlib.suppress(NotSubmitted):
-            number = on_server(*found)
-            if number is None:
+            decided = on_server(*found)
+            if decided["trial"] is None:
                 server.tell(f"requested; carried out when {found[1]} runs")
             else:
-                typer.echo(done.format(number))
+                typer.echo(requests.told(decided))
             return
     with read_experiment(experiment) as read:
         stored = read.stored
@@ -362,15 +358,17 @@ def _request(
         try:
             request = make(read)
             requests.place(stored.directory.path, request)
+            answer = requests.wait(journal, request)
             try:
-                if request.trial is None and Journal.writer(journal) is None:
+                if answer is None and request.trial is None and Journal.writer(journal) is None:
                     from dray.cli.experiment import resume
 
                     resume(experiment)
             finally:  # the exit status says how the run ended
-                answer = requests.wait(journal, request)
+                if answer is None:
+                    answer = requests.wait(journal, request)
                 if answer is not None:
-                    typer.echo(_told(answer))
+                    typer.echo(requests.told(requests.decided(answer)))
                 elif Journal.writer(journal) is None:
                     typer.echo(f"requested; carried out after: dray experiment resume {stored.name}", err=True)
                 else:
@@ -378,13 +376,3 @@ def _request(
                     typer.echo(f"requested; carried out once the driver responds, {silent}", err=True)
         except IllegalEvent as error:
             raise BadUse(str(error)) from None
-
-
-def _told(answer: Mapping[str, Any]) -> str:
-    if "trial" in answer:
-        return f"trial {answer['trial']} is stopped"
-    created = next(each for each in answer["actions"] if each["action"] == "create")
-    source, given = created.get("source"), created.get("hparams") or {}
-    begins = "" if source is None else f", from trial {source['trial']} at batch {source['batches']}"
-    values = "".join(f", {name} = {shown(hparams_from_json(value))}" for name, value in given.items())
-    return f"trial {created['trial']}{begins}{values}"

@@ -310,17 +310,18 @@ class Experiment:
         self._request(lambda reader: requests.stop(reader, trial), lambda server, name: server.stop_trial(name, trial))
 
     def _request(
-        self, make: Callable[[ExperimentReader], Requested], on_server: Callable[[Server, str], int | None]
+        self, make: Callable[[ExperimentReader], Requested], on_server: Callable[[Server, str], dict[str, Any]]
     ) -> int | None:
         if self._server:
-            return on_server(_server_at(self._server), self.path.name)
+            number: int | None = on_server(_server_at(self._server), self.path.name)["trial"]
+            return number
         directory = ExperimentDirectory.open(self.path)
         with contextlib.closing(ExperimentReader(directory)) as reader:
             reader.refresh()
             request = make(reader)
         requests.place(directory.path, request)
         answer = requests.wait(directory.journal, request)
-        return None if answer is None else requests.trial_of(answer)
+        return None if answer is None else int(requests.decided(answer)["trial"])
 
     def _import_class(self, directory: ExperimentDirectory) -> None:
         """Import the class as `Experiment` does; if that fails, delete the experiment's directory."""

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dray.experiment.request_files import DIRECTORY
 from dray.records.growing import GrowingJournal
+from dray.records.hparams import flatten
+from dray.text import shown
 from dray.training.units import amount
 from searchers.errors import IllegalEvent, SpaceError
 from searchers.events import Requested, Source
 from searchers.journal import Journal
-from searchers.records import request_to_json
+from searchers.records import hparams_from_json, request_to_json
 
 if TYPE_CHECKING:
     from dray.records.reader import ExperimentReader
@@ -41,7 +44,10 @@ def place(directory: Path, request: Requested) -> None:
     folder.mkdir(exist_ok=True)
     temporary = folder / f".{request.id}"
     try:
-        temporary.write_text(json.dumps(request_to_json(request)))
+        with temporary.open("w") as file:
+            file.write(json.dumps(request_to_json(request)))
+            file.flush()
+            os.fsync(file.fileno())
         temporary.rename(folder / f"{request.id}.json")
     except BaseException:  # for example, the disk is full
         temporary.unlink(missing_ok=True)
@@ -82,9 +88,22 @@ def wait(
         time.sleep(POLL_S)
 
 
-def trial_of(found: Mapping[str, Any]) -> int:
-    """The number of the trial that an answer creates or stops."""
-    return int(next(action["trial"] for action in found["actions"] if action["action"] in ("create", "stop")))
+def decided(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The trial that an answer creates or stops: ``trial`` (its number); of a new one also ``hparams``, those given,
+    and ``source`` (``trial``, ``step``, ``batches``), if any."""
+    action = next(action for action in found["actions"] if action["action"] in ("create", "stop"))
+    return {name: value for name, value in action.items() if name != "action"}
+
+
+def told(new: Mapping[str, Any]) -> str:
+    """What was decided, such as "trial 64, from trial 7 at batch 352, lr = 0.005"."""
+    if "hparams" not in new:
+        return f"trial {new['trial']} is stopped"
+    source = new.get("source")
+    begins = "" if source is None else f", from trial {source['trial']} at batch {source['batches']}"
+    given = cast("dict[str, Any]", hparams_from_json(new["hparams"]))
+    values = "".join(f", {name} = {shown(value)}" for name, value in flatten(given).items())
+    return f"trial {new['trial']}{begins}{values}"
 
 
 def fork(reader: ExperimentReader, trial: int, at: str, hparams: Mapping[str, Any]) -> Requested:

@@ -159,7 +159,7 @@ class Api:
 
     async def _request(self, request: web.Request, make: Callable[[ExperimentReader], Requested]) -> web.StreamResponse:
         path = experiment_path(self._results, request.match_info["name"])
-        return answer({"trial": await _call(self._requesters, ask, self._control, path, make)})
+        return answer(await _call(self._requesters, ask, self._control, path, make) or {"trial": None})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         name, after = request.match_info["name"], number(request, "after")

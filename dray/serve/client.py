@@ -21,6 +21,7 @@ from dray.serve.address import TOKEN, URL
 from dray.serve.control import (
     ACTIVE,
     API,
+    Invalid,
     NotSubmitted,
     Refused,
     Status,
@@ -53,6 +54,7 @@ class Server:
     All methods raise:
         Unreachable: the server does not answer.
         Refused: the server refuses the token or the request.
+        Invalid: the request is invalid, or can't be carried out.
     """
 
     def __init__(self, url: str, token: str, *, is_here: bool = False) -> None:
@@ -165,17 +167,20 @@ class Server:
             return int(trial.removeprefix("trial_"))
         raise NoExperiment(f"{name} has no trial {trial!r}; give a trial's number, or 'best' once one has validated")
 
-    def fork_trial(self, name: str, trial: int, *, at: str = "best", hparams: Mapping[str, Any]) -> int | None:
-        """Start a trial from a checkpoint of another one: "best", "latest", or a number of batches. Returns its number;
-        None if the experiment's driver has yet to carry it out."""
+    def fork_trial(self, name: str, trial: int, *, at: str = "best", hparams: Mapping[str, Any]) -> dict[str, Any]:
+        """Start a trial from a checkpoint of another one: "best", "latest", or a number of batches.
+
+        Returns:
+            ``trial``, its number, or None if the experiment's driver has yet to carry it out; ``source``; ``hparams``.
+        """
         return self._trial(name, f"trials/{trial}/fork", {"at": at, "hparams": hparams})
 
-    def add_trial(self, name: str, hparams: Mapping[str, Any]) -> int | None:
-        """Add a trial; returns its number, as `fork_trial` does."""
+    def add_trial(self, name: str, hparams: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a trial. Returns the same as `fork_trial`."""
         return self._trial(name, "trials", {"hparams": hparams})
 
-    def stop_trial(self, name: str, trial: int) -> int | None:
-        """Stop a trial; returns its number, or None if the experiment's driver has yet to stop it."""
+    def stop_trial(self, name: str, trial: int) -> dict[str, Any]:
+        """Stop a trial. Returns ``trial``: its number, or None if the experiment's driver has yet to stop it."""
         return self._trial(name, f"trials/{trial}/stop", {})
 
     def change(self, name: str, **fields: Any) -> Submitted:
@@ -237,8 +242,8 @@ class Server:
             self.url, self._token, self._parts = found.url, found.token, urlsplit(found.url)
 
     # ------------------------------------------------------------------------------------------------------- requests
-    def _trial(self, name: str, what: str, body: Mapping[str, Any]) -> int | None:
-        found: int | None = self._request("POST", _path(name, what), body, missing=NotSubmitted)["trial"]
+    def _trial(self, name: str, what: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = self._request("POST", _path(name, what), body, missing=NotSubmitted)
         return found
 
     def _verb(self, name: str, verb: str, body: Mapping[str, Any] | None = None) -> Submitted:
@@ -284,6 +289,8 @@ class Server:
             found = [(str(field), str(what)) for field, what in value["faults"]]
             raise ConfigError(found, re.sub(r" has [\d,]+ errors?$", "", why))
         match status:
+            case 400:
+                raise Invalid(why)
             case 401:
                 raise Refused(f"the server at {self.url} refuses this process: {why}; export {TOKEN}")
             case 404:

@@ -86,6 +86,10 @@ class Refused(ValueError):
     """The server refused a client's request; the message is one line."""
 
 
+class Invalid(ValueError):
+    """A client's request is invalid, or can't be carried out; the message is one line."""
+
+
 class NotSubmitted(LookupError):
     """No experiment of this name was submitted to the server; the message is one line."""
 

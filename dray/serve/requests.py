@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from dray.experiment import requests
 from dray.records.directory import ExperimentDirectory
@@ -19,12 +20,12 @@ ANSWER_S = 10.0
 """How long to wait for the driver's answer; a driver that waits for slots gives none."""
 
 
-def ask(control: Control, path: Path, make: Callable[[ExperimentReader], Requested]) -> int | None:
+def ask(control: Control, path: Path, make: Callable[[ExperimentReader], Requested]) -> dict[str, Any] | None:
     """Make a request to the search of an experiment.
 
     Returns:
-        The number of the new trial, or of the stopped one; None if no driver has answered yet, so that the next one
-        carries the request out.
+        The new trial or the stopped one, as `requests.decided` describes it; None if no driver has answered yet, so
+        that the next one carries the request out.
 
     Raises:
         NotSubmitted: the experiment was not submitted to the server.
@@ -49,4 +50,4 @@ def ask(control: Control, path: Path, make: Callable[[ExperimentReader], Request
         answer = requests.wait(directory.journal, request, is_running=is_running, timeout_s=ANSWER_S)
     except IllegalEvent as error:
         raise BadInput(str(error)) from None
-    return None if answer is None else requests.trial_of(answer)
+    return None if answer is None else requests.decided(answer)

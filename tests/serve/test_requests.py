@@ -23,6 +23,7 @@ from tests.serve.conftest import TOKEN, Served
 __all__ = ["dray"]
 
 ONE = "/experiments/experiment"
+NEW = {"trial": 5, "source": {"trial": 3, "step": 10, "batches": 10}, "hparams": {}}
 
 
 @pytest.fixture
@@ -36,9 +37,12 @@ def story(served: Served) -> Story:
 def test_trials_are_forked_added_and_stopped(served: Served, story: Story) -> None:
     with answering(story):
         fork = served.api("POST", f"{ONE}/trials/3/fork", {"at": "latest", "hparams": {"lr": 0.15}})
-        assert (fork.status, fork.json) == (200, {"trial": 5}), fork.body
-        assert served.api("POST", f"{ONE}/trials/3/fork", {"at": 10}).json == {"trial": 6}
-        assert served.api("POST", f"{ONE}/trials", {"hparams": {"lr": 0.125}}).json == {"trial": 7}
+        assert (fork.status, fork.json) == (200, NEW | {"hparams": {"lr": 0.15}}), fork.body
+        assert served.api("POST", f"{ONE}/trials/3/fork", {"at": 10}).json == NEW | {"trial": 6}
+        assert served.api("POST", f"{ONE}/trials", {"hparams": {"lr": 0.125}}).json == {
+            "trial": 7,
+            "hparams": {"lr": 0.125},
+        }
         assert served.api("POST", f"{ONE}/trials/3/stop").json == {"trial": 3}
     assert story.search.source(5) == story.search.source(6) == Source(trial=3, step=10, batches=10)
     assert (story.search.params(5)["lr"], story.search.params(7)["lr"]) == (0.15, 0.125)
@@ -79,7 +83,7 @@ def test_requests_need_the_token_and_a_submitted_experiment(served: Served, stor
 def test_an_experiment_that_has_ended_goes_on(state: str, served: Served, story: Story) -> None:
     served.control.put("experiment", state)  # type: ignore[arg-type]
     with answering(story, once=lambda: served.control.experiment("experiment").state == "QUEUED"):
-        assert served.api("POST", f"{ONE}/trials/3/fork").json == {"trial": 5}
+        assert served.api("POST", f"{ONE}/trials/3/fork").json == NEW
     assert served.control.calls == [("reopen", "experiment")]
 
 
@@ -98,7 +102,7 @@ def test_an_experiment_that_ends_before_it_sees_a_request_goes_on(served: Served
         return True
 
     with answering(story, once=ends):
-        assert served.api("POST", f"{ONE}/trials").json == {"trial": 5}
+        assert served.api("POST", f"{ONE}/trials").json == {"trial": 5, "hparams": {}}
     assert ("reopen", "experiment") in served.control.calls
 
 
@@ -129,9 +133,13 @@ def up(served: Served, story: Story) -> Iterator[Served]:
 def test_commands_go_through_the_server(up: Served, story: Story, dray: Callable[..., Said]) -> None:
     up.control.put("experiment", "COMPLETED")
     with answering(story, once=lambda: bool(up.control.calls)):
-        assert dray("trial", "fork", "1", "3", "--set", "lr=0.15") == Said(code=0, out="trial 5\n", err="")
-        assert dray("trial", "add", "1", "--set", "lr=1e-1").out == "trial 6\n"
+        assert dray("trial", "fork", "1", "3", "--set", "lr=0.15") == Said(
+            code=0, out="trial 5, from trial 3 at batch 10, lr = 0.15\n", err=""
+        )
+        assert dray("trial", "add", "1", "--set", "lr=1e-1").out == "trial 6, lr = 0.1\n"
         assert dray("trial", "stop", "1", "3").out == "trial 3 is stopped\n"
+        bad = dray("trial", "add", "1", "--set", "lr=abc")
+        assert bad == Said(code=2, out="", err="dray: hyperparameters.lr: must be a number, got 'abc'\n")
     assert up.control.calls == [("reopen", "experiment")]
     assert story.search.source(5) == Source(trial=3, step=10, batches=10)
     assert story.search.params(6)["lr"] == 0.1
