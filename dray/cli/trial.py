@@ -81,11 +81,15 @@ def list_(
         if any(each.nan_since is not None for each in trials):
             columns["NaN since"] = [each.nan_since for each in trials]
         columns["restarts"] = [each.restarts for each in trials]
+        if any(each.forked_from for each in trials):
+            columns["forked from"] = [each.forked_from for each in trials]
         if gpus:
             columns["GPU"] = [gpus.get(each.id, "") for each in trials]
         of_all = [{name: each.hparams[name] for name in names if name in each.hparams} for each in trials]
         columns["hyperparameters"] = list(of_all)
-        show.table(list(columns), zip(*columns.values(), strict=True), left=["state", "GPU", "hyperparameters"])
+        show.table(
+            list(columns), zip(*columns.values(), strict=True), left=["state", "forked from", "GPU", "hyperparameters"]
+        )
 
 
 @app.command()

@@ -142,7 +142,7 @@ def test_an_answer_that_a_driver_gives_as_it_ends_is_found(story: Story) -> None
 
     found = requests.wait(story.directory.journal, request, is_running=is_running)
     assert found is not None
-    assert requests.trial_of(found) == 5
+    assert requests.decided(found)["trial"] == 5
 
 
 def test_a_driver_that_does_not_answer_is_not_waited_for_forever(story: Story) -> None:

@@ -167,7 +167,7 @@ def test_a_server_on_another_machine_forks_its_best_trial(served: Served, story:
     server = Server(served.url, TOKEN)
     with answering(story):
         assert server.trial("experiment", "best") == 0
-        assert server.fork_trial("experiment", 0, at="best", hparams={}) == 5
+        assert server.fork_trial("experiment", 0, at="best", hparams={})["trial"] == 5
         with pytest.raises(Refused, match="trial 0 has ended"):
             server.stop_trial("experiment", 0)
         with pytest.raises(NotSubmitted):

@@ -55,7 +55,7 @@ export function showTrial(place, name, trial) {
     if (it.source_trial !== null)
       source.replaceChildren("Forked from ", h("a", { href: address(name, it.source_trial) }, `trial ${it.source_trial}`), ` at batch ${count(it.source_batches)}.`);
     hparams.replaceChildren(...Object.entries(it.hparams).map(([key, value]) => h("tr", {}, h("th", { scope: "row" }, key), h("td", {}, shown(value)))));
-    if (!hparams.children.length) hparams.append(h("tr", {}, h("td", { className: "quiet" }, "Drawn when it starts.")));
+    if (!hparams.children.length) hparams.append(h("tr", {}, h("td", { className: "quiet" }, it.source_trial === null ? "Drawn when it starts." : "Its source's, except those that were set; shown when it starts.")));
     checkpoints.replaceChildren(it.checkpoints_error ? h("p", { className: "trouble" }, it.checkpoints_error) : it.checkpoints.length
       ? h("div", { className: "wide" }, h("table", { "aria-label": "Checkpoints" },
         h("thead", {}, h("tr", {}, ...["batches", "size", "", "path"].map(each => h("th", { scope: "col" }, each)))),
