@@ -12,7 +12,7 @@ from dray.records.numbering import take_number
 from dray.serve import address
 from dray.serve import requests as serve_requests
 from dray.serve.client import Server
-from dray.serve.control import NotSubmitted, Refused
+from dray.serve.control import Invalid, NotSubmitted
 from searchers.events import Source
 from tests.cli.conftest import dray
 from tests.cli.said import Said
@@ -168,7 +168,7 @@ def test_a_server_on_another_machine_forks_its_best_trial(served: Served, story:
     with answering(story):
         assert server.trial("experiment", "best") == 0
         assert server.fork_trial("experiment", 0, at="best", hparams={})["trial"] == 5
-        with pytest.raises(Refused, match="trial 0 has ended"):
+        with pytest.raises(Invalid, match="trial 0 has ended"):
             server.stop_trial("experiment", 0)
         with pytest.raises(NotSubmitted):
             server.add_trial("none", {})
