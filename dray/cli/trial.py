@@ -69,8 +69,12 @@ def list_(
             show.as_json([_json(each, gpus) for each in trials])
             return
         space = reader.config.hyperparameters
-        every = [name for name in reader.hparam_names if isinstance(space.get(name.partition(".")[0]), Mapping)]
-        names = [name for name in every if name in reader.varying or len(reader.trials) == 1]
+        names = [
+            name
+            for name in reader.hparam_names
+            if name in reader.varying
+            or (len(reader.trials) == 1 and isinstance(space.get(name.partition(".")[0]), Mapping))
+        ]
         columns: dict[str, list[object]] = {
             "trial": [each.id for each in trials],
             "state": [each.state for each in trials],

@@ -16,8 +16,9 @@ from dray.text import counted
 from searchers.events import Reason
 
 DEATHS = 3  # deaths in a row without progress after which a trial is given up
-UNAVERAGED = "RuntimeError: the slots train different models: "
-"""The beginning of dray's error for a trial whose code averages no gradients."""
+_CERTAIN = ("RuntimeError: the slots train different models: ", " of the checkpoint does not fit the trial's: ")
+"""Parts of dray's own errors that a restart would only repeat: the code averages no gradients, or a fork's
+hyperparameters change its model's size."""
 
 
 class Restarts:
@@ -85,7 +86,7 @@ class Restarts:
         failures = self._failures.setdefault(trial, [])
         failures.append(failure)
         why = why_given_up(failures, self._max_restarts) or left.no_restart
-        if UNAVERAGED in error:
+        if any(each in error for each in _CERTAIN):
             why = why or "a restart would not change that"
         if why:
             self._give_up(trial, error, why, failure)

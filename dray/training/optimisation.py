@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from dray.text import one_line
 from dray.training.lr_scheduler import LRScheduler
 from dray.training.parallel import ddp, sharding
 from dray.training.parallel.gradient_check import GradientCheck
@@ -291,8 +292,8 @@ def _load_all(
             target.load_state_dict(completed(index, part))
         except (RuntimeError, ValueError, KeyError) as error:
             raise ValueError(
-                f"{kind} {index} of the checkpoint does not fit the trial's: {error}; load it into the trial class "
-                "that wrote it, with the same hyperparameters"
+                f"{kind} {index} of the checkpoint does not fit the trial's: {one_line(error)}; load it into the trial "
+                "class that wrote it, with the same hyperparameters"
             ) from error
 
 

@@ -121,6 +121,11 @@ def test_a_lost_node_is_recorded_with_the_last_checkpoint_before_it() -> None:
             {},
             "a restart would not change that",
         ),
+        (
+            "Traceback ...\nValueError: model 0 of the checkpoint does not fit the trial's: size mismatch for bias ...",
+            {},
+            "a restart would not change that",
+        ),
         ("disk quota exceeded", {"no_restart": "log_policies forbid it"}, "log_policies forbid it"),
     ],
 )
