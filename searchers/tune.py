@@ -29,7 +29,7 @@ from ray.tune.search.variant_generator import parse_spec_vars
 
 from searchers.convert import from_optuna, from_ray_tune
 from searchers.errors import FieldError, SpaceError
-from searchers.events import Decision
+from searchers.events import Decision, Requested
 from searchers.journal import Journal
 from searchers.method import Method
 from searchers.objectives import Objectives
@@ -118,6 +118,21 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
     def search(self) -> Search | None:
         """The search, with a view of each trial in `search.trials`; None before Tune has requested the first trial."""
         return None if self._trials is None else self._trials.search
+
+    def request(self, request: Requested) -> int:
+        """Add a trial with given hyperparameters, or stop one, while Tune runs: call it from a `ray.tune.Callback`.
+
+        `Requested(hparams={"lr": 0.01})` adds a trial beyond the method's `max_trials`; hyperparameters that are not
+        given are drawn at random. `Requested(trial=7)` stops a trial; a running one ends with its next result.
+
+        Returns:
+            The trial's number in `search.trials`.
+
+        Raises:
+            IllegalEvent: The request can't be carried out: a hyperparameter is unknown or has another type, the trial
+                has ended, or the new trial is to begin from another trial's checkpoint, which Tune's trials can't.
+        """
+        return self._started().request(request)
 
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
         """Take the metric of `tune.TuneConfig` and, without a space of our own, that of the `Tuner`. Called by Tune."""

@@ -23,9 +23,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from searchers.answers import Answer, decide
-from searchers.errors import FieldError
-from searchers.events import Decision, Reason, Started, TrialResult
+from searchers.answers import Answer, carry_out, decide
+from searchers.errors import FieldError, IllegalEvent
+from searchers.events import Decision, Reason, Requested, Started, TrialResult
 from searchers.search import Record, Search
 
 logger = logging.getLogger(__name__)
@@ -133,6 +133,24 @@ class TuneTrials:
         is_complete = step is not None and rungs and step >= rungs[-1]
         return self._take(number, result, step, "completed" if is_complete else None).decision
 
+    def request(self, request: Requested) -> int:
+        """Create or stop a trial on request. Returns its number in the search.
+
+        Raises:
+            IllegalEvent: See `Search.request`; or the new trial is to begin from another trial's checkpoint.
+        """
+        if request.source is not None:
+            raise IllegalEvent(
+                "a trial of Tune can't begin from another trial's checkpoint; leave out source, and give the other "
+                "trial's hyperparameters"
+            )
+        answer = carry_out(self.search, request)
+        self._queue(answer)
+        if request.trial is None:
+            return answer.creates[0]
+        self._queue_stop(request.trial)
+        return request.trial
+
     def end(self, tune_id: str, result: Mapping[str, Any], reason: Reason) -> None:
         """End a trial with this result, which may be new, its last one, or empty."""
         number = self._numbers.get(tune_id)
@@ -214,15 +232,22 @@ class TuneTrials:
                 outcome=outcome,
             ),
         )
+        self._queue(answer)
+        return answer
+
+    def _queue(self, answer: Answer) -> None:
+        """Queue the decisions on other trials."""
         self._creates.extend(answer.creates)
         for resumed in answer.resumes:  # lost trials are suggested again
             (self._resumes if resumed in self._live else self._creates).append(resumed)
         for stopped in answer.stops:
-            for queue in (self._creates, self._resumes):
-                if stopped in queue:
-                    queue.remove(stopped)
-            self._stops.append(stopped)
-        return answer
+            self._queue_stop(stopped)
+
+    def _queue_stop(self, number: int) -> None:
+        for queue in (self._creates, self._resumes):
+            if number in queue:
+                queue.remove(number)
+        self._stops.append(number)
 
     def _step(self, number: int, result: Mapping[str, Any]) -> float | None:
         """Return the length at which this result has the metric; None if the metric is missing."""

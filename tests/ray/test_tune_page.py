@@ -36,6 +36,18 @@ def test_the_search_runs_and_a_finished_one_has_nothing_left_to_do(tmp_path: Pat
     assert epochs(continued(path, search.train, search.new_tuner).fit()) == found
 
 
+def test_a_callback_adds_a_trial(tmp_path: Path) -> None:
+    page = program("side_by_side.py")
+    config = page.drays()
+    config.reuse_actors = True
+    callbacks = [program("steer.py").AddLargeRate(config.search_alg)]
+    run_config = tune.RunConfig(name="run", storage_path=str(tmp_path), callbacks=callbacks)
+    train = program("search.py").train
+    results = tune.Tuner(train, param_space=page.SPACE, tune_config=config, run_config=run_config).fit()
+    assert len(epochs(results)) == 13
+    assert 0.5 in [result.config["lr"] for result in results]
+
+
 @pytest.mark.parametrize("side", ["rays", "drays"])
 def test_side_by_side(side: str, tmp_path: Path) -> None:
     page = program("side_by_side.py")

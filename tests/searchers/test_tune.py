@@ -9,9 +9,21 @@ from types import SimpleNamespace
 import pytest
 from ray.tune.search import ConcurrencyLimiter
 
-from searchers import ASHA, PromotionASHA, Reported, Single
+from searchers import ASHA, IllegalEvent, PromotionASHA, Reported, Requested, Single, Source
 from searchers.events import Action, Event, Pause, Resume, Stop
-from tests.searchers.fake_tune import METHODS, FakeTrial, FakeTune, begun, journal, pair, report, suggested, views
+from tests.searchers.fake_tune import (
+    LENGTH,
+    METHODS,
+    FakeTrial,
+    FakeTune,
+    begun,
+    journal,
+    pair,
+    report,
+    suggested,
+    value,
+    views,
+)
 from tests.searchers.helpers import Scripted
 from tests.searchers.test_contract import METHODS as CONTRACT
 
@@ -27,6 +39,30 @@ def test_every_method_of_the_contract_comes_to_its_end_in_tune(name: str) -> Non
     assert tune.searcher.search.done is not None
     assert {view.ended for view in views(tune.searcher)} == {True}
     assert all(trial.has_ended for trial in tune.trials)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_trials_are_added_and_stopped_on_request(name: str) -> None:
+    tune = FakeTune(*pair(METHODS[name]()), workers=3, value=value, length=LENGTH, failures=0.02)
+    added, stopped = -1, -1
+    for step, _ in enumerate(tune.run()):
+        if step == 2:
+            added = tune.searcher.request(Requested(hparams={"lr": 0.5}))
+        elif step == 4:
+            assert tune.searcher.search is not None
+            stopped = tune.searcher.request(Requested(trial=next(iter(tune.searcher.search.live))))
+    found = views(tune.searcher)
+    assert [view.id for view in found if view.state == "CANCELED"] == [stopped]
+    assert (found[added].hparams or {})["lr"] == 0.5
+    assert {view.ended for view in found} == {True}
+    assert all(trial.has_ended for trial in tune.trials)
+
+
+def test_a_trial_of_tune_begins_from_no_checkpoint_of_another() -> None:
+    searcher, scheduler = begun(ASHA(max_trials=4, max_length=4, num_rungs=2))
+    suggested(searcher, scheduler, 1)
+    with pytest.raises(IllegalEvent, match="can't begin from another trial's checkpoint; leave out source"):
+        searcher.request(Requested(source=Source(trial=0, step=1)))
 
 
 def test_nan_is_the_worst_and_the_mode_is_the_direction() -> None:
