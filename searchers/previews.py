@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from random import Random
 from statistics import median
@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import SuccessiveHalving
-from searchers.events import Action, Event, Reported, Started
-from searchers.method import Method
+from searchers.events import Action, Event, Exited, Pause, Reported, Started
+from searchers.method import MAX_TRIALS, Method
 from searchers.random_search import RandomSearch
 from searchers.simulate import Curve, simulate
 
@@ -91,9 +91,6 @@ class Rates:
         return self.mean * math.exp(error), spread
 
 
-_UNKNOWN = Rates()
-
-
 class Range(NamedTuple):
     """The median, and the 5th and 95th percentile, of simulated searches."""
 
@@ -157,13 +154,18 @@ def preview(method: Method) -> Preview:
             rung = RungPreview(length=rungs[-1] if rungs else None, trials=n, last=n)
             return Preview(brackets=(BracketPreview(rungs=(rung,)),))
         case Method():
-            return _preview_of(method, _simulate(method, 0).reached)
+            return _preview_of(method, _simulate(method, 0, _Conditions()).reached)
     raise TypeError(f"preview() needs a searchers.Method, got {method!r} of type {type(method).__name__}")
 
 
 def is_certain(method: Method) -> bool:
     """Whether the lengths of its trials do not depend on chance."""
     return isinstance(method, RandomSearch)
+
+
+def is_endless(method: Method) -> bool:
+    """Whether the search creates trials until it is ended from outside, such as by a budget."""
+    return getattr(method, "max_trials", None) == MAX_TRIALS
 
 
 def is_simulated(method: Method) -> bool:
@@ -186,7 +188,8 @@ def expected(
     learns: bool = False,
     workers: int = WORKERS,
     rates: Rates | None = None,
-    until: float = math.inf,
+    max_wall_s: float = math.inf,
+    max_busy_s: float = math.inf,
 ) -> Preview:
     """Return the mean of simulated searches, and the likely ranges of their total length and, with `rates`, their time.
 
@@ -199,7 +202,8 @@ def expected(
         learns: Whether the sampler learns from results, so that later trials are better.
         workers: Number of trials that train at the same time.
         rates: The time that training takes, if known.
-        until: Time at which the search is ended. Needs `rates`.
+        max_wall_s, max_busy_s: Duration, and time of all worker groups together, at which the search is ended. They
+            need `rates`.
 
     The errors are those of `preview`.
 
@@ -212,12 +216,15 @@ def expected(
     by_rule = preview(first)
     trials = by_rule.trials
     if rates is not None:
-        trials = min(trials, workers * (1 + until / (rates.start + rates.mean * min(first.rungs, default=1))))
+        shortest_s = rates.start + rates.mean * min(first.rungs, default=1)
+        trials = min(trials, workers + min(max_busy_s, workers * max_wall_s) / shortest_s)
     count = min(MAX_RUNS, math.floor(MAX_SIMULATED_TRIALS / max(trials, 1)))
     if count < MIN_RUNS or (is_certain(first) and rates is None):
         return by_rule
-    learned = LEARNED if learns else (0.0, 0.0)
-    runs = [_simulate(make(), run, workers, rates or _UNKNOWN, learned, until) for run in range(count)]
+    if is_endless(first):
+        max_wall_s = min(max_wall_s, max_busy_s / workers)  # all workers are always busy
+    conditions = _Conditions(workers, rates or Rates(), LEARNED if learns else (0.0, 0.0), max_wall_s, max_busy_s)
+    runs = [_simulate(make(), run, conditions) for run in range(count)]
     totals = [total for run in runs if (total := _preview_of(first, run.reached).total) is not None]
     pooled = [[step for run in runs for step in run.reached[bracket]] for bracket in range(len(runs[0].reached))]
     return replace(
@@ -235,41 +242,71 @@ def _varying(values: Sequence[float]) -> tuple[float, float] | None:
     return Range.of(values)[1:] if len(set(values)) > 1 else None
 
 
+class _Conditions(NamedTuple):
+    """Conditions of simulated searches; `expected` documents them."""
+
+    workers: int = WORKERS
+    rates: Rates = Rates()
+    learned: tuple[float, float] = (0.0, 0.0)
+    max_wall_s: float = math.inf
+    max_busy_s: float = math.inf
+
+
 class _Run(NamedTuple):
     """A simulated search."""
 
-    reached: list[list[float]]  # the lengths that its trials reach, by bracket
+    reached: list[list[float]]  # the lengths that its trials reach, by bracket; of a cut one, those with a report
     wall_s: float
     busy_s: float
     is_cut: bool
 
 
-def _simulate(
-    method: Method,
-    run: int,
-    workers: int = WORKERS,
-    rates: Rates = _UNKNOWN,
-    learned: tuple[float, float] = (0.0, 0.0),
-    until: float = math.inf,
-) -> _Run:
-    rng = Random(run)
-    noise = math.exp(rng.uniform(*map(math.log, NOISE)))
-    slower = rng.uniform(*SLOWER)
-    growth = rng.uniform(*learned)
-    mean, spread = rates.draw(rng)
-    reached: dict[int, float] = {}
+@dataclass(slots=True)
+class _Course:
+    """The course of a search up to the time when its workers have used `max_busy_s` together."""
 
-    def trial(_: Mapping[str, object]) -> Curve:
-        quality = rng.gauss(0, 1) - growth * math.log(1 + len(reached))
-        speed = slower * max(quality, BEST) + math.sqrt(1 - slower**2) * rng.gauss(0, 1)
-        return Curve(lambda _: quality + noise * rng.gauss(0, 1), cost=mean * math.exp(spread * speed - spread**2 / 2))
+    max_busy_s: float
+    reached: dict[int, float] = field(default_factory=dict)  # the length of each trial
+    running: set[int] = field(default_factory=set)
+    time: float = 0.0
+    busy_s: float = 0.0
+    is_spent: bool = False
 
-    def watch(time: float, event: Event, actions: list[Action]) -> None:
+    def on(self, time: float, event: Event, actions: list[Action]) -> None:
+        self.advance(time)
+        if self.is_spent:
+            return
         match event:
             case Started(trial=number):
-                reached.setdefault(number, 0)
+                self.reached.setdefault(number, 0)
+                self.running.add(number)
             case Reported(trial=number, step=step):
-                reached[number] = step
+                self.reached[number] = step
+            case Exited(trial=number):
+                self.running.discard(number)
+        self.running.difference_update(action.trial for action in actions if isinstance(action, Pause))
+
+    def advance(self, time: float) -> None:
+        if self.is_spent:
+            return
+        left_s, added_s = self.max_busy_s - self.busy_s, len(self.running) * (time - self.time)
+        if added_s > left_s:
+            self.is_spent, added_s, time = True, left_s, self.time + left_s / len(self.running)
+        self.time, self.busy_s = time, self.busy_s + added_s
+
+
+def _simulate(method: Method, run: int, conditions: _Conditions) -> _Run:
+    rng, workers, rates = Random(run), conditions.workers, conditions.rates
+    noise = math.exp(rng.uniform(*map(math.log, NOISE)))
+    slower = rng.uniform(*SLOWER)
+    growth = rng.uniform(*conditions.learned)
+    mean, spread = rates.draw(rng)
+    course = _Course(conditions.max_busy_s - workers * rates.boot)
+
+    def trial(_: Mapping[str, object]) -> Curve:
+        quality = rng.gauss(0, 1) - growth * math.log(1 + len(course.reached))
+        speed = slower * max(quality, BEST) + math.sqrt(1 - slower**2) * rng.gauss(0, 1)
+        return Curve(lambda _: quality + noise * rng.gauss(0, 1), cost=mean * math.exp(spread * speed - spread**2 / 2))
 
     found = simulate(
         method,
@@ -278,16 +315,19 @@ def _simulate(
         reports=tuple(dict.fromkeys(method.rungs)) or (1,),
         start_cost=rates.start,
         resume_cost=rates.start,
-        until=max(until - rates.boot, 0),
-        watch=watch,
+        until=max(conditions.max_wall_s - rates.boot, 0),
+        watch=course.on,
     )
+    course.advance(found.time)
+    is_cut = course.is_spent or found.done is None
     steps: list[list[float]] = [[]]
     if isinstance(method, AdaptiveASHA):
         steps = [[] for _ in method.brackets]
-    for number, step in reached.items():
-        steps[method.bracket_of(number) if isinstance(method, AdaptiveASHA) else 0].append(step)
-    groups = min(workers, found.trials)
-    return _Run(steps, found.time + rates.boot, found.busy + groups * rates.boot, found.done is None)
+    for number, step in course.reached.items():
+        if step or not is_cut:
+            steps[method.bracket_of(number) if isinstance(method, AdaptiveASHA) else 0].append(step)
+    boot_s = min(workers, found.trials) * rates.boot
+    return _Run(steps, course.time + rates.boot, course.busy_s + boot_s, is_cut)
 
 
 def _preview_of(method: Method, reached: Sequence[Sequence[float]], runs: int = 1) -> Preview:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -20,8 +23,9 @@ from dray.errors import ConfigError
 from dray.experiment.rates import unit_of
 from dray.text import counted, rough
 from searchers.method import Method
-from searchers.previews import WORKERS, Preview, Range, Rates, expected, is_certain, is_simulated
+from searchers.previews import WORKERS, Preview, Range, Rates, expected, is_certain, is_endless, is_simulated
 
+_NO_BUDGET: Mapping[str, float] = MappingProxyType({})
 _RANGE = "in 9 of 10 simulated searches"
 _SINGULAR = {"epochs": "epoch", "batches": "batch", "records": "record", "trials": "trial"}
 
@@ -61,16 +65,24 @@ class SearchPreview:
         return None if slot_hours is None or self.price is None else slot_hours.times(self.price)
 
     def as_dict(self) -> dict[str, Any]:
-        """The preview as plain data. The ranges, such as ``likely_total``, are those of nine in ten searches, and None
-        if the value is certain or unknown."""
-        seen = self.seen
+        """The preview as plain data. The ranges, such as ``likely_total``, are those of nine in ten searches. Unknown
+        values are None, and so are ranges of values that are certain."""
+        seen, counts = self.seen, self._has_counts
         brackets = [
-            [{"length": rung.length, "trials": rung.trials, "last": rung.last} for rung in bracket.rungs]
+            [
+                {
+                    "length": rung.length,
+                    "trials": rung.trials if counts else None,
+                    "last": rung.last if counts else None,
+                }
+                for rung in bracket.rungs
+            ]
             for bracket in seen.brackets
         ]
         return {
-            "trials": seen.trials,
-            "total": None if seen.total is None else round(seen.total, 2),
+            "trials": seen.trials if counts else None,
+            "likely_trials": seen.likely_trials,
+            "total": round(seen.total, 2) if counts and seen.total is not None else None,
             "likely_total": seen.likely,
             "likely_hours": _ends(self.hours),
             "likely_slot_hours": _ends(self.slot_hours),
@@ -91,8 +103,13 @@ class SearchPreview:
             console.print(Text(line), soft_wrap=True)
 
     @property
+    def _has_counts(self) -> bool:
+        """Whether the number of trials is known, at least as a range."""
+        return not is_endless(self.method) or self.seen.wall_s is not None
+
+    @property
     def _expected(self) -> str:
-        return "" if is_certain(self.method) else "expected "
+        return "" if is_certain(self.method) and self.seen.likely_trials is None else "expected "
 
     def _table(self) -> Table:
         config, seen, word = self.config, self.seen, self._expected
@@ -104,20 +121,18 @@ class SearchPreview:
             for place, rung in enumerate(bracket.rungs, start=1):
                 length = "set by fit()" if rung.length is None else f"{rung.length:,}"
                 total = "" if rung.length is None else _number(rung.length * rung.last)
-                table.add_row(
-                    str(number) if place == 1 else "",
-                    str(place),
-                    length,
-                    _number(rung.trials),
-                    _number(rung.last),
-                    total,
-                )
+                counts = (_number(rung.trials), _number(rung.last), total) if self._has_counts else ()
+                table.add_row(str(number) if place == 1 else "", str(place), length, *counts)
             table.add_section()
         return table
 
     def _totals(self) -> list[str]:
         length, unit, seen, word = self.config.searcher.length, self.config.searcher.unit, self.seen, self._expected
+        if not self._has_counts:
+            return ["the search has as many trials as its budget allows"]
         lines, likely = [f"{_number(seen.trials)} trials"], seen.likely
+        if (trials := seen.likely_trials) is not None:
+            lines = [f"expected {seen.trials:,.0f} trials ({trials[0]:,.0f} to {trials[1]:,.0f} {_RANGE})"]
         if seen.total is not None and length is not None:
             full = seen.total / length
             range_ = "" if likely is None else f" ({likely[0]:,.0f} to {likely[1]:,.0f} {_RANGE})"
@@ -130,23 +145,28 @@ class SearchPreview:
     def _times(self) -> list[str]:
         rates, hours, slot_hours, usd = self.rates, self.hours, self.slot_hours, self.usd
         if rates is None:
-            return []
+            missing = "the time that training takes is needed to estimate their number: see dray preview --help"
+            return [] if self._has_counts else [missing]
         at_a_time = f"with {counted(self.workers, 'trial')} at a time"
         if hours is None or slot_hours is None:
-            return [f"too many trials to simulate, so the time {at_a_time} is unknown"]
-        middle, low, high = (rough_time(3600 * each) for each in hours)
-        cost = "" if usd is None else f", {_usd(usd.median)} ({_usd(usd.low)} to {_usd(usd.high)})"
-        middle_slots, *slots = (f"{each:,.3g}" if each < 1000 else f"{each:,.0f}" for each in slot_hours)
+            many, total = "there are too many trials to simulate", self.seen.total
+            if total is None or not self._has_counts:
+                return [many]
+            return [f"at least {rough_time(total * rates.mean / self.workers)} {at_a_time}; {many}"]
         unit = unit_of(self.config.searcher)
         at = f"at {rough(rates.mean)} s per {_SINGULAR.get(unit, unit)}"
         if rates.measured:
             at += f" ({counted(rates.measured, 'trial')}), {rough(rates.start)} s to start a trial, "
             at += f"{rough(rates.boot)} s to start its workers"
-        return [
-            f"about {middle} ({low} to {high} {_RANGE}) {at_a_time}",
-            f"about {middle_slots} slot-hours ({' to '.join(slots)}){cost}",
+        lines = [
+            f"about {_ranged(hours, _hours, of=f' {_RANGE}')} {at_a_time}",
+            f"about {_ranged(slot_hours, _quantity, unit=' slot-hours')}"
+            + ("" if usd is None else f", {_ranged(usd, _usd)}"),
             at,
         ]
+        if self.seen.cut and not is_endless(self.method):
+            lines.append(f"the budget ends {self.seen.cut:.0%} of the simulated searches early")
+        return lines
 
 
 def preview_search(
@@ -155,9 +175,14 @@ def preview_search(
     model_dir: Path | None = None,
     rates: Rates | None = None,
     price: float | None = None,
+    budget: Mapping[str, float] = _NO_BUDGET,
 ) -> SearchPreview:
-    """Preview a config's search. `model_dir` is where the user's own method is imported from; for `rates` and `price`,
-    see `SearchPreview`.
+    """Preview a config's search.
+
+    Args:
+        model_dir: where the user's own method is imported from.
+        rates, price: see `SearchPreview`.
+        budget: the amounts of ``time`` (in seconds), ``slot_hours`` and ``usd`` that end the search.
 
     Raises:
         ConfigError: the user's own method can't be loaded, or breaks the rules of a method.
@@ -170,8 +195,20 @@ def preview_search(
     workers = WORKERS if is_simulated(make()) else len(make().start())
     if (most := config.resources.max_slots) is not None:
         workers = max(min(workers, int(most / _slots(config) + 0.01)), 1)
+    if rates is None:
+        budget = _NO_BUDGET
+    slot_hours = budget.get("slot_hours", math.inf)
+    if price:
+        slot_hours = min(slot_hours, budget.get("usd", math.inf) / price)
     try:
-        seen = expected(make, learns=_learns(config.searcher), workers=workers, rates=rates)
+        seen = expected(
+            make,
+            learns=_learns(config.searcher),
+            workers=workers,
+            rates=rates,
+            max_wall_s=budget.get("time", math.inf),
+            max_busy_s=slot_hours * 3600 / _slots(config),
+        )
     except RuntimeError as error:
         raise ConfigError([("searcher.name", str(error))]) from error
     return SearchPreview(config=config, method=make(), seen=seen, workers=workers, rates=rates, price=price)
@@ -191,6 +228,20 @@ def _slots(config: ExperimentConfig) -> float:
 
 def _ends(found: Range | None) -> tuple[float, float] | None:
     return None if found is None else (found.low, found.high)
+
+
+def _ranged(found: Range, text: Callable[[float], str], *, unit: str = "", of: str = "") -> str:
+    """The median, with the range if that differs: "12 slot-hours (9 to 17)"."""
+    middle, low, high = map(text, found)
+    return middle + unit + ("" if low == high else f" ({low} to {high}{of})")
+
+
+def _hours(value: float) -> str:
+    return rough_time(3600 * value)
+
+
+def _quantity(value: float) -> str:
+    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _usd(value: float) -> str:

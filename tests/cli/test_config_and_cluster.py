@@ -37,6 +37,7 @@ def test_preview_is_also_json(home: Path, dray: Dray) -> None:
     # By hand: 8 points of 8 epochs.
     assert grid == {
         "trials": 8,
+        "likely_trials": None,
         "total": 64,
         "likely_total": None,
         "likely_hours": None,

@@ -120,6 +120,58 @@ def test_a_trial_with_a_range_of_slots_has_the_most() -> None:
     assert found.slot_hours == pytest.approx([3 * each for each in found.hours])
 
 
+NO_END = ["searcher.max_trials=100_000_000"]
+"""The number that stands for a search that only its budget ends."""
+
+
+@pytest.mark.parametrize(
+    ("budget", "hours"),
+    [({"time": 7200, "usd": 1000}, 2), ({"slot_hours": 12}, 3), ({"usd": 12, "time": 3600 * 9}, 1.5)],
+)
+def test_a_budget_decides_how_many_trials_a_search_has(budget: dict[str, float], hours: float) -> None:
+    """Four workers at $2 per slot-hour have trials of 8 minutes, one after another."""
+    changes = [*NO_END, "searcher.max_concurrent_trials=4", "searcher.max_length={epochs: 8}"]
+    found = preview_search(
+        load_config(EXAMPLES / "random.yaml", changes), rates=Rates(mean=60), price=2.0, budget=budget
+    )
+    trials = found.as_dict()["trials"]
+    assert trials == pytest.approx(4 * hours * 60 / 8, rel=0.1)
+    assert found.hours == pytest.approx([hours] * 3)
+    low, high = found.as_dict()["likely_trials"]
+    _, below = shown(found)
+    assert below.startswith(f"{SEARCHED}expected {trials:.0f} trials ({low} to {high} in 9 of 10 simulated searches), ")
+    assert f"\nabout {4 * hours:g} slot-hours, ${8 * hours:g}\n" in below.replace(".00", "")
+
+
+def test_without_times_a_budget_decides_an_unknown_number_of_trials() -> None:
+    found = preview_search(load_config(EXAMPLES / "asha.yaml", NO_END), budget={"time": 7200})
+    rows, below = shown(found)
+    assert [row[2:] for row in rows] == [["1", "", "", ""], ["4", "", "", ""], ["16", "", "", ""]]
+    assert below.startswith(f"{SEARCHED}the search has as many trials as its budget allows\n")
+    assert (found.as_dict()["trials"], found.as_dict()["total"]) == (None, None)
+
+
+def test_a_budget_that_ends_some_searches_early_is_named() -> None:
+    """A search with stragglers uses fewer slot-hours than its duration times its slots."""
+    config, rates = load_config(EXAMPLES / "asha.yaml", ["searcher.max_trials=16"]), Rates(mean=60)
+    free = preview_search(config, rates=rates)
+    assert free.slot_hours is not None
+    ample, scarce = (
+        preview_search(config, rates=rates, budget={"slot_hours": factor * free.slot_hours.median}) for factor in (9, 1)
+    )
+    assert (ample.hours, ample.seen.cut) == (free.hours, 0)
+    assert 0.4 < scarce.seen.cut < 0.6
+    assert scarce.slot_hours is not None
+    assert scarce.slot_hours.high == pytest.approx(free.slot_hours.median, rel=0.02)
+    assert shown(scarce)[1].endswith(f"\nthe budget ends {scarce.seen.cut:.0%} of the simulated searches early")
+
+
+def test_a_search_too_large_to_simulate_has_a_lower_bound() -> None:
+    config = load_config(EXAMPLES / "random.yaml", ["searcher.max_trials=16_000", "searcher.max_length={epochs: 9}"])
+    _, below = shown(preview_search(config, rates=Rates(mean=60)))
+    assert below.endswith("\nat least 6 days 6 h with 16 trials at a time; there are too many trials to simulate")
+
+
 @pytest.mark.parametrize(
     ("length", "unit"),
     [
