@@ -100,7 +100,7 @@ class Range(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Range:
-        """The range that holds the value of another search with a probability of 90%, if there are 19 or more."""
+        """The range that holds the value of another search with a probability of 90%; from 19 values or more."""
         ordered, cut = sorted(values), (len(values) + 1) // 20
         return cls(median(ordered), ordered[cut - 1], ordered[-cut])
 
@@ -301,7 +301,7 @@ def _simulate(method: Method, run: int, conditions: _Conditions) -> _Run:
     slower = rng.uniform(*SLOWER)
     growth = rng.uniform(*conditions.learned)
     mean, spread = rates.draw(rng)
-    course = _Course(conditions.max_busy_s - workers * rates.boot)
+    course = _Course(max(conditions.max_busy_s - workers * rates.boot, 0))
 
     def trial(_: Mapping[str, object]) -> Curve:
         quality = rng.gauss(0, 1) - growth * math.log(1 + len(course.reached))

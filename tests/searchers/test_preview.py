@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from searchers import ASHA, AdaptiveASHA, Method, PromotionASHA, RandomSearch, preview
+from searchers.events import Action, Event, Reported
 from searchers.method import MAX_TRIALS
 from searchers.previews import Rates, expected
 from searchers.simulate import Curve, Simulation, simulate
@@ -143,6 +144,38 @@ def test_a_search_that_is_cut_has_as_many_trials_as_fit() -> None:
     assert found.trials == 24
     assert found.wall_s == (60, 60, 60)
     assert found.cut == 1
+
+
+def test_a_budget_that_is_spent_before_the_workers_are_up_has_no_trials() -> None:
+    slow = Rates(mean=1, boot=100)
+    for limit in ({"max_wall_s": 60}, {"max_busy_s": 120}):
+        found = expected(SEARCHES["stopping"], workers=3, rates=slow, **limit)
+        assert (found.trials, found.cut) == (0, 1)
+
+
+def test_the_range_of_trials_within_a_budget_holds_85_of_100_other_searches() -> None:
+    def make() -> Method:
+        return ASHA(max_trials=MAX_TRIALS, max_length=16, num_rungs=3)
+
+    def trials(seed: int) -> int:
+        reported = set[int]()
+
+        def trial(hparams: Mapping[str, object]) -> Curve:
+            network = Network(seed, cast("int", hparams["trial"]))
+            return Curve(network.loss, cost=7 + 10 * network.width)
+
+        def watch(_: float, event: Event, actions: list[Action]) -> None:
+            if isinstance(event, Reported):
+                reported.add(event.trial)
+
+        simulate(make(), 6, trial, until=180, watch=watch)
+        return len(reported)
+
+    seen = expected(make, workers=6, rates=Rates(mean=12), max_wall_s=180)
+    assert seen.likely_trials is not None
+    low, high = seen.likely_trials
+    assert sum(low <= trials(seed) <= high for seed in range(1000, 1100)) >= 85
+    assert high < 2.5 * low
 
 
 def test_a_certain_total_has_no_range() -> None:
