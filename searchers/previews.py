@@ -7,8 +7,9 @@ What is not known beforehand is drawn for each simulated search, so that the ran
 * A trial's time per unit of length is log-normal. The spread has an inverse chi-squared distribution, the posterior of
   `PRIOR_TRIALS` trials with `PRIOR_SPREAD` and of those that were measured.
 * Good trials may be slower or faster than others: the correlation is between `SLOWER`, uniform.
-* If the sampler learns from results, the mean quality grows with the logarithm of the number of trials, in each search
-  by another factor between `LEARNED`, so that more trials continue. Speed follows quality only up to `BEST`.
+* If the sampler learns from results, the mean quality grows with the logarithm of the number of trials, so that more
+  trials continue. The factor is `MAX_GROWTH` times the square of a uniform number, because some searches learn little.
+  Speed follows quality only up to `BEST`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MAX_SIMULATED_TRIALS = 40_000  # in all these searches together, which takes abo
 NOISE = 0.05, 2.0
 PRIOR_SPREAD, PRIOR_TRIALS = 0.3, 4
 SLOWER = -0.7, 0.7
-LEARNED = 0.1, 1.6
+MAX_GROWTH = 1.8
 BEST = -2.0  # smaller is better
 
 
@@ -223,7 +224,7 @@ def expected(
         return by_rule
     if is_endless(first):
         max_wall_s = min(max_wall_s, max_busy_s / workers)  # all workers are always busy
-    conditions = _Conditions(workers, rates or Rates(), LEARNED if learns else (0.0, 0.0), max_wall_s, max_busy_s)
+    conditions = _Conditions(workers, rates or Rates(), MAX_GROWTH if learns else 0.0, max_wall_s, max_busy_s)
     runs = [_simulate(make(), run, conditions) for run in range(count)]
     totals = [total for run in runs if (total := _preview_of(first, run.reached).total) is not None]
     pooled = [[step for run in runs for step in run.reached[bracket]] for bracket in range(len(runs[0].reached))]
@@ -247,7 +248,7 @@ class _Conditions(NamedTuple):
 
     workers: int = WORKERS
     rates: Rates = Rates()
-    learned: tuple[float, float] = (0.0, 0.0)
+    growth: float = 0.0
     max_wall_s: float = math.inf
     max_busy_s: float = math.inf
 
@@ -299,7 +300,7 @@ def _simulate(method: Method, run: int, conditions: _Conditions) -> _Run:
     rng, workers, rates = Random(run), conditions.workers, conditions.rates
     noise = math.exp(rng.uniform(*map(math.log, NOISE)))
     slower = rng.uniform(*SLOWER)
-    growth = rng.uniform(*conditions.learned)
+    growth = conditions.growth * rng.random() ** 2
     mean, spread = rates.draw(rng)
     course = _Course(max(conditions.max_busy_s - workers * rates.boot, 0))
 
