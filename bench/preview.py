@@ -7,7 +7,7 @@ times and workers vary by 5% besides. The preview gets the mean time of an epoch
 `--like`, the times of 16 random trials and of a start, from another experiment for every two searches. Each search has
 another seed, and in the closed forms another problem. The goal: at least 85 of 100 searches are within each range.
 
-    python bench/preview.py [--searches 100] [--samplers random tpe] [--save]
+    python bench/preview.py [--searches 100] [--samplers random] [--save]
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def cells(previews: Sequence[Preview], found: Sequence[tuple[float, float, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--searches", type=int, default=100, help="searches of each row (default 100)")
-    parser.add_argument("--samplers", nargs="+", default=["random", "tpe"], help="samplers (default random tpe)")
+    parser.add_argument("--samplers", nargs="+", default=["random"], help="samplers (default random)")
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
