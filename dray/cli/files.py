@@ -40,27 +40,61 @@ def preview(
     config: Config,
     model_dir: ModelDir = None,
     changes: Changes = None,
-    trials_per_hour: Annotated[
-        float | None,
-        typer.Option(help="Full-length trials that the cluster trains per hour, to estimate the search's duration."),
+    seconds_per_epoch: Annotated[
+        float | None, typer.Option(help="Mean time of an epoch, to estimate hours and slot-hours.")
     ] = None,
+    seconds_per_batch: Annotated[float | None, typer.Option(help="The same, for lengths in batches.")] = None,
+    seconds_per_trial: Annotated[
+        float | None, typer.Option(help="The same for a trial of full length, in any unit.")
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="EXPERIMENT", help="An experiment whose measured times are taken instead.")
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="US dollars per slot-hour, to estimate the cost.")] = None,
     json: Json = False,
 ) -> None:
-    """Preview a search without running it: brackets, rungs, trials at each rung, and the total.
+    """Preview a search without running it: brackets, rungs, trials at each rung, the total, and how long it takes.
 
     \b
-    dray preview asha.yaml --trials-per-hour 12
+    dray preview asha.yaml --seconds-per-epoch 12 --price 2.9
+    dray preview asha.yaml --like 41 --config resources.max_slots=8
     """
     from dray.config.load import load_config
-    from dray.experiment.preview import preview_as_dict, show_preview
+    from dray.experiment.preview import preview_search
+    from dray.experiment.rates import measured_rates, unit_of
+    from searchers.previews import Rates
 
-    if trials_per_hour is not None and not 0 < trials_per_hour < math.inf:
-        raise BadUse(f"--trials-per-hour must be a number > 0, got {trials_per_hour:g}")
+    options = {
+        "--seconds-per-epoch": seconds_per_epoch,
+        "--seconds-per-batch": seconds_per_batch,
+        "--seconds-per-trial": seconds_per_trial,
+        "--price": price,
+    }
+    for option, number in options.items():
+        if number is not None and not 0 < number < math.inf:
+            raise BadUse(f"{option} must be a number > 0, got {number:g}")
+    given = {"--like": like, **options}
+    times = [option for option in given if option != "--price" and given[option] is not None]
+    if len(times) > 1:
+        raise BadUse(f"give only one of {' and '.join(times)}: each says how long training takes")
+    if price is not None and not times:
+        raise BadUse("--price needs the time that training takes: give --seconds-per-epoch, or --like EXPERIMENT")
     checked, code = load_config(config, changes or ()), model_dir if model_dir is not None else config.parent
+    rates, unit = None, unit_of(checked.searcher)
+    if like is not None:
+        rates = measured_rates(like, checked.searcher)
+    elif seconds_per_trial is not None:
+        rates = Rates(mean=seconds_per_trial / (checked.searcher.length or 1))
+    elif (seconds := {"epochs": seconds_per_epoch, "batches": seconds_per_batch}.get(unit)) is not None:
+        rates = Rates(mean=seconds)
+    elif times:
+        fit = {"epochs": "--seconds-per-epoch", "batches": "--seconds-per-batch"}.get(unit, "--seconds-per-trial")
+        raise BadUse(f"this search has its length in {unit}, so {times[0]} does not fit; give {fit}")
+    found = preview_search(checked, model_dir=code, rates=rates, price=price)
     if json:
-        show.as_json(preview_as_dict(checked, model_dir=code))
+        show.as_json(found.as_dict())
     else:
-        show_preview(checked, model_dir=code, trials_per_hour=trials_per_hour, console=show.console())
+        found.show(show.console())
 
 
 def migrate(

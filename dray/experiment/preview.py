@@ -1,8 +1,12 @@
-"""A preview of a search, as a table, before it runs: ``dray preview asha.yaml --trials-per-hour 12``."""
+"""A preview of a search before it runs, as a table or plain data: ``dray preview asha.yaml --seconds-per-epoch 12``."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -10,101 +14,238 @@ from rich.table import Table
 from rich.text import Text
 
 from dray.config.custom import Custom
+from dray.config.resources import SlotRange
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
-from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, SamplingSearcher
+from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, SamplerChoice, SamplingSearcher, Searcher
 from dray.display.text import rough_time, searched_line
 from dray.errors import ConfigError
+from dray.experiment.rates import unit_of
+from dray.text import counted, rough
 from searchers.method import Method
-from searchers.previews import Preview, expected, is_certain, is_simulated
+from searchers.previews import WORKERS, Preview, Range, Rates, expected, is_certain, is_endless, is_simulated
+
+_NO_BUDGET: Mapping[str, float] = MappingProxyType({})
+_RANGE = "in 9 of 10 simulated searches"
+_SINGULAR = {"epochs": "epoch", "batches": "batch", "records": "record", "trials": "trial"}
 
 
-def show_preview(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchPreview:
+    """The expected course of a config's search.
+
+    Args:
+        config: the config.
+        method: a new method of this search.
+        seen: the preview of the method.
+        workers: number of trials that train at the same time, as far as the config says.
+        rates: the time that training takes, if known.
+        price: of a slot-hour in US dollars, if known.
+    """
+
+    config: ExperimentConfig
+    method: Method
+    seen: Preview
+    workers: int
+    rates: Rates | None
+    price: float | None
+
+    @property
+    def hours(self) -> Range | None:
+        """The duration of the search; None if it is unknown, like the other two."""
+        return None if self.seen.wall_s is None else self.seen.wall_s.times(1 / 3600)
+
+    @property
+    def slot_hours(self) -> Range | None:
+        return None if self.seen.busy_s is None else self.seen.busy_s.times(_slots(self.config) / 3600)
+
+    @property
+    def usd(self) -> Range | None:
+        slot_hours = self.slot_hours
+        return None if slot_hours is None or self.price is None else slot_hours.times(self.price)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The preview as plain data. The ranges, such as ``likely_total``, are those of nine in ten searches. Unknown
+        values are None, and so are ranges of values that are certain."""
+        seen, counts = self.seen, self._has_counts
+        brackets = [
+            [
+                {
+                    "length": rung.length,
+                    "trials": rung.trials if counts else None,
+                    "last": rung.last if counts else None,
+                }
+                for rung in bracket.rungs
+            ]
+            for bracket in seen.brackets
+        ]
+        return {
+            "trials": seen.trials if counts else None,
+            "likely_trials": seen.likely_trials,
+            "total": round(seen.total, 2) if counts and seen.total is not None else None,
+            "likely_total": seen.likely,
+            "likely_hours": _ends(self.hours),
+            "likely_slot_hours": _ends(self.slot_hours),
+            "likely_usd": _ends(self.usd),
+            "unit": self.config.searcher.unit,
+            "brackets": brackets,
+        }
+
+    def show(self, console: Console) -> None:
+        """Print brackets, rungs, trials at each rung, the search space, and the totals, with a range if they vary."""
+        console.print(self._table())
+        lines = [searched_line(self.config.space), *self._totals(), *self._times()]
+        if getattr(self.config.searcher, "skip_uninformative_rungs", False):
+            lines.append("at rungs that predict the next one poorly, more trials continue")
+        if is_simulated(self.method):
+            lines.append("custom method, simulated with random metric values")
+        for line in filter(None, lines):
+            console.print(Text(line), soft_wrap=True)
+
+    @property
+    def _has_counts(self) -> bool:
+        """Whether the number of trials is known, at least as a range."""
+        return not is_endless(self.method) or self.seen.wall_s is not None
+
+    @property
+    def _expected(self) -> str:
+        return "" if is_certain(self.method) and self.seen.likely_trials is None else "expected "
+
+    def _table(self) -> Table:
+        config, seen, word = self.config, self.seen, self._expected
+        table = Table(title=f"{config.name}: {_method(config)}", title_justify="left")
+        unit = config.searcher.unit
+        for heading in ("bracket", "rung", f"length, {unit}", f"{word}trials", "ending here", f"{word}total, {unit}"):
+            table.add_column(heading, justify="right")
+        for number, bracket in enumerate(seen.brackets, start=1):
+            for place, rung in enumerate(bracket.rungs, start=1):
+                length = "set by fit()" if rung.length is None else f"{rung.length:,}"
+                total = "" if rung.length is None else _number(rung.length * rung.last)
+                counts = (_number(rung.trials), _number(rung.last), total) if self._has_counts else ()
+                table.add_row(str(number) if place == 1 else "", str(place), length, *counts)
+            table.add_section()
+        return table
+
+    def _totals(self) -> list[str]:
+        length, unit, seen, word = self.config.searcher.length, self.config.searcher.unit, self.seen, self._expected
+        if not self._has_counts:
+            return ["the search has as many trials as its budget allows"]
+        lines, likely = [f"{_number(seen.trials)} trials"], seen.likely
+        if (trials := seen.likely_trials) is not None:
+            lines = [f"expected {seen.trials:,.0f} trials ({trials[0]:,.0f} to {trials[1]:,.0f} {_RANGE})"]
+        if seen.total is not None and length is not None:
+            full = seen.total / length
+            range_ = "" if likely is None else f" ({likely[0]:,.0f} to {likely[1]:,.0f} {_RANGE})"
+            at_least = " or more" if word and likely is None else ""
+            lines[0] += f", {word}total {seen.total:,.0f} {unit}{at_least}{range_}"
+            share = f", {full / seen.trials:.0%} of training all of them to the end" if seen.trials else ""
+            lines.append(f"equivalent to {full:,.1f} trials of {length:,} {unit}{share}")
+        return lines
+
+    def _times(self) -> list[str]:
+        rates, hours, slot_hours, usd = self.rates, self.hours, self.slot_hours, self.usd
+        if rates is None:
+            missing = "the time that training takes is needed to estimate their number: see dray preview --help"
+            return [] if self._has_counts else [missing]
+        at_a_time = f"with {counted(self.workers, 'trial')} at a time"
+        if hours is None or slot_hours is None:
+            many, total = "there are too many trials to simulate", self.seen.total
+            if total is None or not self._has_counts:
+                return [many]
+            return [f"at least {rough_time(total * rates.mean / self.workers)} {at_a_time}; {many}"]
+        unit = unit_of(self.config.searcher)
+        at = f"at {rough(rates.mean)} s per {_SINGULAR.get(unit, unit)}"
+        if rates.measured:
+            at += f" ({counted(rates.measured, 'trial')}), {rough(rates.start)} s to start a trial, "
+            at += f"{rough(rates.boot)} s to start its workers"
+        lines = [
+            f"about {_ranged(hours, _hours, of=f' {_RANGE}')} {at_a_time}",
+            f"about {_ranged(slot_hours, _quantity, unit=' slot-hours')}"
+            + ("" if usd is None else f", {_ranged(usd, _usd)}"),
+            at,
+        ]
+        if self.seen.cut and not is_endless(self.method):
+            lines.append(f"the budget ends {self.seen.cut:.0%} of the simulated searches early")
+        return lines
+
+
+def preview_search(
     config: ExperimentConfig,
     *,
     model_dir: Path | None = None,
-    trials_per_hour: float | None = None,
-    console: Console,
-) -> None:
-    """Print brackets, rungs, trials at each rung, the search space, and the totals, with a range if they vary.
-    `trials_per_hour`: trials of full length that the cluster trains in an hour; None: no times are shown.
+    rates: Rates | None = None,
+    price: float | None = None,
+    budget: Mapping[str, float] = _NO_BUDGET,
+) -> SearchPreview:
+    """Preview a config's search.
+
+    Args:
+        model_dir: where the user's own method is imported from.
+        rates, price: see `SearchPreview`.
+        budget: the amounts of ``time`` (in seconds), ``slot_hours`` and ``usd`` that end the search.
 
     Raises:
-        ConfigError: the user's own method, from `model_dir`, can't be loaded, or breaks the rules of a method.
+        ConfigError: the user's own method can't be loaded, or breaks the rules of a method.
     """
-    method, seen = build_method(config, Custom(directory=model_dir)), _previewed(config, model_dir)
-    word = "" if is_certain(method) else "expected "
-    console.print(_table(config, seen, word))
-    if line := searched_line(config.space):
-        console.print(Text(line), soft_wrap=True)
-    for line in _totals(config, seen, trials_per_hour, word):
-        console.print(Text(line), soft_wrap=True)
-    if getattr(config.searcher, "skip_uninformative_rungs", False):
-        console.print(Text("at rungs that predict the next one poorly, more trials continue"), soft_wrap=True)
-    if is_simulated(method):
-        console.print(Text("custom method, simulated with random metric values"), soft_wrap=True)
 
-
-def preview_as_dict(config: ExperimentConfig, *, model_dir: Path | None = None) -> dict[str, Any]:
-    """The preview as plain data: ``trials``, ``total``, ``likely_total`` (the range of nine in ten searches, or None),
-    ``brackets`` of rungs, and the ``unit`` of lengths."""
-    seen = _previewed(config, model_dir)
-    brackets = [
-        [{"length": rung.length, "trials": rung.trials, "last": rung.last} for rung in bracket.rungs]
-        for bracket in seen.brackets
-    ]
-    return {
-        "trials": seen.trials,
-        "total": None if seen.total is None else round(seen.total, 2),
-        "likely_total": seen.likely,
-        "unit": config.searcher.unit,
-        "brackets": brackets,
-    }
-
-
-def _previewed(config: ExperimentConfig, model_dir: Path | None) -> Preview:
     def make() -> Method:
         return build_method(config, Custom(directory=model_dir))
 
+    # Methods create as many trials at the start as they may have at a time; a custom one may create more later.
+    workers = WORKERS if is_simulated(make()) else len(make().start())
+    if (most := config.resources.max_slots) is not None:
+        workers = max(min(workers, int(most / _slots(config) + 0.01)), 1)
+    if rates is None:
+        budget = _NO_BUDGET
+    slot_hours = budget.get("slot_hours", math.inf)
+    if price:
+        slot_hours = min(slot_hours, budget.get("usd", math.inf) / price)
     try:
-        return expected(make)
+        seen = expected(
+            make,
+            learns=_learns(config.searcher),
+            workers=workers,
+            rates=rates,
+            max_wall_s=budget.get("time", math.inf),
+            max_busy_s=slot_hours * 3600 / _slots(config),
+        )
     except RuntimeError as error:
         raise ConfigError([("searcher.name", str(error))]) from error
+    return SearchPreview(config=config, method=make(), seen=seen, workers=workers, rates=rates, price=price)
 
 
-def _table(config: ExperimentConfig, seen: Preview, word: str) -> Table:
-    table = Table(title=f"{config.name}: {_method(config)}", title_justify="left")
-    unit = config.searcher.unit
-    for heading in ("bracket", "rung", f"length, {unit}", f"{word}trials", "ending here", f"{word}total, {unit}"):
-        table.add_column(heading, justify="right")
-    for number, bracket in enumerate(seen.brackets, start=1):
-        for place, rung in enumerate(bracket.rungs, start=1):
-            length = "set by fit()" if rung.length is None else f"{rung.length:,}"
-            total = "" if rung.length is None else _number(rung.length * rung.last)
-            table.add_row(
-                str(number) if place == 1 else "", str(place), length, _number(rung.trials), _number(rung.last), total
-            )
-        table.add_section()
-    return table
+def _learns(searcher: Searcher) -> bool:
+    """Whether hyperparameters are drawn by a sampler that learns from results."""
+    choice = getattr(searcher, "sampler", None)
+    return isinstance(choice, SamplerChoice) and choice.name != "random"
 
 
-def _totals(config: ExperimentConfig, seen: Preview, trials_per_hour: float | None, word: str) -> list[str]:
-    length, unit = config.searcher.length, config.searcher.unit
-    lines, full, likely = [f"{_number(seen.trials)} trials"], seen.trials, seen.likely
-    if seen.total is not None and length is not None:
-        full = seen.total / length
-        range_ = "" if likely is None else f" ({likely[0]:,.0f} to {likely[1]:,.0f} in 9 of 10 simulated searches)"
-        at_least = " or more" if word and likely is None else ""
-        lines[0] += f", {word}total {seen.total:,.0f} {unit}{at_least}{range_}"
-        share = f", {full / seen.trials:.0%} of training all of them to the end" if seen.trials else ""
-        lines.append(f"equivalent to {full:,.1f} trials of {length:,} {unit}{share}")
-    if trials_per_hour is not None:
-        between = ""
-        if likely is not None and length is not None:
-            between = " (" + " to ".join(rough_time(3600 * total / length / trials_per_hour) for total in likely) + ")"
-        rate = f"at {trials_per_hour:g} full-length trials per hour"
-        lines.append(f"about {rough_time(3600 * full / trials_per_hour)}{between} {rate}")
-    return lines
+def _slots(config: ExperimentConfig) -> float:
+    """The slots of a trial. A trial with a range of slots gets all free ones, so it has the most."""
+    asked, most = config.resources.slots_per_trial, config.resources.max_slots
+    return min(asked.max, most or asked.max) if isinstance(asked, SlotRange) else asked
+
+
+def _ends(found: Range | None) -> tuple[float, float] | None:
+    return None if found is None else (found.low, found.high)
+
+
+def _ranged(found: Range, text: Callable[[float], str], *, unit: str = "", of: str = "") -> str:
+    """The median, with the range if that differs: "12 slot-hours (9 to 17)"."""
+    middle, low, high = map(text, found)
+    return middle + unit + ("" if low == high else f" ({low} to {high}{of})")
+
+
+def _hours(value: float) -> str:
+    return rough_time(3600 * value)
+
+
+def _quantity(value: float) -> str:
+    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _usd(value: float) -> str:
+    return f"${value:,.2f}" if value < 10 else f"${value:,.0f}"
 
 
 def _number(value: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from tests.cli.said import Said
 from tests.ray.harness import DIGITS
 
 Dray = Callable[..., Said]
-ROOT = Path(__file__).parents[2]
 
 
 def test_schema_is_printed(home: Path, dray: Dray) -> None:
@@ -25,7 +25,7 @@ def test_schema_is_printed(home: Path, dray: Dray) -> None:
 
 
 def test_preview_is_also_json(home: Path, dray: Dray) -> None:
-    found = dray("preview", ROOT / "examples" / "digits" / "asha.yaml", "--json").value
+    found = dray("preview", DIGITS / "asha.yaml", "--json").value
     [rungs] = found["brackets"]
     assert [rung["length"] for rung in rungs] == [1, 4, 16]
     assert rungs[0]["trials"] == found["trials"] == 64
@@ -33,15 +33,53 @@ def test_preview_is_also_json(home: Path, dray: Dray) -> None:
     low, high = found["likely_total"]
     assert 100 < low < found["total"] < high < 320
     assert found["unit"] == "epochs"
-    grid = dray("preview", ROOT / "examples" / "digits" / "grid.yaml", "--json").value
+    grid = dray("preview", DIGITS / "grid.yaml", "--json").value
     # By hand: 8 points of 8 epochs.
     assert grid == {
         "trials": 8,
+        "likely_trials": None,
         "total": 64,
         "likely_total": None,
+        "likely_hours": None,
+        "likely_slot_hours": None,
+        "likely_usd": None,
         "unit": "epochs",
         "brackets": [[{"length": 8, "trials": 8, "last": 8}]],
     }
+
+
+def test_times_of_a_preview_are_those_given(home: Path, dray: Dray) -> None:
+    """A grid of 8 trials with 8 epochs, all at a time."""
+    said = dray("preview", DIGITS / "grid.yaml", "--seconds-per-epoch", 450, "--price", 2.9).out
+    _, hours, slots, rate = said.strip().rsplit("\n", 3)
+    assert re.fullmatch(r"about .* \(.* to .* in 9 of 10 simulated searches\) with 8 trials at a time", hours)
+    assert re.fullmatch(r"about [\d.]+ slot-hours \([\d.]+ to [\d.]+\), \$\d+ \(\$\d+ to \$\d+\)", slots)
+    assert rate == "at 450 s per epoch"
+    by_trial = dray("preview", DIGITS / "grid.yaml", "--seconds-per-trial", 3600, "--price", 2.9, "--json").value
+    low, high = by_trial["likely_slot_hours"]
+    assert 4 < low < 8 < high < 16
+    assert by_trial["likely_usd"] == pytest.approx([2.9 * low, 2.9 * high])
+    assert f"({low:.3g} to {high:.3g})" in slots
+
+
+def test_times_of_a_preview_are_those_of_another_experiment(home: Path, dray: Dray) -> None:
+    said = dray("preview", DIGITS / "asha.yaml", "--like", "digits-1").out
+    assert said.strip().endswith("at 1 s per epoch (8 trials), 0.5 s to start a trial, 0 s to start its workers")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--seconds-per-batch", "1"], "this search has its length in epochs, so --seconds-per-batch does not fit"),
+        (["--seconds-per-epoch", "0"], "--seconds-per-epoch must be a number > 0, got 0"),
+        (["--like", "digits-1", "--seconds-per-trial", "9"], "give only one of --like and --seconds-per-trial"),
+        (["--price", "2.9"], "--price needs the time that training takes: give --seconds-per-epoch, or --like"),
+    ],
+)
+def test_times_of_a_preview_that_do_not_fit_are_errors(arguments: list[str], told: str, home: Path, dray: Dray) -> None:
+    said = dray("preview", DIGITS / "asha.yaml", *arguments)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(f"dray: {told}")
 
 
 def test_without_a_cluster_it_says_what_an_experiment_would_do(home: Path, dray: Dray) -> None:

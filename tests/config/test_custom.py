@@ -15,7 +15,7 @@ from dray.config.custom import Custom
 from dray.config.load import load_config
 from dray.config.search import build_method, build_sampler, build_search
 from dray.errors import ConfigError
-from dray.experiment.preview import show_preview
+from dray.experiment.preview import preview_search
 from dray.records.directory import ExperimentDirectory
 from dray.records.result import Result
 from searchers import ASHA, Exited, Journal, JournalError, RandomSearch, Reported, Started
@@ -259,7 +259,7 @@ def test_preview_of_a_method_of_ones_own_is_a_simulation(code: Path) -> None:
     """Each of the 24 trials has a random value and continues with even odds; of the first four, two always do."""
     file = io.StringIO()
     loaded = load_config(EXAMPLES / "own_method" / "digits.yaml")
-    show_preview(loaded, model_dir=EXAMPLES, console=Console(file=file, width=120))
+    preview_search(loaded, model_dir=EXAMPLES).show(Console(file=file, width=120))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in file.getvalue().splitlines() if "│" in line]
     lengths, come, last = ([float(row[column]) for row in rows] for column in (2, 3, 4))
     assert lengths == [1, 4, 16]
@@ -275,6 +275,4 @@ def test_preview_refuses_a_method_that_breaks_the_rules(code: Path) -> None:
         text += f"    def {name}(self, *event): return []\n"
     (code / "my_search.py").write_text(text)
     with pytest.raises(ConfigError, match=r"searcher\.name: all 16 workers are idle.*check_method"):
-        show_preview(
-            load_config(config({"name": "my_search:Idle"})), model_dir=code, console=Console(file=io.StringIO())
-        )
+        preview_search(load_config(config({"name": "my_search:Idle"})), model_dir=code)

@@ -13,17 +13,18 @@ from rich.console import Console
 
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
-from dray.experiment.preview import show_preview
+from dray.experiment.preview import SearchPreview, preview_search
+from searchers.previews import Rates
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "digits"
 SEARCHED = "searching hidden: 16 to 256, integer; lr: 0.0001 to 0.1, log\n"
 """The values of the space, not the exponents of the file."""
 
 
-def shown(config: ExperimentConfig, trials_per_hour: float | None = None) -> tuple[list[list[str]], str]:
+def shown(config: ExperimentConfig | SearchPreview) -> tuple[list[list[str]], str]:
     """The table's rows, and the lines below it."""
-    file = io.StringIO()
-    show_preview(config, trials_per_hour=trials_per_hour, console=Console(file=file, width=120))
+    file, found = io.StringIO(), config if isinstance(config, SearchPreview) else preview_search(config)
+    found.show(Console(file=file, width=120))
     lines = file.getvalue().splitlines()
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
     return rows, "\n".join(lines[[n for n, line in enumerate(lines) if line.startswith("└")][-1] + 1 :])
@@ -42,7 +43,7 @@ def added_up(rows: list[list[str]]) -> float:
 
 def test_adaptive_shows_each_bracket_with_its_rungs_and_a_range() -> None:
     # Two brackets: 4**2/3 and 4/2 are as 8 to 3; of 24 trials 17 and 6, and the one that is left to the first.
-    rows, below = shown(load_config(EXAMPLES / "adaptive.yaml"), 6)
+    rows, below = shown(load_config(EXAMPLES / "adaptive.yaml"))
     assert [row[:3] for row in rows] == [
         ["1", "1", "1"],
         ["", "2", "4"],
@@ -59,21 +60,116 @@ def test_adaptive_shows_each_bracket_with_its_rungs_and_a_range() -> None:
     assert total == pytest.approx(added_up(rows), abs=1)
     # More than by Determined's rule, by which 4 and 1 of 18 go on, and 1 of 6.
     assert 14 + 12 + 16 + 20 + 16 < low < total < high < 24 * 16
-    minutes = [round(10 * length / 16) for length in (total, high)]
-    times = [f"{each // 60} h {each % 60 // 10 * 10} min" for each in minutes]
-    assert below.endswith(f"\nabout {times[0]} (58 min to {times[1]}) at 6 full-length trials per hour"), below
 
 
 def test_grid_has_its_points() -> None:
-    rows, below = shown(load_config(EXAMPLES / "grid.yaml"), 0.1)
+    rows, below = shown(load_config(EXAMPLES / "grid.yaml"))
     assert rows == [["1", "1", "8", "8", "8", "64"]]
-    assert below.endswith("about 3 days 8 h at 0.1 full-length trials per hour")
+    assert below.endswith(
+        "8 trials, total 64 epochs\nequivalent to 8.0 trials of 8 epochs, 100% of training all of them to the end"
+    )
 
 
 def test_search_of_a_program_without_a_length_has_trials_and_a_time() -> None:
-    rows, below = shown(load_config(EXAMPLES / "script.yaml"), 2)
+    rows, below = shown(preview_search(load_config(EXAMPLES / "script.yaml"), rates=Rates(mean=1800), price=2))
     assert rows == [["1", "1", "set by fit()", "3", "3", ""]]
-    assert below == f"{SEARCHED}3 trials\nabout 1 h 30 min at 2 full-length trials per hour"
+    trials, hours, slots, rate = below.removeprefix(SEARCHED).split("\n")
+    assert (trials, rate) == ("3 trials", "at 1,800 s per trial")
+    assert re.fullmatch(
+        r"about \d+ min \(\d+ min to [\d hmin]+ in 9 of 10 simulated searches\) with 3 trials at a time", hours
+    )
+    assert re.fullmatch(r"about [\d.]+ slot-hours \([\d.]+ to [\d.]+\), \$[\d.]+ \(\$[\d.]+ to \$[\d.]+\)", slots)
+
+
+EQUAL = Rates(mean=60, measured=10_000, start=600, boot=1200)
+"""Rates without a spread: so many equal trials leave no doubt."""
+
+
+@pytest.mark.parametrize(
+    ("resources", "trials", "slots"),
+    [
+        ({}, 8, 1),
+        ({"slots_per_trial": 4}, 8, 4),
+        ({"slots_per_trial": 4, "max_slots": 9}, 2, 4),
+        ({"slots_per_trial": 0.25}, 8, 0.25),
+        ({"slots_per_trial": 0.25, "max_slots": 1}, 4, 0.25),
+    ],
+)
+def test_hours_are_those_of_the_slots_and_of_as_many_trials_as_they_allow(
+    resources: dict[str, float], trials: int, slots: float
+) -> None:
+    """A grid of 8 trials with 8 epochs: each group starts in 20 minutes, each trial in 10, and trains for 8."""
+    config = load_config(EXAMPLES / "grid.yaml", [f"resources.{name}={value}" for name, value in resources.items()])
+    found = preview_search(config, rates=EQUAL, price=3.0)
+    assert found.workers == trials
+    assert found.hours is not None
+    assert found.slot_hours is not None
+    rounds = 8 / trials
+    assert found.hours == pytest.approx([(20 + rounds * 18) / 60] * 3, rel=0.02)
+    assert found.slot_hours == pytest.approx([slots * (trials * 20 + 8 * 18) / 60] * 3, rel=0.02)
+    assert found.usd == pytest.approx([3 * each for each in found.slot_hours])
+    given = found.as_dict()
+    assert given["likely_hours"] == found.hours[1:]
+    assert given["likely_slot_hours"] == found.slot_hours[1:]
+
+
+def test_a_trial_with_a_range_of_slots_has_the_most() -> None:
+    one = ["searcher.max_concurrent_trials=1", "resources.slots_per_trial={min: 1, max: 4}", "resources.max_slots=3"]
+    found = preview_search(load_config(EXAMPLES / "grid.yaml", one), rates=EQUAL)
+    assert found.hours is not None
+    assert found.slot_hours == pytest.approx([3 * each for each in found.hours])
+
+
+NO_END = ["searcher.max_trials=100_000_000"]
+"""The number that stands for a search that only its budget ends."""
+
+
+@pytest.mark.parametrize(
+    ("budget", "hours"),
+    [({"time": 7200, "usd": 1000}, 2), ({"slot_hours": 12}, 3), ({"usd": 12, "time": 3600 * 9}, 1.5)],
+)
+def test_a_budget_decides_how_many_trials_a_search_has(budget: dict[str, float], hours: float) -> None:
+    """Four workers at $2 per slot-hour have trials of 8 minutes, one after another."""
+    changes = [*NO_END, "searcher.max_concurrent_trials=4", "searcher.max_length={epochs: 8}"]
+    found = preview_search(
+        load_config(EXAMPLES / "random.yaml", changes), rates=Rates(mean=60), price=2.0, budget=budget
+    )
+    trials = found.as_dict()["trials"]
+    assert trials == pytest.approx(4 * hours * 60 / 8, rel=0.1)
+    assert found.hours == pytest.approx([hours] * 3)
+    low, high = found.as_dict()["likely_trials"]
+    _, below = shown(found)
+    assert below.startswith(f"{SEARCHED}expected {trials:.0f} trials ({low} to {high} in 9 of 10 simulated searches), ")
+    assert f"\nabout {4 * hours:g} slot-hours, ${8 * hours:g}\n" in below.replace(".00", "")
+
+
+def test_without_times_a_budget_decides_an_unknown_number_of_trials() -> None:
+    found = preview_search(load_config(EXAMPLES / "asha.yaml", NO_END), budget={"time": 7200})
+    rows, below = shown(found)
+    assert [row[2:] for row in rows] == [["1", "", "", ""], ["4", "", "", ""], ["16", "", "", ""]]
+    assert below.startswith(f"{SEARCHED}the search has as many trials as its budget allows\n")
+    assert (found.as_dict()["trials"], found.as_dict()["total"]) == (None, None)
+
+
+def test_a_budget_that_ends_some_searches_early_is_named() -> None:
+    """A search with stragglers uses fewer slot-hours than its duration times its slots."""
+    config, rates = load_config(EXAMPLES / "asha.yaml", ["searcher.max_trials=16"]), Rates(mean=60)
+    free = preview_search(config, rates=rates)
+    assert free.slot_hours is not None
+    ample, scarce = (
+        preview_search(config, rates=rates, budget={"slot_hours": factor * free.slot_hours.median}) for factor in (9, 1)
+    )
+    assert (ample.hours, ample.seen.cut) == (free.hours, 0)
+    assert 0.4 < scarce.seen.cut < 0.6
+    assert scarce.slot_hours is not None
+    assert scarce.slot_hours.high == pytest.approx(free.slot_hours.median, rel=0.02)
+    assert shown(scarce)[1].endswith(f"\nthe budget ends {scarce.seen.cut:.0%} of the simulated searches early")
+
+
+def test_a_search_too_large_to_simulate_has_a_lower_bound() -> None:
+    config = load_config(EXAMPLES / "random.yaml", ["searcher.max_trials=16_000", "searcher.max_length={epochs: 9}"])
+    _, below = shown(preview_search(config, rates=Rates(mean=60)))
+    assert below.endswith("\nat least 6 days 6 h with 16 trials at a time; there are too many trials to simulate")
 
 
 @pytest.mark.parametrize(
@@ -91,4 +187,6 @@ def test_lengths_are_in_the_searchs_unit(length: dict[str, Any], unit: str) -> N
     assert (rows[0][:4], rows[1][:3]) == (["1", "1", "2", "4"], ["", "2", "4"])
     total = added_up(rows)
     assert below.startswith(f"4 trials, expected total {total:.0f} {unit} (")
-    assert f"\nequivalent to {total / 4:.1f} trials of 4 {unit}, " in below
+    full = re.search(rf"\nequivalent to ([\d.]+) trials of 4 {unit}, ", below)
+    assert full is not None
+    assert float(full[1]) == pytest.approx(total / 4, abs=0.1)

@@ -1,0 +1,145 @@
+"""Whether the 90% ranges of `dray preview` hold the length, the duration and the slot-hours of simulated searches.
+
+The searches run on learning curves that the preview knows nothing about: closed forms whose order changes during
+training (search_problems.py), and recorded ones (recorded_problems.py, those for development). Time per epoch depends
+on the width of the model in the closed forms, by a factor of four, and is the same for all recorded trials; training
+times and workers vary by 5% besides. The preview gets the mean time of an epoch, like `--seconds-per-epoch`; or, like
+`--like`, the times of 16 random trials and of a start, from another experiment for every two searches. Each search has
+another seed, and in the closed forms another problem. The goal: at least 85 of 100 searches are within each range.
+
+    python bench/preview.py [--searches 100] [--samplers random] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from statistics import fmean, median, stdev
+from typing import Any
+
+import optuna
+from _measure import Paper, command
+from recorded_problems import TUNE_ON, RecordedProblem, recording
+from search_problems import CurveProblem
+
+from searchers import ASHA, AdaptiveASHA, Method, PromotionASHA, RandomSearch, Search
+from searchers.previews import Preview, Rates, expected
+from searchers.samplers import named_sampler
+from searchers.simulate import Curve, simulate
+
+GOAL = 0.85
+WORKERS, TRIALS, LENGTH, DIVISOR = 8, 64, 27, 3
+START, MEASURED, JITTER = 0.5, 16, 0.05  # START is in mean epochs
+EACH = 2  # searches with the rates of the same earlier experiment
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "random": lambda: RandomSearch(max_trials=TRIALS, max_length=LENGTH),
+    "ASHA, stopping": lambda: ASHA(max_trials=TRIALS, max_length=LENGTH, num_rungs=3, divisor=DIVISOR),
+    "ASHA, promotion": lambda: PromotionASHA(max_trials=TRIALS, max_length=LENGTH, num_rungs=3, divisor=DIVISOR),
+    "adaptive ASHA": lambda: AdaptiveASHA(max_trials=TRIALS, max_length=LENGTH, divisor=DIVISOR),
+}
+
+
+@cache
+def curves(seed: int, crossing: float) -> CurveProblem:
+    return CurveProblem(seed, crossing=crossing, max_t=LENGTH)
+
+
+PROBLEMS: dict[str, tuple[Callable[[int], CurveProblem | RecordedProblem], float]] = {
+    "curves": (lambda seed: curves(seed, 0.25), 0.01),
+    "crossing curves": (lambda seed: curves(seed, 0.75), 0.05),
+    "noisy curves": (lambda seed: curves(seed, 0.5), 0.2),
+    "recorded curves": (lambda seed: RecordedProblem(recording(TUNE_ON[seed % len(TUNE_ON)]), seed), 0.0),
+}
+
+
+def search(
+    make: Callable[[], Method], problem: CurveProblem | RecordedProblem, noise: float, seed: int, sampler: str
+) -> tuple[float, float, float]:
+    """Simulate a search; returns the total length, the duration, and the time of all workers."""
+    method = make()
+    drawn = named_sampler(sampler, problem.space, seed=seed, rungs=method.rungs, options={}, objectives=None)
+
+    def trial(hparams: Mapping[str, Any]) -> Curve:
+        return Curve(problem.curve(hparams), cost=problem.cost(hparams))
+
+    found = simulate(
+        Search(method, problem.space, seed=seed, smaller_is_better=True, log=lambda _: None, sampler=drawn),
+        WORKERS,
+        trial,
+        noise=noise,
+        jitter=JITTER,
+        start_cost=START,
+        resume_cost=START,
+        seed=seed,
+    )
+    return found.trained, found.time, found.busy
+
+
+def measured(problem: CurveProblem | RecordedProblem, seed: int) -> Rates:
+    """The rates of an earlier experiment with random trials on the same problem."""
+    costs: list[float] = []
+
+    def trial(hparams: Mapping[str, Any]) -> Curve:
+        costs.append(problem.cost(hparams))
+        return Curve(lambda _: 0.0)
+
+    earlier = RandomSearch(max_trials=MEASURED, max_length=1)
+    simulate(Search(earlier, problem.space, seed=-1 - seed, smaller_is_better=True, log=lambda _: None), 1, trial)
+    return Rates(mean=fmean(costs), spread=stdev(map(math.log, costs)), measured=MEASURED, start=START)
+
+
+def rows(samplers: Sequence[str], count: int) -> Iterator[list[str]]:
+    for sampler in samplers:
+        for name, make in METHODS.items():
+            for problem_name, (problem_of, noise) in PROBLEMS.items():
+                problems = [problem_of(seed) for seed in range(count)]
+                found = [search(make, each, noise, seed, sampler) for seed, each in enumerate(problems)]
+                learns = sampler != "random"
+                given = expected(make, learns=learns, workers=WORKERS, rates=Rates(start=START))
+                earlier = [measured(each, seed) for seed, each in enumerate(problems[::EACH])]
+                like = [expected(make, learns=learns, workers=WORKERS, rates=rates) for rates in earlier]
+                by_search = [like[seed // EACH] for seed in range(count)]
+                row = [name, sampler, problem_name, *cells([given] * count, found), *cells(by_search, found)[1:]]
+                print(*row, sep=", ", flush=True)
+                yield row
+
+
+def cells(previews: Sequence[Preview], found: Sequence[tuple[float, float, float]]) -> list[str]:
+    """The share of searches within the ranges of the length, the duration and the slot-hours, each with the ratio of
+    the range's ends."""
+    ranges = [(each.likely, each.wall_s, each.busy_s) for each in previews]
+    texts = []
+    for pairs, values in zip(zip(*ranges, strict=True), zip(*found, strict=True), strict=True):
+        ends = [pair[-2:] for pair in pairs if pair is not None]
+        if not ends:
+            texts.append("certain")
+            continue
+        held = fmean(low <= value <= high for (low, high), value in zip(ends, values, strict=True))
+        texts.append(f"{held:.0%} ({median(high / low for low, high in ends):.1f}){'' if held >= GOAL else ' missed'}")
+    return texts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--searches", type=int, default=100, help="searches of each row (default 100)")
+    parser.add_argument("--samplers", nargs="+", default=["random"], help="samplers (default random)")
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
+    options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    paper = Paper()
+    found = list(rows(options.samplers, options.searches))
+    paper.say(
+        f"`{command()}`: {options.searches} searches in each row, {TRIALS} trials on {WORKERS} workers. The share "
+        f"within the 90% range (goal: {GOAL:.0%}), and in brackets the ratio of the range's ends.\n"
+    )
+    heads = ["method", "sampler", "problem", "length", "hours", "slot-hours", "hours, --like", "slot-hours, --like"]
+    paper.table(heads, found)
+    if options.save:
+        paper.save("preview", "How often the ranges of `dray preview` hold")
+
+
+if __name__ == "__main__":
+    main()
