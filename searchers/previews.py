@@ -12,6 +12,7 @@ from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import SuccessiveHalving
 from searchers.events import Action, Event, Reported, Started
 from searchers.method import Method
+from searchers.pbt import PBT
 from searchers.random_search import RandomSearch
 from searchers.simulate import Curve, simulate
 
@@ -87,19 +88,22 @@ def preview(method: Method) -> Preview:
         case RandomSearch(max_trials=n, rungs=rungs):
             rung = RungPreview(length=rungs[-1] if rungs else None, trials=n, last=n)
             return Preview(brackets=(BracketPreview(rungs=(rung,)),))
+        case PBT(population=n, rungs=rungs):  # a replacement trains only what the trial that it replaces has left
+            rung = RungPreview(length=int(rungs[-1]), trials=n, last=n)
+            return Preview(brackets=(BracketPreview(rungs=(rung,)),))
         case Method():
             return _preview_of(method, _simulate_lengths(method, 0))
     raise TypeError(f"preview() needs a searchers.Method, got {method!r} of type {type(method).__name__}")
 
 
 def is_certain(method: Method) -> bool:
-    """Whether the lengths of its trials do not depend on chance."""
-    return isinstance(method, RandomSearch)
+    """Whether the total length of its trials does not depend on chance."""
+    return isinstance(method, RandomSearch | PBT)
 
 
 def is_simulated(method: Method) -> bool:
     """Whether `preview` simulates this method."""
-    return not isinstance(method, AdaptiveASHA | SuccessiveHalving | RandomSearch)
+    return not isinstance(method, AdaptiveASHA | SuccessiveHalving | RandomSearch | PBT)
 
 
 def _halving(asha: SuccessiveHalving) -> BracketPreview:

@@ -12,10 +12,11 @@ from rich.text import Text
 from dray.config.custom import Custom
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
-from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, SamplingSearcher
+from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, PBTSearcher, SamplingSearcher
 from dray.display.text import rough_time, searched_line
 from dray.errors import ConfigError
 from searchers.method import Method
+from searchers.pbt import PBT
 from searchers.previews import Preview, expected, is_certain, is_simulated
 
 
@@ -39,6 +40,11 @@ def show_preview(
         console.print(Text(line), soft_wrap=True)
     for line in _totals(config, seen, trials_per_hour, word):
         console.print(Text(line), soft_wrap=True)
+    if isinstance(method, PBT):
+        count = method.replaced_at_once
+        line = f"every {method.interval} {config.searcher.unit}, the worst {count} of {method.population} are replaced"
+        more = f"up to about {count * (len(method.rungs) - 1):,} more trials continue from the best"
+        console.print(Text(f"{line}: {more}"), soft_wrap=True)
     if getattr(config.searcher, "skip_uninformative_rungs", False):
         console.print(Text("at rungs that predict the next one poorly, more trials continue"), soft_wrap=True)
     if is_simulated(method):
@@ -117,6 +123,8 @@ def _method(config: ExperimentConfig) -> str:
     words: list[str] = [searcher.name]
     if isinstance(searcher, ASHASearcher | AdaptiveASHASearcher):
         words += [searcher.variant, f"divisor {searcher.divisor:g}"]
+    if isinstance(searcher, PBTSearcher):
+        words += [f"population {searcher.population}", f"quantile {searcher.quantile:g}"]
     if isinstance(searcher, SamplingSearcher):
         words.append(f"sampler {searcher.sampler.name}")
     return ", ".join(words)
