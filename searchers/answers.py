@@ -32,7 +32,7 @@ class Answer:
     number: int  # the result's number; -1 for a request
     decision: Decision  # also "stop" if the trial ended with this result
     creates: tuple[int, ...] = ()  # new trials to queue
-    resumes: tuple[int, ...] = ()  # paused trials to queue; they continue from their checkpoints
+    resumes: tuple[int, ...] = ()  # paused trials to queue before others, but `trial` after them; they continue
     stops: tuple[int, ...] = ()  # paused trials to end, since they can no longer be promoted
     done: bool = False  # the search is over
 
@@ -44,7 +44,15 @@ def decide(search: Search, result: TrialResult) -> Answer:
     """
     events: list[Event] = []
     if result.step is not None:
-        events.append(Reported(trial=result.trial, step=result.step, value=result.value, metrics=tuple(result.metrics)))
+        events.append(
+            Reported(
+                trial=result.trial,
+                step=result.step,
+                value=result.value,
+                metrics=tuple(result.metrics),
+                batches=result.batches,
+            )
+        )
     if result.outcome is not None:
         events.append(Exited(trial=result.trial, reason=result.outcome))
     return _answer(search, [action for event in events for action in search.on(event)], result.trial, result.number)
@@ -69,15 +77,15 @@ def _answer(search: Search, actions: list[Action], trial: int, number: int) -> A
             stops.append(action.trial)
             actions += search.on(Exited(trial=action.trial, reason="stopped"))
     resumes = [a.trial for a in actions if isinstance(a, Resume) and search.trials[a.trial].state == "PENDING"]
-    if trial in resumes:
-        # The trial was paused and resumed at once, so it keeps its workers.
+    if trial in resumes and search.states["PENDING"] == len(resumes):
+        # The trial was paused and resumed at once, and no other waits: it keeps its workers.
         resumes.remove(trial)
         actions += search.on(Started(trial=trial))
     view = search.trials.get(trial)
     decision: Decision = "continue"
     if view is not None and view.ended:
         decision = "stop"
-    elif view is not None and view.state == "PAUSED":
+    elif view is not None and (view.state == "PAUSED" or trial in resumes):
         decision = "pause"
     return Answer(
         trial=trial,

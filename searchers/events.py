@@ -51,6 +51,7 @@ class Reported:
     value: float | None = None  # the searcher's metric
     metrics: Measured = ()  # in the order of `Objectives.metrics`
     losses: Losses | None = None  # None if a metric was missing or not finite
+    batches: int | None = None  # batches trained, which name the checkpoint in dray's store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +92,12 @@ class Create:
     """Create this trial, and run it as soon as workers are free. Its hyperparameters are drawn when it starts.
 
     A trial with `hparams` has these instead, and the others from its source's trial or, without one, at random from the
-    space.
+    space. With a source and no `hparams`, the sampler derives them from those of the source's trial.
     """
 
     trial: int
     source: Source | None = None  # begin from this checkpoint, at its step
-    hparams: Mapping[str, object] | None = None  # always given with a source, if only {}
+    hparams: Mapping[str, object] | None = None
 
     def __repr__(self) -> str:
         fields = {"trial": self.trial, "source": self.source, "hparams": self.hparams}
@@ -145,6 +146,7 @@ class TrialResult:
     value: float | None = None
     metrics: tuple[float | None, ...] = ()
     outcome: Reason | None = None  # set if the trial ends with this result
+    batches: int | None = None  # batches trained at the report
 
 
 Event = Started | Reported | Exited

@@ -26,6 +26,7 @@ from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import SuccessiveHalving
 from searchers.events import Action, Event, Exited, Pause, Reported, Started
 from searchers.method import MAX_TRIALS, Method
+from searchers.pbt import PBT
 from searchers.random_search import RandomSearch
 from searchers.simulate import Curve, simulate
 
@@ -154,14 +155,17 @@ def preview(method: Method) -> Preview:
         case RandomSearch(max_trials=n, rungs=rungs):
             rung = RungPreview(length=rungs[-1] if rungs else None, trials=n, last=n)
             return Preview(brackets=(BracketPreview(rungs=(rung,)),))
+        case PBT(population=n, rungs=rungs):  # a replacement trains only what the trial that it replaces has left
+            rung = RungPreview(length=int(rungs[-1]), trials=n, last=n)
+            return Preview(brackets=(BracketPreview(rungs=(rung,)),))
         case Method():
             return _preview_of(method, _simulate(method, 0, _Conditions()).reached)
     raise TypeError(f"preview() needs a searchers.Method, got {method!r} of type {type(method).__name__}")
 
 
 def is_certain(method: Method) -> bool:
-    """Whether the lengths of its trials do not depend on chance."""
-    return isinstance(method, RandomSearch)
+    """Whether the total length of its trials does not depend on chance."""
+    return isinstance(method, RandomSearch | PBT)
 
 
 def is_endless(method: Method) -> bool:
@@ -171,7 +175,7 @@ def is_endless(method: Method) -> bool:
 
 def is_simulated(method: Method) -> bool:
     """Whether `preview` simulates this method."""
-    return not isinstance(method, AdaptiveASHA | SuccessiveHalving | RandomSearch)
+    return not isinstance(method, AdaptiveASHA | SuccessiveHalving | RandomSearch | PBT)
 
 
 def _halving(asha: SuccessiveHalving) -> BracketPreview:
@@ -226,15 +230,21 @@ def expected(
         max_wall_s = min(max_wall_s, max_busy_s / workers)  # all workers are always busy
     conditions = _Conditions(workers, rates or Rates(), MAX_GROWTH if learns else 0.0, max_wall_s, max_busy_s)
     runs = [_simulate(make(), run, conditions) for run in range(count)]
-    totals = [total for run in runs if (total := _preview_of(first, run.reached).total) is not None]
-    pooled = [[step for run in runs for step in run.reached[bracket]] for bracket in range(len(runs[0].reached))]
-    return replace(
-        _preview_of(first, pooled, count),
-        likely=_varying(totals),
-        likely_trials=_varying([sum(map(len, run.reached)) for run in runs]),
+    timed = replace(
+        by_rule,
         wall_s=Range.of([run.wall_s for run in runs]) if rates else None,
         busy_s=Range.of([run.busy_s for run in runs]) if rates else None,
         cut=sum(run.is_cut for run in runs) / count,
+    )
+    if isinstance(first, PBT):  # the lengths that its trials reach include what their sources trained
+        return timed
+    totals = [total for run in runs if (total := _preview_of(first, run.reached).total) is not None]
+    pooled = [[step for run in runs for step in run.reached[bracket]] for bracket in range(len(runs[0].reached))]
+    return replace(
+        timed,
+        brackets=_preview_of(first, pooled, count).brackets,
+        likely=_varying(totals),
+        likely_trials=_varying([sum(map(len, run.reached)) for run in runs]),
     )
 
 

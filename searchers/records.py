@@ -63,6 +63,8 @@ def event_to_json(event: Event) -> dict[str, object]:
             if event.metrics:
                 name = f"a metric of trial {trial} at step {at}"
                 record["metrics"] = [_measured_to_json(each, name) for each in event.metrics]
+            if event.batches is not None:
+                record["batches"] = operator.index(event.batches)
             return record
         case Exited(reason=reason):
             if reason not in get_args(Reason):
@@ -89,7 +91,8 @@ def event_from_json(record: Mapping[str, object]) -> Event:
             step, value = number_from_json(record.get("step")), number_from_json(record.get("value"))
             metrics = record.get("metrics", [])
             if step is not None and isinstance(metrics, list):
-                return Reported(trial=trial, step=step, value=value, metrics=tuple(map(number_from_json, metrics)))
+                several, batches = tuple(map(number_from_json, metrics)), cast("int | None", record.get("batches"))
+                return Reported(trial=trial, step=step, value=value, metrics=several, batches=batches)
         case "exited", int(trial):
             for reason in get_args(Reason):
                 if record.get("reason") == reason:

@@ -28,7 +28,9 @@ class Sampler(Protocol):
     * The result of `ask` belongs to the caller, and consists of JSON values.
 
     A sampler that compares trials by length may also have a method `extended(rungs)`, which is called with the new
-    `Method.rungs` when the search is extended; a replay calls it at the same place among the events.
+    `Method.rungs` when the search is extended; a replay calls it at the same place among the events. A sampler for
+    population-based training also has `explore(trial, hparams)`, with the rules of `ask`: it returns hyperparameters
+    for a trial that begins from a checkpoint of a trial with `hparams`.
     """
 
     def ask(self, trial: int) -> dict[str, object]:
@@ -53,6 +55,12 @@ def notify_extended(sampler: Sampler, rungs: Sequence[float]) -> None:
     extended = getattr(sampler, "extended", None)
     if extended is not None:
         extended(rungs)
+
+
+def explored(sampler: Sampler, trial: int, hparams: dict[str, object]) -> dict[str, object]:
+    """Let the sampler derive the hyperparameters of a trial from those of its source, if it has a method `explore`."""
+    explore = getattr(sampler, "explore", None)
+    return hparams if explore is None else cast("dict[str, object]", explore(trial, hparams))
 
 
 def drawn(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
@@ -148,6 +156,9 @@ class FirstPoints:
 
     def extended(self, rungs: Sequence[float]) -> None:
         notify_extended(self._sampler, rungs)
+
+    def explore(self, trial: int, hparams: dict[str, object]) -> dict[str, object]:
+        return explored(self._sampler, trial, hparams)
 
 
 def named_sampler(

@@ -18,8 +18,9 @@ Each record is a line of the journal:
         "trial": 64, "source": {"trial": 3, "step": 4}, "hparams": {"lr": 0.01}}]}
     {"event": "extended", "max_trials": 200, "max_length": null, "actions": [{"action": "create", "trial": 64}, ...]}
 
-With several metrics, the "start" record also has these, as in an experiment file. Each "reported" record has all their
-values in that order; its "value" is that of the first objective:
+A "reported" record also has the "batches" that name the checkpoint, if the driver gives them. With several metrics, the
+"start" record also has these, as in an experiment file. Each "reported" record has all their values in that order; its
+"value" is that of the first objective:
 
     {"event": "reported", "trial": 3, "step": 4, "value": 0.31, "metrics": [0.31, 12.5, 7600], "actions": [...]}
 """
@@ -38,7 +39,7 @@ from types import MappingProxyType
 from typing import cast
 
 from searchers.errors import FieldError, IllegalEvent, JournalError, SpaceError, never_created
-from searchers.events import Action, Create, Done, Event, Reported, Requested, Source, Started, Stop
+from searchers.events import Action, Create, Done, Event, Pause, Reported, Requested, Resume, Source, Started, Stop
 from searchers.given import merged
 from searchers.method import MAX_TRIALS, Method
 from searchers.objectives import Objectives, normalised, with_first
@@ -52,7 +53,7 @@ from searchers.records import (
     request_from_json,
     request_to_json,
 )
-from searchers.samplers import RandomSampler, Sampler, drawn, notify_extended
+from searchers.samplers import RandomSampler, Sampler, drawn, explored, notify_extended
 from searchers.space import Space
 from searchers.views import Points, State, TrainedShares, TrialView, as_dict
 
@@ -111,10 +112,12 @@ class Search:
         self._trials: dict[int, TrialView] = {}
         self.trials: Mapping[int, TrialView] = MappingProxyType(self._trials)  # all created trials, by number
         self._live: dict[int, TrialView] = {}
-        self.live: Mapping[int, TrialView] = MappingProxyType(self._live)  # trials that have not ended
+        # Trials that have not ended, in the order in which they are to get workers.
+        self.live: Mapping[int, TrialView] = MappingProxyType(self._live)
         self.states: Counter[State] = Counter()  # number of trials in each state
         self.requested = 0  # number of trials that were created on request
-        self._given: dict[int, Create] = {}  # trials whose hyperparameters the sampler does not draw, in order
+        self._given: dict[int, Create] = {}  # trials whose hyperparameters the sampler does not draw
+        self._given_order: list[int] = []  # their numbers, ascending
 
     def start(self) -> list[Action]:
         """Return the first actions. Must be called once, and not after a `replay` that started the search."""
@@ -201,6 +204,8 @@ class Search:
             others = self.space.sample(Random(f"{self.seed}:{self._sampler_number(trial)}"))
         else:
             others = self.params(given.source.trial)
+            if given.hparams is None:
+                return explored(self.sampler, self._sampler_number(trial), others)
         return merged(self.space.root, others, given.hparams or {})
 
     def seed_of(self, trial: int) -> int:
@@ -298,7 +303,7 @@ class Search:
         """
         if not self._given:
             return trial
-        return MAX_TRIALS + trial if trial in self._given else trial - bisect_left(list(self._given), trial)
+        return MAX_TRIALS + trial if trial in self._given else trial - bisect_left(self._given_order, trial)
 
     def _write(self, record: Record, actions: list[Action]) -> None:
         self.log(record | {"actions": [action_to_json(action) for action in actions]})
@@ -371,14 +376,18 @@ class Search:
     def _follow(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Create(trial=trial):
-                    self._put(TrialView(id=trial))
-                    if action.hparams is not None:
+                case Create(trial=trial, source=source):
+                    view = TrialView(id=trial)
+                    self._put(view if source is None else replace(view, begin=source.step, last_step=source.step))
+                    if source is not None or action.hparams is not None:
                         self._given[trial] = action
+                        self._given_order.append(trial)
                 case Done():
                     self.done = action
                 case _:
                     self._put(self._trials[action.trial].under(action))
+                    if isinstance(action, Resume) and Pause(trial=action.trial) in actions:
+                        self._live[action.trial] = self._live.pop(action.trial)  # it lets those that wait go first
 
     def _put(self, view: TrialView) -> None:
         before = self._trials.get(view.id)

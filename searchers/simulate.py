@@ -402,9 +402,7 @@ class _Simulator:
 
     def from_view(self, number: int, view: TrialView) -> _Trial:
         """Create the trial of a search that has started, at its last report."""
-        assert isinstance(self.search, Search)
-        source = self.search.source(number)
-        trial = self.trial_at(number, view.last_step or (0.0 if source is None else source.step))
+        trial = self.trial_at(number, view.last_step or 0.0)
         trial.has_started = view.hparams is not None
         return trial
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from searchers.errors import never_created
 from searchers.events import Action, Create, Done, DoneReason, Reason, Requested, Resume
@@ -84,6 +84,11 @@ class TrialSlots:
     def has_slot(self, trial: int) -> bool:
         """Whether the trial is live and was neither stopped nor paused."""
         return trial in self._with_slot
+
+    @property
+    def occupants(self) -> Set[int]:
+        """Trials that hold the `max_concurrent` slots, without those that were requested."""
+        return self._with_slot - self._requested
 
     @property
     def is_full(self) -> bool:

@@ -46,7 +46,9 @@ class TrialView:
     best_step: float | None = None
     losses: Losses | None = None  # those of the representative report
     last: float | None = None  # may be NaN
-    last_step: float | None = None  # the largest reported step
+    begin: float = 0.0  # step of the checkpoint of another trial that it begins from
+    last_step: float | None = None  # the largest reported step; before the first report that of the source, if any
+    last_batches: int | None = None  # batches trained at the latest report, if the driver says so
     stop_requested: bool = False  # the trial may still be running; reset by a `Resume`
 
     @property
@@ -68,7 +70,8 @@ class TrialView:
                 state: State = "PAUSED" if self.state == "PAUSED" else "RUNNING"
                 return replace(self, state=state, hparams=hparams if self.hparams is None else self.hparams)
             case Reported(step=step, value=value):
-                found: dict[str, Any] = {"last": value, "last_step": max(step, self.last_step or step)}
+                last_step = max(step, self.last_step or step)
+                found: dict[str, Any] = {"last": value, "last_step": last_step, "last_batches": event.batches}
                 if objectives is not None:
                     losses = objectives.normalised(event.metrics) if event.metrics else None
                     if losses is not None and (self.losses is None or is_better(losses, self.losses)):

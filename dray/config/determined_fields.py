@@ -75,7 +75,7 @@ _STEPS = "Determined removed steps; "
 _MAX_LENGTH = "write max_length: {batches: ...}; a step is of batches_per_step batches, 100 by default"
 _HDFS = "Determined removed HDFS; mount it and write type: directory, or use s3, gcs or azure"
 _SYNC = "belongs to search methods that Determined removed; use max_trials of adaptive_asha or asha"
-_PBT = "belongs to population-based training, which Determined removed; use name: adaptive_asha"
+_PBT = "Determined's pbt had other fields; write "
 
 #: Refused fields of old versions, with what to write instead.
 REMOVED_FIELDS: dict[str, str] = {
@@ -84,14 +84,14 @@ REMOVED_FIELDS: dict[str, str] = {
     "checkpoint_storage.hdfs_url": _HDFS,
     "checkpoint_storage.user": _HDFS,
     "searcher.budget": _SYNC,
-    "searcher.explore_function": _PBT,
-    "searcher.length_per_round": _PBT,
+    "searcher.explore_function": _PBT + "resample_probability, and for a perturb_factor of 0.2 factors: [0.8, 1.2]",
+    "searcher.length_per_round": _PBT + "interval",
     "searcher.max_steps": _STEPS + _MAX_LENGTH,
-    "searcher.num_rounds": _PBT,
-    "searcher.population_size": _PBT,
-    "searcher.replace_function": _PBT,
+    "searcher.num_rounds": _PBT + "max_length, num_rounds times length_per_round",
+    "searcher.population_size": _PBT + "population",
+    "searcher.replace_function": _PBT + "quantile, its truncate_fraction",
     "searcher.step_budget": _SYNC,
-    "searcher.steps_per_round": _PBT,
+    "searcher.steps_per_round": _PBT + "interval, in batches",
     "searcher.target_trial_steps": _STEPS + _MAX_LENGTH,
     "searcher.train_stragglers": _SYNC,
 }

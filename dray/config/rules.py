@@ -70,10 +70,15 @@ def _searcher(given: Mapping[str, Any]) -> Iterator[Fault]:
     if "searcher.source_trial_id" in given and "searcher.source_checkpoint_uuid" in given:
         what = "can't be given together with source_checkpoint_uuid; remove one of them"
         yield Fault("searcher.source_trial_id", what)
-    points, most = given.get("searcher.points", []), given.get("searcher.max_trials")
-    if most is not None and len(points) > most:
-        what = f"must be at most max_trials ({most}) points, got {len(points)}; raise max_trials"
-        yield Fault("searcher.points", what)
+    points = given.get("searcher.points", [])
+    for field in ("max_trials", "population"):
+        most = given.get(f"searcher.{field}")
+        if most is not None and len(points) > most:
+            yield Fault("searcher.points", f"must be at most {field} ({most}) points, got {len(points)}; raise {field}")
+    interval, length = given.get("searcher.interval"), given.get("searcher.max_length")
+    if interval is not None and length is not None and interval.unit != length.unit:
+        what = f"must be in the unit of max_length, {length.unit}, got {interval}; write {{{length.unit}: 1}}"
+        yield Fault("searcher.interval", what)
 
 
 def _metrics(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
@@ -86,6 +91,8 @@ def _metrics(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
     if "searcher.smaller_is_better" in given:
         what = "belongs to metric; remove it, and set smaller_is_better in the entries of metrics that are objectives"
         yield Fault("searcher.smaller_is_better", what)
+    if given.get("searcher.name") == "pbt":
+        yield Fault("searcher.metrics", "pbt compares trials by one metric; write metric and smaller_is_better")
     if given.get("searcher.skip_uninformative_rungs"):
         yield Fault("searcher.skip_uninformative_rungs", "compares trials by one metric, not by metrics; remove it")
 
@@ -101,7 +108,7 @@ def _length(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
             what = "required with searcher.max_time: the time is checked whenever a trial validates; "
             yield Fault("min_validation_period", f"{what}for example min_validation_period: {{epochs: 1}}")
     elif "searcher.max_length" not in given:
-        has_rungs = given.get("searcher.name") in ("asha", "async_halving", "adaptive_asha")
+        has_rungs = given.get("searcher.name") in ("asha", "async_halving", "adaptive_asha", "pbt")
         if has_rungs or not is_program:
             yield missing_field("searcher.max_length")
 
@@ -114,6 +121,13 @@ def _batch_size(given: Mapping[str, Any]) -> Iterator[Fault]:
         if any(isinstance(length, Length) and length.unit == "records" for length in lengths):
             yield Fault(_BATCH, "required for lengths in records, which are converted to batches of this size")
         return
+    spec, length = hyperparameters["global_batch_size"], given.get("searcher.max_length")
+    is_searched = isinstance(spec, Mapping) and spec.get("type") != "const"
+    if is_searched and given.get("searcher.name") == "pbt" and length is not None and length.unit != "batches":
+        what = (
+            f"must be a constant with pbt and lengths in {length.unit}, since trials continue at their sources' batch"
+        )
+        yield Fault(_BATCH, f"{what}; make it one, or give max_length and interval in batches")
     # The slots of a tensor-parallel group get the same data.
     slots = asked // given.get("resources.mesh.tp", 1) if isinstance(asked, int) else 1
     for value in _batch_sizes(hyperparameters["global_batch_size"]):

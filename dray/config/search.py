@@ -15,6 +15,7 @@ from dray.config.searcher import (
     ClassSearcher,
     CustomSearcher,
     GridSearcher,
+    PBTSearcher,
     RandomSearcher,
     SamplerChoice,
     SingleSearcher,
@@ -25,6 +26,7 @@ from searchers.asha import ASHA
 from searchers.errors import FieldError
 from searchers.method import Method
 from searchers.objectives import Objectives
+from searchers.pbt import PBT, Explorer
 from searchers.promotion import PromotionASHA
 from searchers.random_search import Grid, RandomSearch, Single
 from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler, named_sampler
@@ -58,6 +60,14 @@ def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Meth
             return (ASHA if searcher.variant == "stopping" else PromotionASHA)(**fields, pareto=pareto)
         case AdaptiveASHASearcher():
             return AdaptiveASHA(**fields, variant=searcher.variant, pareto=pareto)
+        case PBTSearcher():
+            return PBT(
+                population=searcher.population,
+                interval=searcher.interval.value,
+                quantile=searcher.quantile,
+                seed=config.reproducibility.experiment_seed,
+                **fields,
+            )
         case _:
             return custom.new_method(searcher)
 
@@ -134,6 +144,8 @@ def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequ
         chosen = custom.new_sampler(choice, space, seed=seed, rungs=rungs)
     elif isinstance(searcher, GridSearcher):
         chosen = GridSampler(space)
+    elif isinstance(searcher, PBTSearcher):
+        chosen = Explorer(space, seed, resample_probability=searcher.resample_probability, factors=searcher.factors)
     else:
         chosen = named_sampler(
             choice.name, space, seed=seed, rungs=rungs, options=choice.options, objectives=searcher.objectives

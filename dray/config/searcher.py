@@ -12,6 +12,7 @@ from dray.config.length import Length, LengthUnit, MaxLength
 from dray.config.section import CLASS, Kinds, Section, as_text, int_if_whole, replace_older_field, unknown_kind
 from searchers.method import MAX_RUNGS, MAX_TRIALS
 from searchers.objectives import Metric, Objectives
+from searchers.pbt import MAX_POPULATION
 
 Variant: TypeAlias = Literal["stopping", "promotion"]
 Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
@@ -98,6 +99,9 @@ def _named(raw: object) -> object:
 Metrics: TypeAlias = Annotated[list[MetricChoice], AfterValidator(_have_objective)]
 SamplerField: TypeAlias = Annotated[SamplerChoice, BeforeValidator(_named, json_schema_input_type=str | SamplerChoice)]
 MaxTrials: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
+PopulationSize: TypeAlias = Annotated[int, Field(ge=2, le=MAX_POPULATION)]
+Points: TypeAlias = list[dict[str, Any]]
+_POINTS = "hyperparameters of the first trials"
 RungCount: TypeAlias = Annotated[int, Field(ge=1, le=MAX_RUNGS)]
 
 
@@ -242,9 +246,7 @@ class SamplingSearcher(Searcher):
     sampler: SamplerField = Field(
         default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"]
     )
-    points: list[dict[str, Any]] = Field(
-        default_factory=list, description="hyperparameters of the first trials", examples=[[{"lr": 0.01}]]
-    )
+    points: Points = Field(default_factory=list, description=_POINTS, examples=[[{"lr": 0.01}]])
 
     @classmethod
     def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
@@ -331,6 +333,37 @@ class AdaptiveASHASearcher(_Halving):
     )
 
 
+class PBTSearcher(Searcher):
+    """Population-based training."""
+
+    name: Literal["pbt"] = _NAME
+    population: PopulationSize = Field(description="number of trials that train side by side", examples=[8])
+    interval: MaxLength = Field(
+        description="length between two comparisons of a trial, in the unit of max_length", examples=[{"epochs": 1}]
+    )
+    quantile: float = Field(
+        default=0.25,
+        gt=0,
+        le=0.5,
+        description="share of the population that is replaced at a comparison, and that others continue from",
+        examples=[0.25],
+    )
+    resample_probability: float = Field(
+        default=0.25,
+        ge=0,
+        le=1,
+        description="probability with which a new trial draws a hyperparameter anew, instead of changing it",
+        examples=[0.25],
+    )
+    factors: list[Annotated[float, Field(gt=0)]] = Field(
+        default=[0.8, 1.2],
+        min_length=1,
+        description="a number is changed by one of these factors, drawn at random",
+        examples=[[0.8, 1.2]],
+    )
+    points: Points = Field(default_factory=list, description=_POINTS, examples=[[{"lr": 0.01}]])
+
+
 class CustomSearcher(SamplingSearcher, _Timed):
     """A search method given from Python, as in Determined."""
 
@@ -354,6 +387,7 @@ METHODS: dict[str, type[Searcher]] = {
     "asha": ASHASearcher,
     "async_halving": ASHASearcher,
     "adaptive_asha": AdaptiveASHASearcher,
+    "pbt": PBTSearcher,
     "custom": CustomSearcher,
     CLASS: ClassSearcher,
 }
@@ -363,11 +397,10 @@ _REMOVED = {
     "adaptive": "adaptive_asha",
     "adaptive_simple": "adaptive_asha",
     "manual": "custom, with your own method",
-    "pbt": "adaptive_asha, or your own method",
 }
 
 
-class AnySearcher(ASHASearcher, AdaptiveASHASearcher, ClassSearcher):
+class AnySearcher(ASHASearcher, AdaptiveASHASearcher, PBTSearcher, ClassSearcher):
     """The fields of all search methods."""
 
     name: Annotated[str, unknown_kind(METHODS, _REMOVED)] = Field(  # type: ignore[assignment]

@@ -85,14 +85,14 @@ class Forecast:
         for view in ended:
             is_valid = view.state != "INVALID_HP"
             self._valid += is_valid
-            self._trained += is_valid if self.in_trials else self._reached(view)
+            self._trained += is_valid if self.in_trials else self._reached(view) - view.begin
         on_stage = [0] * len(self._stages)  # number of trials on each stage
         left = [0.0] * len(self._stages)  # their remaining lengths
         trained, created, waiting, running, longest = self._trained, self._valid, 0, 0, 0.0
         for view in live:
             created += 1
             step = 0.0 if self.in_trials else self._reached(view, steps.get(view.id, 0.0))
-            trained += step
+            trained += max(step - view.begin, 0.0)
             running += view.state == "RUNNING"
             waiting += view.state == "PENDING"
             place = bisect_right(self._ends, step)

@@ -78,7 +78,7 @@ class Cleaner:
                 except FileNotFoundError:
                     missing.append(each)
             for each in () if missing else prune.delete:
-                if self._retention.is_pruning(each):
+                if self._retention.is_pruning(each, prune):
                     self._store_of(each.trial).delete(each.batches)
                     deleted.append(each)
         except Exception as caught:  # an unreachable store must not end the search

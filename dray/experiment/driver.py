@@ -62,6 +62,7 @@ class ExperimentDriver:
         self.retention = Retention(
             Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.sign == 1),
             needs=lambda trial: checkpoints_needed(self.search.trials[trial]),
+            reported=lambda trial: self.search.trials[trial].last_batches,
             emit=emit,
         )
         self._results = PendingResults()
@@ -95,7 +96,8 @@ class ExperimentDriver:
         for trial, reason in self._restarts.given_up.items():
             self._results.add(trial, outcome=reason)
         self._hand_over()  # in a server's process, the handle may already be waiting
-        runnable = [each.id for each in trials if each.state in RUNNABLE and each.id not in self._restarts.given_up]
+        live = self.search.live.values()
+        runnable = [each.id for each in live if each.state in RUNNABLE and each.id not in self._restarts.given_up]
         self._to_desk("enqueue", runnable, False)
 
     def request(self, request: Requested, check: Callable[[Requested], None]) -> None:
@@ -114,8 +116,6 @@ class ExperimentDriver:
         except IllegalEvent as error:
             self._append({"event": "rejected", "id": request.id, "error": str(error)})
         else:
-            for trial in answer.creates:
-                self._pin_source(trial)
             self._act(answer)
         self._requested.add(request.id)
         self._emit(Answered(request.id))
@@ -173,7 +173,10 @@ class ExperimentDriver:
             return
         outcome = "completed" if report.final else None
         metrics = tuple(report.metrics)
-        number = self._results.add(trial, step=report.step, value=report.value, metrics=metrics, outcome=outcome)
+        batches = None if report.step is None else max((row["batches"] for row in rows), default=None)
+        number = self._results.add(
+            trial, step=report.step, value=report.value, metrics=metrics, outcome=outcome, batches=batches
+        )
         if report.final:
             self._emit(Reply(call, "continue"))
         else:
@@ -294,8 +297,13 @@ class ExperimentDriver:
             self.retention.changed(withdrawn)
         if answer.resumes:
             self.retention.changed(answer.resumes)
-            # Before new trials: the search has chosen them as the most promising.
-            self._to_desk("enqueue", list(answer.resumes), True)
+            # Before new trials: the search has chosen them as the most promising. But a trial that takes turns waits.
+            if others := [each for each in answer.resumes if each != trial]:
+                self._to_desk("enqueue", others, True)
+            if trial in answer.resumes:
+                self._to_desk("enqueue", [trial], False)
+        for each in answer.creates:
+            self._pin_source(each)
         if answer.creates:
             self._to_desk("enqueue", list(answer.creates), is_request and answer.decision == "continue")
         if answer.done:
@@ -340,7 +348,7 @@ class ExperimentDriver:
                 trial=trial,
                 seed=self.search.seed_of(trial),
                 hparams=hparams,
-                last_step=source.step if view.last_step is None and source is not None else view.last_step,
+                last_step=view.last_step,
                 was_completed=trial in self._restarts.ended_before,
                 source=source,
                 is_changed=source is not None and hparams != self.search.params(source.trial),

@@ -17,12 +17,20 @@ from dray.config.custom import Custom
 from dray.config.resources import SlotRange
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
-from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, SamplerChoice, SamplingSearcher, Searcher
+from dray.config.searcher import (
+    AdaptiveASHASearcher,
+    ASHASearcher,
+    PBTSearcher,
+    SamplerChoice,
+    SamplingSearcher,
+    Searcher,
+)
 from dray.display.text import rough_time, searched_line
 from dray.errors import ConfigError
 from dray.experiment.rates import unit_of
 from dray.text import counted, rough
 from searchers.method import Method
+from searchers.pbt import PBT
 from searchers.previews import WORKERS, Preview, Range, Rates, expected, is_certain, is_endless, is_simulated
 
 _NO_BUDGET: Mapping[str, float] = MappingProxyType({})
@@ -95,6 +103,13 @@ class SearchPreview:
         """Print brackets, rungs, trials at each rung, the search space, and the totals, with a range if they vary."""
         console.print(self._table())
         lines = [searched_line(self.config.space), *self._totals(), *self._times()]
+        if isinstance(pbt := self.method, PBT):
+            count = pbt.replaced_at_once
+            line = (
+                f"every {pbt.interval} {self.config.searcher.unit}, the worst {count} of {pbt.population} are replaced"
+            )
+            more = f"up to about {count * (len(pbt.rungs) - 1):,} more trials continue from the best"
+            lines.append(f"{line}: {more}")
         if getattr(self.config.searcher, "skip_uninformative_rungs", False):
             lines.append("at rungs that predict the next one poorly, more trials continue")
         if is_simulated(self.method):
@@ -258,6 +273,8 @@ def _method(config: ExperimentConfig) -> str:
     words: list[str] = [searcher.name]
     if isinstance(searcher, ASHASearcher | AdaptiveASHASearcher):
         words += [searcher.variant, f"divisor {searcher.divisor:g}"]
+    if isinstance(searcher, PBTSearcher):
+        words += [f"population {searcher.population}", f"quantile {searcher.quantile:g}"]
     if isinstance(searcher, SamplingSearcher):
         words.append(f"sampler {searcher.sampler.name}")
     return ", ".join(words)

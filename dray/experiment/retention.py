@@ -71,11 +71,19 @@ class Retention:
     Args:
         policy: the policy.
         needs: returns the `needs` of `Policy.keeps_of` for a trial.
+        reported: returns the batches at a trial's latest report to the search, which may let another trial begin there.
         emit: called with each effect. `Prune` and `Examine` are answered by `pruned` and `examined`.
     """
 
-    def __init__(self, policy: Policy, *, needs: Callable[[int], int], emit: Callable[[Effect], None]) -> None:
-        self._policy, self._needs, self._emit = policy, needs, emit
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        needs: Callable[[int], int],
+        reported: Callable[[int], int | None] = lambda trial: None,
+        emit: Callable[[Effect], None],
+    ) -> None:
+        self._policy, self._needs, self._reported, self._emit = policy, needs, reported, emit
         self._saved: dict[int, dict[int, Saved]] = {}
         """Checkpoints that may be deleted some day, by trial and batches. An ended trial's are dropped from here once
         none is among the experiment's best."""
@@ -86,7 +94,9 @@ class Retention:
         self._forcing: set[Saved] = set()
         """Checkpoints that will be durable when a pending `Prune` is carried out."""
         self._best: set[Saved] = set()
-        self._pruning: set[Saved] = set()
+        self._pruning: dict[Saved, Prune] = {}
+        """Checkpoints to be deleted, with the newest `Prune` that says so. Only that one still deletes them: an earlier
+        one may rely on checkpoints that have been found damaged meanwhile."""
         self._pinned: dict[int, tuple[int, int]] = {}
         """The checkpoints (trial, batches) that trials without a durable checkpoint of their own begin from."""
         self._unexamined: set[int] = set()
@@ -138,8 +148,7 @@ class Retention:
         mine = self._saved.get(trial, {})
         left = tuple(each for each in unfinished if each.batches not in mine)  # not completed since the listing
         if left and not self._needs(trial):  # while its trial runs, they may be being written
-            self._pruning.update(left)
-            self._emit(Prune((), left))
+            self._emit_prune((), left)
         self._prune()
 
     def saved(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
@@ -148,7 +157,9 @@ class Retention:
         is_known = trial in self._saved  # otherwise the trial is new, or had ended
         self._add(Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value))
         # It may have been scheduled for deletion while later ones seemed intact, or while it was being written.
-        self._pruning = {each for each in self._pruning if (each.trial, each.batches) != (trial, batches)}
+        self._pruning = {
+            each: prune for each, prune in self._pruning.items() if (each.trial, each.batches) != (trial, batches)
+        }
         if not is_known:
             self._examine(trial)
         self._prune()
@@ -169,7 +180,7 @@ class Retention:
         changed = set(trials)
         # Pending deletions of a resumed trial are decided anew.
         resumed = {trial for trial in changed if self._needs(trial)}
-        self._pruning = {each for each in self._pruning if each.trial not in resumed}
+        self._pruning = {each: prune for each, prune in self._pruning.items() if each.trial not in resumed}
         self._changed |= changed
         self._prune()
 
@@ -188,9 +199,9 @@ class Retention:
         if (source := self._pinned.pop(trial, None)) is not None:
             self._changed.add(source[0])
 
-    def is_pruning(self, saved: Saved) -> bool:
-        """Whether a checkpoint is still to be deleted. Thread-safe."""
-        return saved in self._pruning
+    def is_pruning(self, saved: Saved, prune: Prune) -> bool:
+        """Whether this `Prune` is still to delete a checkpoint. Thread-safe."""
+        return self._pruning.get(saved) is prune
 
     def pruned(self, prune: Prune, deleted: Collection[Saved], missing: Collection[Saved], *, failed: bool) -> None:
         """Handle the result of a `Prune`.
@@ -200,7 +211,7 @@ class Retention:
             missing: checkpoints to keep that did not exist, in which case nothing was deleted.
             failed: the store could not be used; the deletion is retried when there are new checkpoints.
         """
-        self._pruning.difference_update(prune.delete)
+        self._pruning = {each: newest for each, newest in self._pruning.items() if newest is not prune}
         self._forcing.difference_update(prune.keep)
         if not failed:
             for each in prune.keep:
@@ -260,6 +271,8 @@ class Retention:
             mine = self._saved.get(trial, {}).values()
             needs = self._needs(trial)
             kept = self._policy.keeps_of(mine, needs)
+            if needs:
+                kept |= {each for each in mine if each.batches == self._reported(trial)}
             pinned = {each for each in mine if (trial, each.batches) in sources}
             kept |= pinned
             if not (needs or pinned) and self._best.isdisjoint(mine) and (kept & self._durable).issuperset(mine):
@@ -269,11 +282,15 @@ class Retention:
             keep |= kept
             delete += [each for each in mine if not (each in kept or each in self._best or each in self._pruning)]
         self._changed &= self._unexamined
-        self._pruning.update(delete)
         keep -= self._durable
         if delete or not self._forcing.issuperset(keep):
             self._forcing |= keep
-            self._emit(Prune(tuple(sorted(keep, key=lambda each: (each.trial, each.batches))), tuple(delete)))
+            self._emit_prune(sorted(keep, key=lambda each: (each.trial, each.batches)), delete)
+
+    def _emit_prune(self, keep: Sequence[Saved], delete: Sequence[Saved]) -> None:
+        prune = Prune(tuple(keep), tuple(delete))
+        self._pruning |= dict.fromkeys(delete, prune)
+        self._emit(prune)
 
     def _record(self, event: str, saved: Saved, **more: object) -> None:
         record = {"event": event, "trial": saved.trial, "batches": saved.batches, "checkpoint": saved.checkpoint}

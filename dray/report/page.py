@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from dray._version import __version__
-from dray.config.searcher import SamplerChoice
+from dray.config.searcher import SamplingSearcher
 from dray.records.listing import open_experiment
 from dray.records.logs import grouped_failures, short_error, where
 from dray.records.lookup import Name
@@ -122,8 +122,9 @@ class _Page:
             compared = [
                 ("constraint" if each.is_constraint else "objective", str(each)) for each in searcher.objectives.metrics
             ]
+        sampler = f", sampler {searcher.sampler.name}" if isinstance(searcher, SamplingSearcher) else ""
         facts = [
-            ("method", f"{searcher.name}, sampler {getattr(searcher, 'sampler', SamplerChoice()).name}"),
+            ("method", f"{searcher.name}{sampler}"),
             *compared,
             ("length of a trial", length + (f"; compared at {rungs}" if rungs else "")),
             ("trials", f"{searcher.trial_count:,} at most" if searcher.trial_count else "set by the method"),

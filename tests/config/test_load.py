@@ -228,7 +228,12 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
         ({"environment": {"imag": "a"}}, "environment.imag", "unknown field; did you mean image?"),
         ({"batches_per_step": 5}, "batches_per_step", "Determined removed steps; write scheduling_unit"),
         ({"searcher__budget": {"epochs": 9}}, "searcher.budget", "use max_trials of adaptive_asha or asha"),
-        ({"searcher__name": "pbt"}, "searcher.name", "pbt was removed from Determined; use adaptive_asha"),
+        (
+            {"searcher__population_size": 8},
+            "searcher.population_size",
+            "Determined's pbt had other fields; write population",
+        ),
+        ({"searcher__replace_function": {}}, "searcher.replace_function", "write quantile, its truncate_fraction"),
         ({"zzz": 1}, "zzz", "unknown field; known fields are checkpoint_format"),
         ({"searcher": ...}, "searcher", "missing required field"),
         ({"searcher__metric": ...}, "searcher.metric", "missing required field"),

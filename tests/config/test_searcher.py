@@ -12,11 +12,23 @@ from dray.config.custom import Custom
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, build_method, build_sampler, build_search
-from searchers import ASHA, AdaptiveASHA, Create, Exited, Grid, PromotionASHA, RandomSampler, Reported, Started
+from searchers import (
+    ASHA,
+    AdaptiveASHA,
+    Create,
+    Exited,
+    Grid,
+    PromotionASHA,
+    RandomSampler,
+    Reported,
+    Source,
+    Started,
+)
 from tests.config import configs
 
 LR = {"type": "log", "base": 10, "minval": -4, "maxval": -1}
 HALVING = {"max_trials": 8, "max_length": {"epochs": 16}}
+PBT_8 = {"name": "pbt", "population": 8, "interval": {"epochs": 2}, "max_length": {"epochs": 64}}
 ASHA_3 = {"name": "asha", "num_rungs": 3, **HALVING}
 
 
@@ -72,6 +84,23 @@ def test_grid_of_a_program_may_leave_the_length_to_fit() -> None:
     grid = {"lr": {"type": "categorical", "vals": [0.1, 0.2]}}
     loaded = load({"name": "grid"}, hyperparameters=grid, entrypoint="python3 train.py")
     assert build_method(loaded).rungs == ()
+
+
+def test_pbt_explores_with_its_own_fields_from_its_first_points() -> None:
+    point = {"lr": 0.01}
+    loaded = load({**PBT_8, "resample_probability": 0, "factors": [0.5], "points": [point]})
+    search = build_search(loaded, lambda record: None)
+    assert len(search.start()) == 8
+    assert search.method.rungs == tuple(range(2, 65, 2))
+    assert search.params(0) == point
+    for trial in range(8):
+        search.on(Started(trial=trial))
+    for trial in range(8):
+        actions = search.on(Reported(trial=trial, step=2, value=float(trial), batches=10))
+    assert isinstance(created := actions[1], Create)
+    assert created.source in (Source(trial=0, step=2, batches=10), Source(trial=1, step=2, batches=10))
+    assert search.params(created.trial)["lr"] == 0.5 * search.params(created.source.trial)["lr"]  # type: ignore[operator]
+    assert as_extended(loaded, [{"event": "extended", "max_length": 80}]).searcher.length == 80
 
 
 def test_adaptive_has_determineds_defaults_and_brackets() -> None:
@@ -215,7 +244,7 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
         ({"name": "sync_halving"}, "searcher.name", "sync_halving was removed from Determined; use asha"),
         ({"name": "custom", "options": {}}, "searcher.options", "custom has no such field; remove it, or use"),
         ({"name": "a:B", "max_trials": 3}, "searcher.max_trials", "remove it, or put it below options, if the class"),
-        ({"name": "a:b:c"}, "searcher.name", "adaptive_asha, custom, module:Class, got 'a:b:c'"),
+        ({"name": "a:b:c"}, "searcher.name", "adaptive_asha, pbt, custom, module:Class, got 'a:b:c'"),
         ({"name": "custom", "points": [{"lr": 3}]}, "searcher.points[0].lr", "got 3"),
         ({**ASHA_3, "variant": "promotion", "stop_once": True}, "searcher.stop_once", "true means variant:"),
         ({**ASHA_3, "max_time": 60}, "searcher.time_metric", "missing required field; the unit of max_time"),
@@ -233,6 +262,16 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
             "searcher.sampler.options.n",
             "is not an option of TPE",
         ),
+        (
+            {**PBT_8, "interval": {"batches": 5}},
+            "searcher.interval",
+            "must be in the unit of max_length, epochs, got 5 batc",
+        ),
+        ({**PBT_8, "interval": {"epochs": 65}}, "searcher.interval", "must be at most max_length, which is 64, got 65"),
+        ({**PBT_8, "quantile": 0.6}, "searcher.quantile", "must be <= 0.5, got 0.6"),
+        ({**PBT_8, "points": [{"lr": 0.01}] * 9}, "searcher.points", "must be at most population (8) points, got 9"),
+        ({**PBT_8, "metrics": [{"name": "loss"}]}, "searcher.metrics", "pbt compares trials by one metric"),
+        ({"name": "pbt", "population": 8, "interval": {"epochs": 2}}, "searcher.max_length", "missing required field"),
         ({**ASHA_3, "points": [0.1]}, "searcher.points[0]", "must be a mapping, got 0.1"),
         ({**ASHA_3, "points": [{"lr": 0.01}] * 9}, "searcher.points", "must be at most max_trials (8) points, got 9"),
         ({**ASHA_3, "points": [{"lr": 0.01}, {"lr": 3}]}, "searcher.points[1].lr", "got 3"),
@@ -242,6 +281,13 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
 def test_a_fault_of_the_searcher_has_its_path(searcher: dict[str, Any], path: str, what: str) -> None:
     found = faults(searcher)
     assert what in found[path]
+
+
+def test_a_population_searches_batch_sizes_only_with_lengths_in_batches() -> None:
+    sizes = {"lr": LR, "global_batch_size": {"type": "categorical", "vals": [32, 64]}}
+    found = faults(PBT_8, hyperparameters=sizes)
+    assert "must be a constant with pbt and lengths in epochs" in found["hyperparameters.global_batch_size"]
+    load({**PBT_8, "interval": 2, "max_length": 64}, hyperparameters=sizes)
 
 
 @pytest.mark.parametrize("entrypoint", ["model_def:MyTrial", None])

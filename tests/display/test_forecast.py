@@ -12,6 +12,7 @@ from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
 from searchers.events import Action, Event, Exited, Reported, Requested, Started
 from searchers.method import Method
+from searchers.pbt import PBT
 from searchers.previews import preview
 from searchers.promotion import PromotionASHA
 from searchers.random_search import RandomSearch
@@ -133,6 +134,19 @@ def test_rung_of_a_length() -> None:
         (3, 16),
     ]
     assert forecast.rungs == 3
+
+
+def test_a_trial_that_begins_from_another_has_not_trained_that_length_itself() -> None:
+    method = PBT(max_length=8, population=2, interval=2, quantile=0.5)
+    made = search(method, Started(trial=0), Started(trial=1))
+    for trial in (0, 1):
+        made.on(Reported(trial=trial, step=2, value=trial))
+    made.on(Exited(trial=1, reason="stopped"))
+    made.on(Started(trial=2))
+    made.on(Reported(trial=2, step=4, value=-1))
+    forecast = Forecast(preview(method))
+    forecast.update(made.live.values(), {}, 2, 0.0, ended=[made.trials[1]])
+    assert forecast.share == (2 + 2 + 2) / (2 + 2 + 2 + 6 + 4)
 
 
 def test_requested_trials_are_trained_besides_those_that_the_search_creates() -> None:

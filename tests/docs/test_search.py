@@ -29,6 +29,7 @@ def test_each_row_has_its_methods_fields() -> None:
     own = {names: set(re.findall(r"`(\w+)`", cell)) for names, cell in rows.items()}
     assert own[" `random` "] == FIELDS["random"] - common
     assert own[" `grid` "] == FIELDS["grid"] - common
+    assert own[" `pbt` "] == FIELDS["pbt"] - common
     asha = FIELDS["asha"] - FIELDS["random"] - {"stop_once"}
     assert own[" `asha`, `async_halving` "] - {"random"} == asha
     more = FIELDS["adaptive_asha"] - FIELDS["asha"]

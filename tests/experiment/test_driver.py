@@ -138,7 +138,7 @@ def test_a_decisive_report_is_recorded_then_decided_on_then_answered(scene: Scen
     assert isinstance(scene.effects[0], ReportReceived)
     assert not scene.replies()
     due = scene.fetch()
-    assert due == [TrialResult(number=1, trial=0, step=RUNG, value=0.5)]
+    assert due == [TrialResult(number=1, trial=0, step=RUNG, value=0.5, batches=RUNG)]
     scene.effects.clear()
     scene.driver.decide(due)
     assert [each.record["event"] for each in scene.effects if isinstance(each, Append)] == ["reported"]

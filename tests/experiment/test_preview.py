@@ -62,6 +62,13 @@ def test_adaptive_shows_each_bracket_with_its_rungs_and_a_range() -> None:
     assert 14 + 12 + 16 + 20 + 16 < low < total < high < 24 * 16
 
 
+def test_a_population_trains_its_length_once() -> None:
+    rows, below = shown(preview_search(load_config(EXAMPLES / "pbt.yaml"), rates=Rates(mean=3.0)))
+    assert rows == [["1", "1", "16", "8", "8", "128"]]
+    assert "8 trials, total 128 epochs" in below
+    assert "every 2 epochs, the worst 2 of 8 are replaced: up to about 14 more trials" in below
+
+
 def test_grid_has_its_points() -> None:
     rows, below = shown(load_config(EXAMPLES / "grid.yaml"))
     assert rows == [["1", "1", "8", "8", "8", "64"]]

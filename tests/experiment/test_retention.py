@@ -227,6 +227,18 @@ def test_a_pinned_checkpoint_is_kept_until_the_childs_own_is_forced_to_the_disk(
     assert [each.batches for each in emitted[-1].delete] == [10]
 
 
+def test_a_checkpoint_at_the_latest_report_is_kept_because_another_trial_may_begin_there() -> None:
+    emitted: list[Effect] = []
+    policy = Policy(trial_best=0, trial_latest=0)
+    retention = Retention(policy, needs=lambda trial: 1, reported=lambda trial: 2, emit=emitted.append)
+    for batches in range(1, 6):
+        retention.saved(0, batches, f"checkpoint_{batches}", None)
+        if batches == 1:
+            retention.examined(Examine(0, ()))
+    deleted = [each.batches for effect in emitted if isinstance(effect, Prune) for each in effect.delete]
+    assert deleted == [1, 3, 4]
+
+
 def test_a_checkpoint_that_is_being_deleted_is_not_offered_to_forks() -> None:
     retention = Retention(Policy(trial_best=0, trial_latest=0), needs=lambda trial: 1, emit=lambda effect: None)
     for batches in (10, 20):
@@ -278,9 +290,26 @@ def test_a_checkpoint_that_was_being_written_when_its_store_was_examined_is_not_
     if is_finished == "before the answer":
         retention.saved(0, 20, "20", 0.5)
     retention.examined(examine, unfinished=[unfinished])
-    assert retention.is_pruning(unfinished) == (is_finished == "after it")
+    prunes = [each for each in emitted if isinstance(each, Prune)]
+    assert any(retention.is_pruning(unfinished, each) for each in prunes) == (is_finished == "after it")
     retention.saved(0, 20, "20", 0.5)
-    assert not retention.is_pruning(unfinished)
+    assert not any(retention.is_pruning(unfinished, each) for each in prunes)
+
+
+def test_only_the_newest_decision_deletes_a_checkpoint() -> None:
+    emitted: list[Any] = []
+    retention = Retention(Policy(trial_best=0, trial_latest=0), needs=lambda trial: 1, emit=emitted.append)
+    for batches in (10, 20):
+        retention.saved(0, batches, str(batches), None)
+        retention.examined(Examine(0, ()))
+    first = next(each for each in emitted if isinstance(each, Prune) and each.delete)
+    # The trial resumes from batch 10, and saves 20 again, which is not on the disk yet.
+    retention.damaged(0, "20", "it is damaged")
+    retention.saved(0, 10, "10", None)
+    retention.saved(0, 20, "20", None)
+    ten, newest = first.delete[0], emitted[-1]
+    assert isinstance(newest, Prune)
+    assert [retention.is_pruning(ten, each) for each in (first, newest)] == [False, True]
 
 
 def test_a_checkpoint_is_forced_to_the_disk_once_or_again_after_an_error() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from searchers.answers import Answer, decide
 from searchers.events import Action, Done, Event, Exited, Pause, Reason, Reported, Resume, Started, Stop, TrialResult
+from searchers.pbt import PBT
 from searchers.promotion import PromotionASHA
 from tests.searchers.helpers import Scripted, new_search
 
@@ -60,6 +61,13 @@ def test_a_trial_that_is_paused_and_resumed_by_one_decision_keeps_its_workers() 
     scene.result(1, 0, step=1, value=0.5)
     assert scene.answers == [Answer(trial=0, number=1, decision="continue")]
     assert scene.search.trials[0].state == "RUNNING"
+
+
+def test_a_trial_that_lets_others_go_first_is_queued_behind_them() -> None:
+    scene = Scene(PBT(max_length=8, population=3, interval=2), started=1)
+    scene.result(1, 0, step=2, value=0.5)
+    assert scene.answers == [Answer(trial=0, number=1, decision="pause", resumes=(0,))]
+    assert (scene.search.trials[0].state, list(scene.search.live)) == ("PENDING", [1, 2, 0])
 
 
 def test_a_trial_that_is_resumed_and_stopped_in_one_breath_is_not_queued() -> None:

@@ -393,7 +393,9 @@ class Cleaner:
                 missing.append(each)
             else:
                 kept.is_forced = True
-        for each in () if failed or missing else filter(self._retention.is_pruning, job.delete):
+        for each in () if failed or missing else job.delete:
+            if not self._retention.is_pruning(each, job):
+                continue
             if process.world.random.random() < 0.02:  # the store goes away
                 failed = True
                 break

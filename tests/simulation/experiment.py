@@ -72,6 +72,10 @@ class Setup:
     max_slots: int | None
     batch_s: float
 
+    @property
+    def is_population(self) -> bool:
+        return dict(self.searcher)["name"] == "pbt"
+
     def smaller(self) -> Iterator[Setup]:
         """Yield experiments that are simpler by one step."""
         searcher = dict(self.searcher)
@@ -171,6 +175,7 @@ class Store:
             if not each.is_forced and self._world.random.random() < 0.3:
                 each.is_valid = False
                 self._facts.damaged.add(each.trial)
+                self._facts.lost.append(each.id)
 
 
 class Requests:
@@ -233,8 +238,10 @@ class Facts:
         hparams: hyperparameters with which trials started.
         reported: values reported to the search, by trial and step.
         damaged: trials whose checkpoints may be lost.
+        lost: checkpoints that a power failure has damaged.
         answers: the answer to each request, by its id.
         requested: requested trials, with their records.
+        sources: the trial and the batches of the checkpoint from which a trial begins.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -246,8 +253,10 @@ class Facts:
         self.reported: defaultdict[int, dict[float, float | None]] = defaultdict(dict)
         self.given_up: set[int] = set()
         self.damaged: set[int] = set()
+        self.lost: list[str] = []
         self.answers: dict[str, str] = {}
         self.requested: dict[int, Mapping[str, Any]] = {}
+        self.sources: dict[int, tuple[int, int]] = {}
         self._resumed: set[int] = set()  # by an extension
         self._to_cancel: set[int] = set()
         self._canceled: dict[int, int] = {}  # the newest lease at that time
@@ -337,6 +346,8 @@ class Facts:
                 if action["trial"] in self.created:
                     self._fail(f"trial {action['trial']} is created twice")
                 self.created.add(action["trial"])
+                if source := action.get("source"):
+                    self.sources[action["trial"]] = source["trial"], source["batches"]
                 if event == "requested" and "trial" not in record:
                     self.requested[action["trial"]] = record
             elif action["action"] == "resume" and self.ended.pop(action["trial"], None) is not None:
@@ -351,9 +362,9 @@ class Facts:
 
     def lineage(self, trial: int) -> tuple[tuple[int, int], ...]:
         """Return the checkpoints of other trials from which a trial's weights come."""
-        if (source := self.requested.get(trial, {}).get("source")) is None:
+        if (source := self.sources.get(trial)) is None:
             return ()
-        return (*self.lineage(source["trial"]), (source["trial"], source["batches"]))
+        return (*self.lineage(source[0]), source)
 
     # ------------------------------------------------------------------ ranks
     def begins(self, run: int, lease: int, trial: int) -> None:
@@ -412,6 +423,11 @@ class Facts:
             self._fail(f"{sorted(lost)} have no answer")
         searcher = self._experiment.config.searcher
         own = self.created - self.requested.keys()
+        if self._experiment.setup.is_population:
+            completed = [each for each in own if self.ended[each] == "completed"]
+            if len(completed) > searcher.population:
+                self._fail(f"{completed} have completed, more than the population of {searcher.population}")
+            return
         replaced = [each for each in own if self.ended[each] == "invalid_hp" and searcher.name != "grid"]
         if len(own) - len(replaced) != self._experiment.budget:
             self._fail(f"the method created {len(own)} trials, {len(replaced)} of them as replacements")

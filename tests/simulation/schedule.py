@@ -80,6 +80,26 @@ def with_requests(schedule: Schedule) -> Schedule:
     return replace(schedule, faults=faults, late_requests=late)
 
 
+def with_population(schedule: Schedule) -> Schedule:
+    """Let the experiments of a schedule be population-based training."""
+    random = Random(f"population:{schedule.seed}")
+    return replace(schedule, setups=tuple(_population(random, setup) for setup in schedule.setups))
+
+
+def _population(random: Random, setup: Setup) -> Setup:
+    length = random.choice((4, 8, 9))
+    searcher = {
+        "name": "pbt",
+        "max_length": length,
+        "population": random.choice((2, 3, 4, 6)),
+        "interval": random.choice((1, 2, 3)),
+        "quantile": random.choice((0.25, 0.5)),
+    }
+    extensions = ((("max_length", 2 * length),),) if random.random() < 0.2 else ()
+    max_slots = setup.ranks if random.random() < 0.4 else setup.max_slots  # one trial at a time
+    return replace(setup, searcher=tuple(searcher.items()), points=0, extensions=extensions, max_slots=max_slots)
+
+
 def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
     """Draw the schedule of a seed."""
     random = Random(f"schedule:{seed}")

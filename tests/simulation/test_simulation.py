@@ -7,18 +7,23 @@ from collections.abc import Iterable
 import pytest
 
 from tests.simulation.bugs import BUGS
-from tests.simulation.schedule import schedule_of, with_requests
+from tests.simulation.schedule import schedule_of, with_population, with_requests
 from tests.simulation.simulation import failure_of
 
 FOUND = (22_640, 30_000, 30_272, 31_818, 58_795, 1_011_504, 2_014_389)
 """Seeds that have failed."""
+FOUND_WITH_PBT = (23, 30, 195, 245, 281, 355, 963)
 
 
-def failures(seeds: Iterable[int], *, faults: bool = True, requests: bool = False) -> list[str]:
+def failures(seeds: Iterable[int], *, faults: bool = True, requests: bool = False, pbt: bool = False) -> list[str]:
     """Return the failures with these seeds."""
-    schedules = (schedule_of(seed, faults=faults) for seed in seeds)
-    found = ((each.seed, failure_of(with_requests(each) if requests else each)) for each in schedules)
-    return [f"python -m tests.simulation {seed}{' --requests' * requests}: {why}" for seed, why in found if why]
+    failed, options = [], " --requests" * requests + " --pbt" * pbt
+    for seed in seeds:
+        schedule = schedule_of(seed, faults=faults)
+        schedule = with_population(schedule) if pbt else schedule
+        if why := failure_of(with_requests(schedule) if requests else schedule):
+            failed.append(f"python -m tests.simulation {seed}{options}: {why}")
+    return failed
 
 
 def test_searches_end_as_they_should_if_nothing_goes_wrong() -> None:
@@ -31,6 +36,11 @@ def test_searches_survive_schedules_of_faults() -> None:
 
 def test_searches_carry_out_two_hundred_requests_in_schedules_of_faults() -> None:
     assert not failures(range(30), requests=True)
+
+
+def test_populations_survive_schedules_of_faults_and_requests() -> None:
+    assert not failures(FOUND_WITH_PBT, pbt=True)
+    assert not failures(range(5), pbt=True, requests=True)
 
 
 def test_faults_that_were_found_stay_mended() -> None:
@@ -47,6 +57,12 @@ def test_searches_survive_two_thousand_schedules_of_faults(first: int) -> None:
 @pytest.mark.parametrize("first", range(40, 1_040, 250))
 def test_searches_carry_out_five_thousand_requests_in_schedules_of_faults(first: int) -> None:
     assert not failures(range(first, first + 250), requests=True)
+
+
+@pytest.mark.slow
+def test_populations_survive_five_hundred_schedules_of_faults_and_requests() -> None:
+    assert not failures(range(250), pbt=True)
+    assert not failures(range(250, 500), pbt=True, requests=True)
 
 
 @pytest.mark.slow
