@@ -229,7 +229,7 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
         ({"batches_per_step": 5}, "batches_per_step", "Determined removed steps; write scheduling_unit"),
         ({"searcher__budget": {"epochs": 9}}, "searcher.budget", "use max_trials of adaptive_asha or asha"),
         ({"searcher__name": "pbt"}, "searcher.name", "pbt was removed from Determined; use adaptive_asha"),
-        ({"zzz": 1}, "zzz", "unknown field; known fields are checkpoint_format"),
+        ({"zzz": 1}, "zzz", "unknown field; known fields are budget, checkpoint_format"),
         ({"searcher": ...}, "searcher", "missing required field"),
         ({"searcher__metric": ...}, "searcher.metric", "missing required field"),
         ({"searcher__max_length": ...}, "searcher.max_length", "missing required field"),

@@ -17,18 +17,16 @@ import os
 import time
 from collections import Counter
 
-from tests.simulation.schedule import schedule_of, with_requests
+from tests.simulation.schedule import drawn
 from tests.simulation.simulation import Simulation, failure_of, outcome_of, shrunk
 
 PART = 100
 """How many seeds a process gets at a time."""
 
 
-def replay(seed: int, *, faults: bool, whole: bool, requests: bool) -> None:
+def replay(seed: int, *, whole: bool, **options: bool) -> None:
     """Print every event."""
-    schedule = schedule_of(seed, faults=faults)
-    if requests:
-        schedule = with_requests(schedule)
+    schedule = drawn(seed, **options)
     if failure_of(schedule) and not whole:
         schedule = shrunk(schedule)
     print(*schedule.lines(), sep="\n")
@@ -39,12 +37,12 @@ def replay(seed: int, *, faults: bool, whole: bool, requests: bool) -> None:
         print(*lines, sep="\n")
 
 
-def simulate(seeds: range, *, requests: bool) -> Counter[str]:
+def simulate(seeds: range, **options: bool) -> Counter[str]:
     """Run these seeds, and return the number of each event."""
     counts, began = Counter[str](), time.process_time()
     gc.disable()  # garbage is collected once, after each simulation
     for seed in seeds:
-        schedule = with_requests(schedule_of(seed)) if requests else schedule_of(seed)
+        schedule = drawn(seed, **options)
         why, steps = outcome_of(schedule)
         if why:
             print(f"seed {seed}: {why}", flush=True)
@@ -58,12 +56,12 @@ def simulate(seeds: range, *, requests: bool) -> Counter[str]:
     return counts
 
 
-def simulate_all(seeds: range, processes: int, *, requests: bool) -> None:
+def simulate_all(seeds: range, processes: int, **options: bool) -> None:
     """Run these seeds in several processes, and print the number of each event."""
     parts = [range(first, min(first + PART, seeds.stop)) for first in range(seeds.start, seeds.stop, PART)]
     began = time.monotonic()
     with multiprocessing.get_context("fork").Pool(processes) as pool:
-        counted = pool.imap_unordered(functools.partial(simulate, requests=requests), parts)
+        counted = pool.imap_unordered(functools.partial(simulate, **options), parts)
         counts = functools.reduce(lambda one, other: one + other, counted)
     counts["seconds"] = round(time.monotonic() - began)
     print(f"\nSeeds {seeds.start} to {seeds.stop - 1}, {processes} processes\n\n| | |\n|---|---:|")
@@ -81,12 +79,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--no-faults", action="store_true", help="nothing goes wrong")
     parser.add_argument("--requests", action="store_true", help="a person adds, forks and stops trials")
+    parser.add_argument("--budgets", action="store_true", help="experiments have budgets")
     parser.add_argument("--whole", action="store_true", help="do not shrink the schedule")
     arguments = parser.parse_args()
+    options = {"faults": not arguments.no_faults, "requests": arguments.requests, "budgets": arguments.budgets}
     if arguments.end is None:
-        replay(arguments.seed, faults=not arguments.no_faults, whole=arguments.whole, requests=arguments.requests)
+        replay(arguments.seed, whole=arguments.whole, **options)
     else:
-        simulate_all(range(arguments.seed, arguments.end), arguments.processes, requests=arguments.requests)
+        simulate_all(range(arguments.seed, arguments.end), arguments.processes, **options)
 
 
 if __name__ == "__main__":

@@ -7,18 +7,18 @@ from collections.abc import Iterable
 import pytest
 
 from tests.simulation.bugs import BUGS
-from tests.simulation.schedule import schedule_of, with_requests
+from tests.simulation.schedule import drawn
 from tests.simulation.simulation import failure_of
 
 FOUND = (22_640, 30_000, 30_272, 31_818, 58_795, 1_011_504, 2_014_389)
 """Seeds that have failed."""
 
 
-def failures(seeds: Iterable[int], *, faults: bool = True, requests: bool = False) -> list[str]:
+def failures(seeds: Iterable[int], *, faults: bool = True, requests: bool = False, budgets: bool = False) -> list[str]:
     """Return the failures with these seeds."""
-    schedules = (schedule_of(seed, faults=faults) for seed in seeds)
-    found = ((each.seed, failure_of(with_requests(each) if requests else each)) for each in schedules)
-    return [f"python -m tests.simulation {seed}{' --requests' * requests}: {why}" for seed, why in found if why]
+    found = ((seed, failure_of(drawn(seed, faults=faults, requests=requests, budgets=budgets))) for seed in seeds)
+    options = f"{' --requests' * requests}{' --budgets' * budgets}"
+    return [f"python -m tests.simulation {seed}{options}: {why}" for seed, why in found if why]
 
 
 def test_searches_end_as_they_should_if_nothing_goes_wrong() -> None:
@@ -31,6 +31,10 @@ def test_searches_survive_schedules_of_faults() -> None:
 
 def test_searches_carry_out_two_hundred_requests_in_schedules_of_faults() -> None:
     assert not failures(range(30), requests=True)
+
+
+def test_searches_keep_their_budgets_in_schedules_of_faults() -> None:
+    assert not failures(range(30), requests=True, budgets=True)
 
 
 def test_faults_that_were_found_stay_mended() -> None:
