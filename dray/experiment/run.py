@@ -29,7 +29,7 @@ from dray.desk.effects import After, Say
 from dray.desk.loop import EventLoop
 from dray.desk.messages import Message, TrialLeft
 from dray.display.display import Display
-from dray.errors import DirectoryGone, ExperimentError, TakenOver
+from dray.errors import ConfigError, DirectoryGone, ExperimentError, TakenOver
 from dray.experiment import effects
 from dray.experiment.cleaner import Cleaner
 from dray.experiment.core import ReadLogs, RunCore
@@ -39,7 +39,7 @@ from dray.experiment.open_search import OpenSearch
 from dray.experiment.prometheus import Prometheus
 from dray.experiment.request_files import RequestFiles
 from dray.experiment.results import results_of
-from dray.experiment.workers import prepare_workers
+from dray.experiment.workers import check_prices, prepare_workers
 from dray.groups.effects import LookAtCluster
 from dray.groups.lender import Lender, OnPool, PoolClosed, PoolOpened
 from dray.groups.lending import Lending, LendingPlan
@@ -366,7 +366,14 @@ class Run:
                 if self._lending is None:  # the group is this experiment's for the duration of the lease
                     self._timeline.starts(message.group, self._workers.kind.slots.taken, message.time)
                 gpu_type = message.gpu_type if self._workers.kind.slots.gpu else ""
-                self._timeline.granted(message.group, message.trial, message.time, gpu_type=gpu_type)
+                slot_type = message.slot_type
+                self._timeline.granted(
+                    message.group, message.trial, message.time, gpu_type=gpu_type, slot_type=slot_type
+                )
+                try:
+                    check_prices(self._config, [slot_type])
+                except ConfigError as error:
+                    self._fail(error)
             case TrialLeft():
                 self._timeline.left(message.group, message.trial, message.time)
             case messages.LeaseOver():

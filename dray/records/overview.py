@@ -83,7 +83,8 @@ class Overview:
     def to_json(self) -> dict[str, Any]:
         """JSON for the commands and the API; times are Unix times in s."""
         found = {_NAMES.get(name, name): value for name, value in asdict(self).items()}
-        found |= {name: getattr(self, name) or None for name in ("why", "reason", "metric")} | {"total": self.total}
+        found |= {name: getattr(self, name) or None for name in ("why", "reason", "metric", "usage")}
+        found["total"] = self.total
         return found | {"title": self.title or self.name, "front": list(self.front) or None}
 
     @classmethod

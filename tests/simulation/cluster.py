@@ -241,7 +241,7 @@ class Rank(Process):
         desk = self.desk = Connection(self, group.lending.process)
         next_lease = partial(desk.call, "next_lease", group.owner, group.name, group.start, self.rank, group.size)
         try:
-            desk.tell("arrived", group.owner, group.name, group.start, self.node.name, "")
+            desk.tell("arrived", group.owner, group.name, group.start, self.node.name, "", "CPU")
             mine = None if self.rank else ("host", group.start)
             met = yield desk.call("address", group.start, mine)
             if tuple(met) != ("host", group.start):
