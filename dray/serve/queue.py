@@ -68,7 +68,7 @@ class Queue:
         and its restarts. A move that `TRANSITIONS` does not allow raises `WrongState` and changes nothing."""
         before = self.item(name).state
         if state not in TRANSITIONS[before]:
-            how = "completed; to train it for longer, extend it"
+            how = f"completed; to train it for longer: dray experiment extend {name}"
             raise WrongState(f"experiment {name} has {how if before == 'COMPLETED' else 'failed; activate it again'}")
         if state in ("COMPLETED", "ERROR"):
             self._note({"event": "ended", "state": state, "error": error}, name)
