@@ -137,6 +137,6 @@ def test_each_slot_type_needs_a_price_only_for_a_budget_of_money() -> None:
     prices: Any = {"A100": 2.9, "A100-spot": 1.1}
     paid = CONFIG.model_copy(update={"budget": Budget(usd=200), "prices": prices})
     workers.check_prices(paid, ["A100", "A100-spot", "A100"])
-    with pytest.raises(ConfigError, match="required for slots of type CPU, T4 with budget.usd"):
+    with pytest.raises(ConfigError, match="required for slots of type CPU, T4 with"):
         workers.check_prices(paid, ["T4", "A100", "CPU"])
     workers.check_prices(paid.model_copy(update={"budget": Budget(time="2h")}), ["T4"])

@@ -54,6 +54,11 @@ def test_searches_carry_out_five_thousand_requests_in_schedules_of_faults(first:
 
 
 @pytest.mark.slow
+def test_searches_keep_their_budgets_in_a_thousand_schedules_of_faults() -> None:
+    assert not failures(range(40, 1_040), requests=True, budgets=True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_that_is_put_back_is_found(name: str) -> None:
     assert not failure_of(BUGS[name].schedule(BUGS[name].seed))
