@@ -82,8 +82,9 @@ class Limits:
             case "ended" | "limits" | "extended" | "requested" as event:
                 self.is_recorded = event == "ended"
             case "reported":
-                values = [*map(number_from_json, record.get("metrics") or [record["value"]])]
-                self._validated(trial, dict(zip(self._names, values, strict=True)))
+                values = [record["value"]] if self._objectives is None else record.get("metrics", ())
+                values = [*map(number_from_json, values)]
+                self._validated(trial, dict(zip(self._names, values, strict=False)))  # a trial may report none
                 score = self._score(values)
                 if score is not None and (self._best is None or score < self._best[0]):
                     self._best, self._without_gain = (score, trial), 0
@@ -96,7 +97,7 @@ class Limits:
     def _score(self, values: Sequence[float | None]) -> float | None:
         """What a validation is compared by, smaller is better; None if it can't be the best."""
         if self._objectives is not None:
-            losses = self._objectives.normalised(tuple(values))
+            losses = self._objectives.normalised(tuple(values)) if values else None
             return None if losses is None or losses.violation else losses.values[0]
         return None if (value := values[0]) is None or not math.isfinite(value) else self._sign * value
 
@@ -143,7 +144,7 @@ class Limits:
         self._end_budget("the rest of the budget takes no trial to its next rung")
 
     def _end_budget(self, what: str) -> None:
-        more = in_config(self._limit, 2 * self._totals[self._limit])
+        more = in_config(self._limit, self._totals[self._limit] * max(2, math.floor(self.share + 1)))
         self._end(f"{what}: {self.usage}", f"--budget {self._limit}={more}")
 
     # ------------------------------------------------------------------ trials

@@ -50,7 +50,7 @@ def test_patience_counts_trials_since_the_best_and_not_failures() -> None:
 
 def test_with_several_metrics_a_gain_is_one_of_the_first_objective_within_the_constraints() -> None:
     metrics = [{"name": "acc", "smaller_is_better": False}, {"name": "size"}, {"name": "size", "at_most": 10}]
-    values = [(0.5, 5.0, 5.0), (0.9, 20.0, 20.0), (0.5, 1.0, 1.0)]
+    values = [(0.5, 5.0, 5.0), (0.9, 20.0, 20.0), ()]  # better but too large, and without metrics
     for several, reason in ((values[:2], ""), (values, "no better acc in 2 trials")):
         found = limits({**SEARCHER, "metric": None, "metrics": metrics}, patience=2)
         searched(found, *(([each], "completed") for each in several), objectives=of_names(metrics))
