@@ -48,7 +48,7 @@ from dray.records.mirror import Mirror, fetch_experiment
 from dray.records.numbering import take_number
 from dray.records.reader import ExperimentReader
 from dray.records.secrets import check_secrets, with_secrets
-from dray.records.spending import Spending
+from dray.records.spending import spending_of
 from dray.storage.errors import is_full
 from searchers.events import DoneReason, Requested
 from searchers.journal import Journal
@@ -256,7 +256,7 @@ class Experiment:
             except KeyboardInterrupt:
                 notify(self._config.notify, directory, "stopped")
                 raise
-            except AlreadyEnded:
+            except AlreadyEnded:  # which was notified of at that time
                 raise
             except Exception as error:
                 if directory.is_gone():  # which has caused the failure
@@ -402,9 +402,8 @@ class Experiment:
             )
             interrupts.final_message = display.stopped_at_once
             observers.begin(opened.records, opened.search.trials, display.say)
-            spending, limits = Spending(opened.config.prices or {}), opened.limits
-            spending.read(directory.metrics)
-            limits.spend(spending.usage)
+            limits = opened.limits
+            limits.spend(spending_of(opened.config, directory.metrics).usage)
             if opened.search.done is not None:
                 display.ended()
             elif limits.reason:

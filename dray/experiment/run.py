@@ -48,6 +48,7 @@ from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
 from dray.records.driver_lock import DriverLock
 from dray.records.metrics import MetricsLog
+from dray.records.spending import spending_of
 from dray.records.timeline import Timeline
 from dray.worker.lease import SEND_EVERY_S, TrialLease
 from dray.worker.log.tail import with_log_tail
@@ -154,7 +155,8 @@ class Run:
         self._tune_may_start = not cluster.own
         self._check_at = 0.0
         self._logs = ThreadPoolExecutor(1, thread_name_prefix="dray-logs")
-        self._timeline = Timeline(directory.metrics, lent=lent is not None, prices=config.prices)
+        spending = spending_of(config, directory.metrics)
+        self._timeline = Timeline(directory.metrics, lent=lent is not None, spending=spending)
         self._alive = 0.0, 0.0  # share of the budget, and time, when the timeline was last told
         self._requests = RequestFiles(directory)
         self._workers = prepare_workers(

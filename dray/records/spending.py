@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dray.text import seconds_of
+
+if TYPE_CHECKING:
+    from dray.config.schema import ExperimentConfig
 
 FILE = "_timeline.jsonl"
 _HOUR_S = 3600.0
@@ -130,6 +133,14 @@ class Spending:
     def _usd(self, slot_s: Mapping[str, float]) -> float:
         highest = max(self._prices.values(), default=0.0)
         return sum(seconds * self._prices.get(kind, highest) for kind, seconds in slot_s.items()) / _HOUR_S
+
+
+def spending_of(config: ExperimentConfig, directory: Path) -> Spending:
+    """What an experiment has spent, by the timeline in the directory of its metrics; nothing without a budget."""
+    found = Spending(config.prices or {})
+    if config.budget is not None:
+        found.read(directory)
+    return found
 
 
 def spent_of(name: str, spent: float, total: float) -> str:

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from bisect import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,10 @@ class Timeline:
 
     Args:
         lent: whether a server lends the groups.
-        prices: see `Spending`.
-
-    Attributes:
-        spending: what the experiment has spent, in all its runs.
+        spending: what earlier runs have spent; each event is added to it.
     """
 
-    def __init__(self, directory: Path, *, lent: bool = False, prices: Mapping[str, float] | None = None) -> None:
+    def __init__(self, directory: Path, *, lent: bool = False, spending: Spending | None = None) -> None:
         self._slots: dict[str, float] = {}  # by group
         self._trains: set[str] = set()  # groups that have a trial
         path = directory / FILE
@@ -45,8 +42,7 @@ class Timeline:
             data = path.read_bytes()
             os.truncate(path, data.rfind(b"\n") + 1)
         self._file = path.open("ab")
-        self.spending = Spending(prices or {})
-        self.spending.read(directory)
+        self.spending = spending or Spending()
         self._note("opened", **({"lent": True} if lent else {}))
 
     def starts(self, group: str, slots: float, at: float | None = None) -> None:
