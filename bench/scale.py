@@ -111,7 +111,7 @@ class Players:
         from dray.desk.messages import Departure
 
         desk = await asyncio.to_thread(Connection, endpoint)
-        desk.tell("arrived", run, group, start, "", "")
+        desk.tell("arrived", run, group, start, "", "", "")
         number = 0
         while (given := await wrap_future(desk.next_lease(run, group, start, 0, 1, number, shape))) is not None:
             lease: TrialLease = pickle.loads(given[2])

@@ -105,7 +105,7 @@ class Players:
         from dray.desk.messages import Departure
 
         desk, number = await asyncio.to_thread(Connection, spec.desk), 0
-        desk.tell("arrived", spec.owner, spec.group, spec.start, ray.get_runtime_context().get_node_id(), "")
+        desk.tell("arrived", spec.owner, spec.group, spec.start, ray.get_runtime_context().get_node_id(), "", "")
         asked = spec.owner, spec.group, spec.start, 0, 1
         while (granted := await wrap_future(desk.next_lease(*asked, number, spec.shape))) is not None:
             lease = pickle.loads(granted[2])

@@ -66,6 +66,10 @@ class ExperimentError(RuntimeError):
     """A search began and failed; the message is for the user, without a traceback."""
 
 
+class AlreadyEnded(ExperimentError):
+    """The experiment was resumed, but it has ended because of its limits, such as a budget."""
+
+
 class DirectoryGone(ExperimentError):
     """The experiment's directory, given as the argument, was deleted or moved while it ran."""
 

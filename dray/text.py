@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,20 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def seconds_of(text: object) -> float:
+    """The seconds of a duration such as 2h, 90m, 45s or 1h30m; a ValueError if it is none.
+
+    >>> seconds_of("1h30m"), seconds_of("0.5d")
+    (5400.0, 43200.0)
+    """
+    found = re.fullmatch("".join(rf"(?:([0-9]*\.?[0-9]+){unit})?" for unit in "dhms"), str(text))
+    numbers = ("",) if found is None else found.groups("0")
+    seconds = sum(float(number or 0) * s for number, s in zip(numbers, (86_400, 3600, 60, 1), strict=False))
+    if not seconds:
+        raise ValueError(f"must be a duration such as 2h, 90m, 45s or 1h30m, got {text!r:.60}")
+    return seconds
 
 
 def rough(value: float) -> str:

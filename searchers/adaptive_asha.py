@@ -14,7 +14,7 @@ from typing import Literal
 
 from searchers.asha import ASHA, SuccessiveHalving
 from searchers.events import Action, Create, Done, DoneReason, Event, Requested
-from searchers.method import Fields, check_extension
+from searchers.method import MAX_TRIALS, Fields, check_extension
 from searchers.promotion import PromotionASHA
 from searchers.rung import rungs_that_fit
 from searchers.slots import NEARLY_DONE, TrialCounts
@@ -124,10 +124,14 @@ class AdaptiveASHA:
         return self._bracket_of[trial]
 
     def start(self) -> list[Action]:
-        """Create the first trials, bracket by bracket."""
-        return [
-            action for number, bracket in enumerate(self.brackets) for action in self._joined(number, bracket.start())
-        ]
+        """Create the first trials, bracket by bracket; in turn if the search has no end, and may end at any time."""
+        brackets = list(enumerate(self.brackets))
+        if self.max_trials < MAX_TRIALS:
+            return [action for number, bracket in brackets for action in self._joined(number, bracket.start())]
+        actions: list[Action] = []
+        while turn := [action for number, each in brackets for action in self._joined(number, each.create_one())]:
+            actions += turn
+        return actions
 
     def on(self, event: Event) -> list[Action]:
         self._counts.check(event.trial)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from searchers.errors import IllegalEvent
-from searchers.events import Action, Event, Exited, Reported, Requested, Started, Stop, assert_never
+from searchers.events import Action, Create, Event, Exited, Reported, Requested, Started, Stop, assert_never
 from searchers.method import Fields, check_extension
 from searchers.objectives import Losses
 from searchers.rung import ParetoRung, Rung, longer_rungs, rung_lengths
@@ -83,6 +83,13 @@ class SuccessiveHalving:
     def extend_to(self, max_trials: int, max_length: int) -> list[Action]:
         """Extend a bracket of `AdaptiveASHA`; like `extend`, but with values that were already checked."""
         raise NotImplementedError
+
+    def _create(self) -> Create:
+        return self._slots.create()
+
+    def create_one(self) -> list[Action]:
+        """Create a trial for a free slot, if there is one."""
+        return [] if self._slots.is_full else [self._create()]
 
     @property
     def rungs(self) -> tuple[int, ...]:

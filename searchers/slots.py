@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Set
 
 from searchers.errors import never_created
 from searchers.events import Action, Create, Done, DoneReason, Reason, Requested, Resume
+from searchers.method import MAX_TRIALS
 
 MAX_CONCURRENT = 1_000_000
 """Maximum number of slots even without a limit, since each of the first trials takes memory from the start."""
@@ -25,9 +26,9 @@ NEARLY_DONE = math.nextafter(1.0, 0.0)  # the largest progress of a search that 
 class TrialCounts:
     """The numbers of created and of invalid trials, in all brackets of a search together.
 
-    Invalid trials are replaced up to max(16, 4 * max_trials) times, enough for a space of which a fifth is valid. After
-    one more the search gives up: it creates no more trials, live ones run to their end, and it is done with the reason
-    "invalid_hp".
+    Invalid trials are replaced up to max(16, 4 * max_trials) times, enough for a space of which a fifth is valid; in a
+    search without an end, 4 times for each other trial so far. After one more the search gives up: it creates no more
+    trials, live ones run to their end, and it is done with the reason "invalid_hp".
     """
 
     def __init__(self, max_trials: int) -> None:
@@ -35,12 +36,16 @@ class TrialCounts:
         self.extend(max_trials)
 
     def extend(self, max_trials: int) -> None:
-        self._max_invalid = max(16, 4 * max_trials)
-        self.gave_up = self._invalid > self._max_invalid
+        self._max_trials = max_trials
+        self._check_invalid()
 
     def add_invalid(self) -> None:
         self._invalid += 1
-        self.gave_up = self._invalid > self._max_invalid
+        self._check_invalid()
+
+    def _check_invalid(self) -> None:
+        is_endless = self._max_trials == MAX_TRIALS
+        self.gave_up = self._invalid > max(16, 4 * (self.created - self._invalid if is_endless else self._max_trials))
 
     def check(self, trial: int) -> None:
         """Raise an `IllegalEvent` if the trial was never created."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -104,6 +104,20 @@ Output: TypeAlias = Annotated[
 def check_follow(follow: bool, json: bool) -> None:
     if json and follow:
         raise BadUse("--json prints one complete value, so it can't be used with --follow; give only one of them")
+
+
+def values_by_name(option: str, given: list[str] | None) -> dict[str, Any]:
+    """The values of a repeated option ``NAME=VALUE``."""
+    from dray.config.yaml_file import parsed
+
+    found = {}
+    for each in given or ():
+        name, _, text = each.partition("=")
+        value, fault = parsed(text)
+        if not name or not text or fault is not None:
+            raise BadUse(f"{option} {each}: must be NAME=VALUE, with a value in YAML")
+        found[name] = value
+    return found
 
 
 def target(output: Path | None, name: str) -> Path:

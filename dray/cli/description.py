@@ -69,7 +69,10 @@ def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *,
         best = [each.best, each.metric, show.clock(each.began)]
         rows.append([each.number, each.name, each.state, *slots, trials, *best])
     headings = ["#", "name", "state", *(["slots"] if with_slots else []), "trials", "best", "metric", "started"]
-    show.table(headings, rows, left=["name", "state", "metric"])
+    if any(each.budget for each in found):
+        headings.append("budget")
+        rows = [[*row, each.usage] for row, each in zip(rows, found, strict=True)]
+    show.table(headings, rows, left=["name", "state", "metric", "budget"])
 
 
 def as_json(read: ReadExperiment) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def describe(read: ReadExperiment) -> None:
         compared = list(map(str, searcher.objectives.metrics))
     of_all = f"{seen.ended} of {seen.total} ended"
     states = reader.state_summary()
-    if seen.state in ("STOPPED", "ERROR"):
+    if seen.state in ("STOPPED", "ERROR") or seen.reason:
         states = states.replace(" running", " interrupted")
     storage, front, best_line = read.stored.directory.storage, reader.front(), reader.no_best_reason()
     if best is not None:
@@ -118,6 +121,7 @@ def describe(read: ReadExperiment) -> None:
     show.fields(
         [
             ("experiment", f"{seen.label}  {seen.state}"),
+            ("ended", seen.reason),
             ("error", show.red(seen.why)),
             ("failed", show.red(reader.failure_summary())),
             ("diverged", show.red(reader.divergence_summary())),
@@ -131,11 +135,13 @@ def describe(read: ReadExperiment) -> None:
             ("rungs", "\n".join(each.sentence(searcher.unit) for each in rung_estimates(config, records))),
             ("each trial on", config.resources.share),
             ("started", f"{show.clock(seen.began, exact=True)}, ran for {duration(seen.ran_s)}"),
+            ("budget", seen.usage),
             ("trials", f"{of_all}: {states}" if states else of_all),
             ("best", best_line),
             ("Pareto front", front and f"{counted(len(front), 'trial')}: {some(front, _FRONT_SHOWN)}"),
             ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
             ("failures", "\n".join(_failure_lines(reader.failures))),
+            ("next", reader.next_summary() if seen.reason else ""),
             ("resume with", f"dray experiment resume {read.stored.where}" if seen.state == "STOPPED" else ""),
         ]
     )

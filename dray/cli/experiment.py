@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,7 @@ from dray.cli.arguments import (
     TailArg,
     check_follow,
     target,
+    values_by_name,
 )
 from dray.cli.errors import FAILED, SOME_FAILED, BadUse, exit_on_signals
 from dray.cli.reader import journal, read_experiment
@@ -270,22 +271,34 @@ def extend(
     max_length: Annotated[
         int | None, typer.Option(help="New length of a trial, in the unit of the config.", min=1)
     ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=TOTAL", help="New total: time=4h, slot_hours=80 or usd=400; can be repeated."),
+    ] = None,
+    until: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC=VALUE", help="New target, such as validation_loss=0.04; can be repeated."),
+    ] = None,
+    patience: Annotated[int | None, typer.Option(help="New patience, in trials.", min=1)] = None,
     detach: Detach = False,
 ) -> None:
-    """Extend an experiment, finished or not, with more or longer trials, and run it.
+    """Extend an experiment, finished or not, with more or longer trials, or with other limits, and run it.
 
     \b
     dray experiment extend latest --max-trials 128
+    dray experiment extend latest --budget time=4h
     """
-    if max_trials is None and max_length is None:
-        raise BadUse("nothing to extend; give --max-trials N, --max-length N, or both")
-    _go_on(
-        experiment,
-        lambda at, name: at.extend(name, max_trials=max_trials, max_length=max_length),
-        detach=detach,
-        max_trials=max_trials,
-        max_length=max_length,
-    )
+    given = {
+        "max_trials": max_trials,
+        "max_length": max_length,
+        "budget": values_by_name("--budget", budget),
+        "until": values_by_name("--until", until),
+        "patience": patience,
+    }
+    extension = {field: value for field, value in given.items() if value}
+    if not extension:
+        raise BadUse("nothing to extend; give --max-trials, --max-length, --budget, --until or --patience")
+    _go_on(experiment, lambda at, name: at.extend(name, **extension), detach=detach, **extension)
 
 
 @app.command()
@@ -355,8 +368,7 @@ def _go_on(
     verb: Callable[[Server, str], Submitted],
     *,
     detach: bool,
-    max_trials: int | None = None,
-    max_length: int | None = None,
+    **extension: Any,
 ) -> None:
     """Run an experiment again: through a verb of the server that it was submitted to, else in this process."""
     with exit_on_signals():
@@ -364,7 +376,7 @@ def _go_on(
         if there is None:
             _check_not_detached(detach)
             _log_info()
-            _run(dray.Experiment.resume(experiment, max_trials=max_trials, max_length=max_length))
+            _run(dray.Experiment.resume(experiment, **extension))
             return
     server.begun(*there, detach=detach)
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from dray.cli import server, show
-from dray.cli.arguments import ExperimentArg, Follow, Json, TailArg, TrialArg, TrialOrBestArg, check_follow
+from dray.cli.arguments import (
+    ExperimentArg,
+    Follow,
+    Json,
+    TailArg,
+    TrialArg,
+    TrialOrBestArg,
+    check_follow,
+    values_by_name,
+)
 from dray.cli.errors import BadUse
 from dray.cli.reader import ReadExperiment, last_values, read_experiment
 from dray.experiment import requests
@@ -303,7 +312,7 @@ def fork(
     dray trial fork latest 7 --set lr=0.005
     dray t fork digits best --at latest
     """
-    hparams = _parsed(given)
+    hparams = values_by_name("--set", given)
     _request(
         experiment,
         lambda there, name: there.fork_trial(name, there.trial(name, trial), at=at, hparams=hparams),
@@ -320,25 +329,12 @@ def add(experiment: ExperimentArg, given: Given = None) -> None:
     \b
     dray trial add latest --set lr=0.005 --set hidden=64
     """
-    hparams = _parsed(given)
+    hparams = values_by_name("--set", given)
     _request(
         experiment,
         lambda there, name: there.add_trial(name, hparams),
         lambda read: requests.add(read.reader, hparams),
     )
-
-
-def _parsed(given: list[str] | None) -> dict[str, Any]:
-    from dray.config.yaml_file import parsed
-
-    found = {}
-    for each in given or ():
-        name, _, text = each.partition("=")
-        value, fault = parsed(text)
-        if not name or not text or fault is not None:
-            raise BadUse(f"--set {each}: must be NAME=VALUE, with a value in YAML")
-        found[name] = value
-    return found
 
 
 def _request(

@@ -12,11 +12,22 @@ from typing import NamedTuple
 GPU_TYPE = "ray.io/accelerator-type"
 """A label: the type of a node's GPUs. Ray sets it on running nodes; the cluster file has it for nodes to be started."""
 
+MARKET_TYPE = "ray.io/market-type"
+"""A label: "spot" for nodes that the cloud may take back."""
 NODE_ID = "ray.io/node-id"  # a label that Ray sets: its id of a node
 HEAD = "node:__internal_head__"  # a resource that only the head has
 NODE_TYPE = "ray.io/node-group"
 """A label: the name of a node's type in the cluster file. Ray sets it on running nodes; the file has it for others."""
 UNLIMITED = 10_000  # the maximum of a node type without a limit
+
+
+def slot_type(labels: Mapping[str, str], *, gpu: bool) -> str:
+    """The type of the slots of a node with these labels, as in a config's prices.
+
+    >>> slot_type({GPU_TYPE: "A100", MARKET_TYPE: "spot"}, gpu=True), slot_type({}, gpu=True), slot_type({}, gpu=False)
+    ('A100-spot', 'GPU', 'CPU')
+    """
+    return f"{labels.get(GPU_TYPE, 'GPU') if gpu else 'CPU'}{'-spot' * (labels.get(MARKET_TYPE) == 'spot')}"
 
 
 class RayNode(NamedTuple):

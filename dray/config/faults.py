@@ -15,7 +15,17 @@ from dray.config.resources import MeshSizes, Resources, SlotRange
 from dray.config.schema import ExperimentConfig
 from dray.config.searcher import BY_METHOD, AnySearcher, MetricChoice, SamplerChoice
 from dray.config.section import ABSENT, CLASS, UNKNOWN, Section
-from dray.config.sections import Environment, Loggers, MLflow, Notify, Optimizations, Profiling, Reproducibility, WandB
+from dray.config.sections import (
+    Budget,
+    Environment,
+    Loggers,
+    MLflow,
+    Notify,
+    Optimizations,
+    Profiling,
+    Reproducibility,
+    WandB,
+)
 from dray.config.storage import BY_TYPE, SECRETS, AnyStorage
 from dray.config.yaml_file import as_yaml
 from dray.errors import Fault
@@ -33,6 +43,7 @@ SECTIONS: dict[str, type[Section]] = {
         MeshSizes,
         SlotRange,
         Optimizations,
+        Budget,
         Environment,
         AnyStorage,
         Loggers,

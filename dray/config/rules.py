@@ -13,8 +13,8 @@ from dray.config.faults import missing_field
 from dray.config.length import Length
 from dray.config.resources import SlotRange, even_sizes
 from dray.config.schema import constant
-from dray.config.search import sampling_faults
-from dray.config.searcher import COUNTED, METHODS, SamplerChoice, objectives_of
+from dray.config.search import LIMITS, sampling_faults
+from dray.config.searcher import COUNTED, METHODS, SamplerChoice, Searcher, objectives_of
 from dray.errors import Fault
 from dray.script import Script
 from dray.training.plan import FIRST_TRACED, window_fault
@@ -41,7 +41,7 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
         if field in given and other not in given:
             yield missing_field(other)
     if any(path.startswith("searcher.") for path in given):  # else the whole section is wrong
-        yield from _searcher(given)
+        yield from _searcher(given, wrong)
         yield from _metrics(given, wrong)
         yield from _length(given, wrong)
     if "space" in given and "searcher.name" in given:
@@ -64,9 +64,11 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
         yield from _batch_size(given)
         yield from _slot_range(given)
     yield from _mesh(given)
+    if given.get("budget.usd") is not None and not any(path.startswith("prices") for path in (*given, *wrong)):
+        yield Fault("prices", "required with budget.usd; for example prices: {A100: 2.9}")
 
 
-def _searcher(given: Mapping[str, Any]) -> Iterator[Fault]:
+def _searcher(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
     if "searcher.source_trial_id" in given and "searcher.source_checkpoint_uuid" in given:
         what = "can't be given together with source_checkpoint_uuid; remove one of them"
         yield Fault("searcher.source_trial_id", what)
@@ -79,6 +81,18 @@ def _searcher(given: Mapping[str, Any]) -> Iterator[Fault]:
     if interval is not None and length is not None and interval.unit != length.unit:
         what = f"must be in the unit of max_length, {length.unit}, got {interval}; write {{{length.unit}: 1}}"
         yield Fault("searcher.interval", what)
+    model = METHODS.get(str(given.get("searcher.name")), Searcher)
+    if (
+        given.get("searcher.max_trials") is None
+        and "max_trials" in model.model_fields
+        and "searcher.max_trials" not in wrong
+    ):
+        # A wrong limit is still one.
+        if not any(name in LIMITS for name in (path.partition(".")[0] for path in (*given, *wrong))):
+            yield missing_field("searcher.max_trials")
+        elif given.get("searcher.max_concurrent_trials") == 0:
+            what = "0 (no limit) would create all trials at once; give a number, or max_trials"
+            yield Fault("searcher.max_concurrent_trials", what)
 
 
 def _metrics(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:

@@ -30,6 +30,7 @@ from dray.config.resources import Resources, SlotRange, even_sizes
 from dray.config.searcher import BY_METHOD, ClassSearcher, Searcher
 from dray.config.section import ConfigNotes, Section, int_if_whole
 from dray.config.sections import (
+    Budget,
     Environment,
     Loggers,
     LoggersForm,
@@ -38,6 +39,7 @@ from dray.config.sections import (
     Profiling,
     Reproducibility,
     named_loggers,
+    price_list,
 )
 from dray.config.storage import CheckpointStorage, Storage
 from dray.masking import masked, texts
@@ -139,6 +141,29 @@ class ExperimentConfig(Section):
     searcher: Annotated[Searcher, BY_METHOD] = Field(
         description="the search method and its settings",
         examples=[{"name": "single", "metric": "validation_loss", "max_length": {"epochs": 16}}],
+    )
+    budget: Budget | None = Field(
+        default=None, description="what the experiment may spend", examples=[{"time": "2h", "slot_hours": 40}]
+    )
+    prices: Annotated[
+        dict[str, Annotated[float, Field(ge=0)]] | None,
+        BeforeValidator(price_list, json_schema_input_type=dict[str, float] | str),
+    ] = Field(
+        default=None,
+        description="US dollars per hour of a slot, by its type as Ray names it, with -spot for spot nodes; CPU for "
+        "slots without a GPU; or the path of a YAML file with these",
+        examples=[{"A100": 2.9, "A100-spot": 1.1}],
+    )
+    until: Annotated[dict[str, float], Field(min_length=1)] | None = Field(
+        default=None,
+        description="values of validation metrics that end the experiment when a trial reaches all of them",
+        examples=[{"validation_loss": 0.05}],
+    )
+    patience: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="end the experiment when this many trials in a row have completed or were stopped without a better "
+        "best value of the searcher's metric",
+        examples=[50],
     )
     resources: Resources = Field(
         default_factory=Resources, description="the slots that a trial runs on", examples=[{"slots_per_trial": 1}]

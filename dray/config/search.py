@@ -20,11 +20,12 @@ from dray.config.searcher import (
     SamplerChoice,
     SingleSearcher,
 )
+from dray.config.sections import Budget
 from dray.errors import Fault
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
 from searchers.errors import FieldError
-from searchers.method import Method
+from searchers.method import MAX_TRIALS, Method
 from searchers.objectives import Objectives
 from searchers.pbt import PBT, Explorer
 from searchers.promotion import PromotionASHA
@@ -35,6 +36,9 @@ from searchers.space import Space
 
 _NOT_CUSTOM = Custom()
 
+
+LIMITS = ("budget", "until", "patience")
+"""Fields of a config that end its search early. An extension may change them."""
 
 #: Fields that methods have under the same names.
 _FIELDS = (
@@ -48,6 +52,8 @@ def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Meth
     searcher = config.searcher
     fields: dict[str, Any] = {name: getattr(searcher, name) for name in _FIELDS if hasattr(searcher, name)}
     fields |= {"max_length": searcher.length}
+    if "max_trials" in fields and fields["max_trials"] is None:
+        fields["max_trials"] = MAX_TRIALS
     pareto = searcher.metrics is not None
     match searcher:
         case SingleSearcher():
@@ -104,14 +110,19 @@ def build_search(
 
 
 def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> ExperimentConfig:
-    """The config with the budget that the search was last extended to, by its journal's records."""
+    """The config with the size and the limits that the search was last extended to, by its journal's records."""
     searcher = config.searcher
+    limits: dict[str, Any] = {}
     for record in records:
         if record.get("event") == "extended":
             trials, length = record.get("max_trials"), record.get("max_length")
             searcher = searcher if trials is None else searcher.with_trials(trials)
             searcher = searcher if length is None else searcher.with_length(length)
-    return config.model_copy(update={"searcher": searcher})
+        elif record.get("event") == "limits":
+            budget = record["budget"]
+            limits = {**record, "budget": None if budget is None else Budget.model_validate(budget)}
+    changed = {name: limits[name] for name in LIMITS if limits}
+    return config.model_copy(update={"searcher": searcher, **changed})
 
 
 def sampling_faults(

@@ -257,7 +257,11 @@ class SamplingSearcher(Searcher):
 class _Budgeted(_Concurrent, SamplingSearcher):
     """A method that runs a given number of trials."""
 
-    max_trials: MaxTrials = Field(description="number of trials", examples=[64])
+    max_trials: MaxTrials | None = Field(
+        default=None,
+        description="number of trials; may be omitted if budget, until or patience ends the search",
+        examples=[64],
+    )
 
     @property
     def trial_count(self) -> int | None:

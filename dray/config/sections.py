@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from dray.config.section import Section, Url
+from dray.config.yaml_file import read_mapping
+from dray.errors import ConfigError
 from dray.masking import MASK
+from dray.text import seconds_of
 from dray.training.plan import FIRST_TRACED
 
 MAX_SEED = 2**32 - 1
@@ -141,6 +145,46 @@ class Environment(Section):
             variables = given.get(kind)
             found |= variables if isinstance(variables, dict) else {}
         return found
+
+
+def _duration(raw: object) -> object:
+    seconds_of(raw)
+    return raw
+
+
+class Budget(Section):
+    """What the experiment may spend. It ends when one of these is spent."""
+
+    place: ClassVar[str] = "budget"
+
+    time: Annotated[str, BeforeValidator(_duration)] | None = Field(
+        default=None,
+        description="time for which a driver runs the experiment; on a server, only time with slots counts",
+        examples=["2h"],
+    )
+    slot_hours: float | None = Field(
+        default=None,
+        gt=0,
+        description="slots times hours, from the start of their processes to their end",
+        examples=[40],
+    )
+    usd: float | None = Field(default=None, gt=0, description="cost of the slot-hours by prices", examples=[200])
+
+    @classmethod
+    def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        if not raw:
+            raise ValueError("must have at least one of time, slot_hours and usd")
+        return raw
+
+
+def price_list(raw: object) -> object:
+    """Prices by slot type, or those in a YAML file."""
+    if not isinstance(raw, str | Path):
+        return raw
+    try:
+        return read_mapping(Path(raw).expanduser())
+    except ConfigError as error:
+        raise ValueError("; ".join(fault.what for fault in error.faults)) from None
 
 
 class MLflow(Section):

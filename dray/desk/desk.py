@@ -53,7 +53,7 @@ class Desk:
         self.clients: dict[str, Client] = {}
         self._groups: dict[str, Group] = {}
         self._maybe_free: dict[str, Group] = {}  # candidates for `match`: all free groups, and some no longer free
-        self._gpu_types: dict[str, str] = {}  # GPU type by group name
+        self._types: dict[str, tuple[str, str]] = {}  # GPU type and slot type by group name
         self._ended_starts: set[int] = set()
         self._leases: dict[int, Lease] = {}
         self._addresses: dict[int, tuple[str, int] | list[Hashable]] = {}
@@ -124,10 +124,12 @@ class Desk:
                 self._emit(Tell(client.name, WorkerUnfit(group="", why=why)))
 
     # ------------------------------------------------------------------ calls of a group's ranks
-    def arrived(self, call: Hashable, owner: str, group: str, start: int, node: str, gpu_type: str) -> None:
-        """Note that a process of a group's start is running, on a node (Ray's id) with GPUs of this type. It has not
-        imported torch yet."""
-        self._gpu_types[group] = gpu_type
+    def arrived(
+        self, call: Hashable, owner: str, group: str, start: int, node: str, gpu_type: str, slot_type: str
+    ) -> None:
+        """Note that a process of a group's start is running, on a node (Ray's id) with GPUs of this type, and slots of
+        this type. It has not imported torch yet."""
+        self._types[group] = gpu_type, slot_type
         self._emit(Tell(owner, WorkerArrived(group=group, start=start, node=node)))
 
     def address(self, call: Hashable, start: int, mine: tuple[str, int] | None) -> None:
@@ -263,7 +265,7 @@ class Desk:
         state = self._groups.get(group)
         if state is not None and state.start == start:
             del self._groups[group]
-            self._gpu_types.pop(group, None)
+            self._types.pop(group, None)
             self._retire(state)
             if (lease := state.lease) is not None:
                 if lease.state in ("granted", "moving") and not lease.canceled:
@@ -393,8 +395,10 @@ class Desk:
         client.withdraw([trial])
         lease = Lease(number=next(self._numbers), client=client, trial=trial, group=group)
         self._leases[lease.number] = client.leases[lease.number] = client.current[trial] = group.lease = lease
-        gpu_type = self._gpu_types.get(group.name, "")
-        granted = LeaseGranted(group=group.name, trial=trial, lease=lease.number, gpu_type=gpu_type)
+        gpu_type, slot_type = self._types.get(group.name, ("", ""))
+        granted = LeaseGranted(
+            group=group.name, trial=trial, lease=lease.number, gpu_type=gpu_type, slot_type=slot_type
+        )
         self._emit(Tell(client.name, granted))
         if group.owner is not client:  # it may start more groups now
             self._emit(Tell(group.owner.name, granted))

@@ -160,6 +160,7 @@ class LeaseGranted(_Event):
     group: str
     trial: int
     gpu_type: str = ""  # Ray's name of the GPU type of the group's nodes, used or not; "" if unknown
+    slot_type: str = ""  # see `dray.cluster.view.slot_type`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from dray.text import counted, duration, rough, shown
 from dray.training.metrics.checks import is_loss
 from dray.training.units import amount
 from searchers.domains import searched
+from searchers.method import MAX_TRIALS
 from searchers.objectives import Losses, Metric, Objectives
 from searchers.pareto import ordered
 from searchers.previews import is_simulated, preview
@@ -79,13 +80,17 @@ class Board:
         """The reason why worker groups wait; "" if they do not."""
         self.share = ""
         """Each trial's share of a slot, such as "1/4 GPU"; "" if trials share no slots."""
+        self.usage = ""
+        """What is spent of the budget, such as "1.2 of 2 h"; "" without one."""
+        self.budget_share = 0.0
 
     def begin(self, search: Search, trials: Mapping[int, TrialRecord]) -> None:
         """Begin a run of the search. `trials` were reported by its earlier runs."""
         self._search, self._trained = search, dict(trials)
         self._diverged = {each.id for each in trials.values() if each.nan}
         # Simulating a user's own method would change its state.
-        self._forecast = None if is_simulated(search.method) else Forecast(preview(search.method))
+        is_endless = getattr(search.method, "max_trials", 0) == MAX_TRIALS
+        self._forecast = None if is_endless or is_simulated(search.method) else Forecast(preview(search.method))
 
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
         if trial not in self._trained:
@@ -126,7 +131,7 @@ class Board:
 
     def line(self, counts: Counts, groups: int, groups_wanted: int) -> str:
         best = self._best()
-        share = "" if self._forecast is None or not self._forecast.share else f"{self._forecast.share:.0%}"
+        share = f"{self._share:.0%}" if self._share else ""
         parts = [
             f"{self._name}  {share}",
             *self._numbers(counts, groups, groups_wanted),
@@ -142,9 +147,9 @@ class Board:
         head.add_column(no_wrap=True, max_width=width // 3)
         head.add_column(ratio=1)
         head.add_column(no_wrap=True, justify="right")
-        share = 0.0 if self._forecast is None else self._forecast.share
-        bar = ProgressBar(total=1.0, completed=share) if self._forecast is not None else ""
-        percent = [] if self._forecast is None else [f"{math.floor(100 * share)}%"]
+        share = self._share
+        bar = ProgressBar(total=1.0, completed=share or 0.0) if share is not None else ""
+        percent = [] if share is None else [f"{math.floor(100 * share)}%"]
         head.add_row(Text(self._name, "bold"), bar, Text(" · ".join([*percent, *self._times()])))
         lines: list[RenderableType] = [
             "",
@@ -237,10 +242,17 @@ class Board:
         ]
         return [part for part in parts if part]
 
+    @property
+    def _share(self) -> float | None:
+        """The share of the search or, if larger, of its budget that is done; None if it is not known."""
+        shares = [] if self._forecast is None else [self._forecast.share]
+        return max([*shares, min(self.budget_share, 1.0)] if self.usage else shares, default=None)
+
     def _times(self) -> list[str]:
         now = duration(self._clock() - self._began)
         left = None if self._forecast is None else self._forecast.left_s
-        return [now] if left is None else [now, f"about {rough_time(left)} left"]
+        spent = [f"budget {self.usage}"] if self.usage else []
+        return [now, *spent] if left is None else [now, *spent, f"about {rough_time(left)} left"]
 
     def _step(self, view: TrialView) -> float:
         trained = self._trained.get(view.id)

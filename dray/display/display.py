@@ -103,6 +103,10 @@ class Display:
         """Set the reason why worker groups wait; "" if they do not."""
         self._board.waits = what
 
+    def budget(self, usage: str, share: float) -> None:
+        """Set what is spent of the budget, as text ("" without one) and as a share."""
+        self._board.usage, self._board.budget_share = usage, share
+
     def shares(self, share: str) -> None:
         """Set each trial's share of a slot, as text; "" if trials share no slots."""
         self._board.share = share
@@ -189,7 +193,10 @@ class Display:
         elif not failed:
             hints.append(f"inspect with: dray experiment describe {named}")
         text = Text()
+        reason, then = reader.overview().reason, reader.next_summary()
         for line, style in (
+            (f"ended: {reason}" if reason else "", ""),
+            (f"next: {then}" if reason and then else "", ""),
             (failed, "bold red"),
             (reader.divergence_summary(), "bold red"),
             (reader.no_best_reason(), ""),

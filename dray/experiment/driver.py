@@ -13,17 +13,19 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dray.config.searcher import COUNTED
 from dray.desk import messages
 from dray.desk.effects import Reply, Say
 from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Message, ReportReceived, TrialLeft, is_row
 from dray.desk.wire import Malformed
 from dray.display.counts import Counts
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
-from dray.experiment.effects import Answered, Append, Bind, Effect, Fail, ShowFailure, ToDesk
+from dray.experiment.effects import Answered, Append, Bind, Effect, EndRun, Fail, ShowFailure, ToDesk
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.restarts import Restarts
 from dray.experiment.results import PendingResults
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
+from dray.records.spending import Usage
 from searchers.answers import Answer, carry_out, decide
 from searchers.errors import IllegalEvent, SpaceError
 from searchers.events import Requested, Started, TrialResult
@@ -74,6 +76,9 @@ class ExperimentDriver:
         self._best: float | None = None
         self._best_by = (-1, -1)  # trial and lease of the best score
         self._closing = False
+        self.limits = opened.limits
+        self._now = 0.0  # at the last tick
+        self._held: set[int] = set()  # trials that don't run any more, because the budget is nearly spent
         self.counts = Counts(restarts=self._restarts.counted)
         self.has_trained = False  # a trial has reported
 
@@ -83,7 +88,7 @@ class ExperimentDriver:
         Args:
             records: the journal's records so far.
         """
-        self.search.log = self._append
+        self.search.log = self._log
         sign = self._config.searcher.sign
         trials = self.search.trials.values()
         self._best = min(
@@ -132,6 +137,52 @@ class ExperimentDriver:
             self._answer_all(lease, "interrupt")
         self._to_desk("close")
 
+    def tick(self, usage: Usage, now: float) -> None:
+        """Apply the experiment's limits.
+
+        Args:
+            usage: what has been spent.
+            now: time in seconds, from any clock.
+        """
+        self._now = now
+        if self._closing or self.search.done is not None:
+            return
+        self.limits.spend(usage)
+        if self.limits.is_nearly_spent:
+            self._wind_down()
+        if self.limits.reason:
+            self._append({"event": "ended", "reason": self.limits.reason})
+            self.close()
+            self._emit(EndRun())
+
+    def _wind_down(self) -> None:
+        """Let only those trials run that reach their next rung with the rest of the budget."""
+        live = [view for view in self.search.live.values() if view.id not in self._held and view.state in RUNNABLE]
+        waiting = [view.id for view in live if view.id not in self._current and not self._results.ends(view.id)]
+        if held := [trial for trial in waiting if not self._may_begin(trial)]:
+            self._held.update(held)
+            self._to_desk("withdraw", held)
+        goals = {trial: self._goal(trial) for trial in self._current if trial not in self._held}
+        for trial in self.limits.late(goals, len(self._leases), self._now):
+            self._held.add(trial)
+            self._answer_all(self._leases[self._current[trial]], "interrupt")
+            self._to_desk("cancel", trial)
+        if not self._leases and self._results.is_empty and len(held) == len(waiting):
+            self.limits.give_up_rest()
+
+    def _may_begin(self, trial: int) -> bool:
+        return trial not in self._held and self.limits.may_begin(self._goal(trial) - self._step(trial))
+
+    def _step(self, trial: int) -> float:
+        source = self.search.source(trial)
+        reached = self.search.trials[trial].last_step or 0
+        return max(reached, self.limits.step(trial), 0 if source is None else source.step)
+
+    def _goal(self, trial: int) -> float:
+        """The next rung of a trial; its step if none is known."""
+        step = self._step(trial)
+        return next((rung for rung in self.search.method.rungs if rung > step), step)
+
     def end(self) -> None:
         """End the run, and with it Tune's handle, whether the search is done or not."""
         if self._fetching is not None:
@@ -140,8 +191,9 @@ class ExperimentDriver:
 
     @property
     def is_drained(self) -> bool:
-        """Whether no trial has workers."""
-        return not self._leases
+        """Whether no trial has workers and, before an early end, the search has decided on the last reports."""
+        decides = bool(self.limits.reason) and self.handle >= 0 and self.search.done is None
+        return not self._leases and (self._results.is_empty or not decides)
 
     # ------------------------------------------------------------------ calls of rank 0
     def report(self, call: Hashable, lease: int, report: DeskReport, decides: bool) -> None:
@@ -168,8 +220,12 @@ class ExperimentDriver:
             self._emit(Say(f"warning: trial {trial}: {report.warning}"))
         self._emit(ReportReceived(lease=lease, trial=trial, rows=rows, step=report.step, warning=report.warning))
         self._restarts.reached(trial, max((row["batches"] for row in rows), default=-1))
+        self.limits.rows(trial, rows)
+        if (step := self._trained_to(report)) is not None:
+            self.limits.trained(trial, step, self._now)
+        leaves = self._closing or trial in self._held
         if not decides:
-            self._emit(Reply(call, "interrupt" if self._closing else "continue"))
+            self._emit(Reply(call, "interrupt" if leaves else "continue"))
             return
         outcome = "completed" if report.final else None
         metrics = tuple(report.metrics)
@@ -181,9 +237,16 @@ class ExperimentDriver:
             self._emit(Reply(call, "continue"))
         else:
             state.waiting[number] = call
-            if self._closing:
+            if leaves:
                 self._answer_all(state, "interrupt")
         self._hand_over()
+
+    def _trained_to(self, report: DeskReport) -> float | None:
+        """The length that a trial has trained, in the searcher's unit, as far as its report says."""
+        unit = self._config.searcher.unit
+        if unit not in COUNTED:
+            return report.step
+        return max((row[unit] for row in report.rows if row[unit] is not None), default=report.step)
 
     def may_commit(self, call: Hashable, lease: int) -> None:
         """Reply whether rank 0 may commit a checkpoint: its earlier reports are recorded, and the trial has no newer
@@ -333,9 +396,12 @@ class ExperimentDriver:
             self._answer_all(self._leases[earlier], "fenced")
         self._current[trial] = number
         view = self.search.trials[trial]
-        if view.state not in RUNNABLE or self._closing or self._results.ends(trial):
+        if not self._may_begin(trial):
+            self._held.add(trial)
+        if view.state not in RUNNABLE or self._closing or self._results.ends(trial) or trial in self._held:
             self._to_desk("drop", number)
             return
+        self.limits.begins(trial)
         try:
             self.search.on(Started(trial=trial))
         except SpaceError as error:
@@ -366,6 +432,7 @@ class ExperimentDriver:
         self._answer_all(lease, "fenced")
         if self._current.get(lease.trial) == number:
             del self._current[lease.trial]
+            self.limits.leaves(lease.trial)
 
     def _left(self, left: TrialLeft) -> None:
         """Handle a trial that has left its group. A failed trial restarts, or the search learns through Tune that it
@@ -394,6 +461,10 @@ class ExperimentDriver:
         return kind([(path, f"{what}{resume}") for path, what in why.faults], why.source)
 
     # ------------------------------------------------------------------ effects
+    def _log(self, record: Mapping[str, Any]) -> None:
+        self.limits.record(record)
+        self._append(record)
+
     def _append(self, record: Mapping[str, Any], *, wait: bool = True) -> None:
         self._emit(Append(record, wait))
 

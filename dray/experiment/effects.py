@@ -88,6 +88,11 @@ class ShowFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class EndRun:
+    """End the run: its trials have been told to save and leave."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fail:
     """End the run with this error."""
 
@@ -103,6 +108,7 @@ Effect = (
     | Examine
     | Say
     | ShowFailure
+    | EndRun
     | Fail
     | Reply
     | ReportReceived

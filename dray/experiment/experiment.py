@@ -22,7 +22,7 @@ from dray.config.search import build_sampler
 from dray.desk.messages import GroupReady, Message
 from dray.display.display import Display
 from dray.display.text import searched_line
-from dray.errors import ConfigError, DirectoryGone, EntrypointError, ExperimentError
+from dray.errors import AlreadyEnded, ConfigError, DirectoryGone, EntrypointError, ExperimentError
 from dray.experiment import requests
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.existing import config_of_existing
@@ -48,6 +48,7 @@ from dray.records.mirror import Mirror, fetch_experiment
 from dray.records.numbering import take_number
 from dray.records.reader import ExperimentReader
 from dray.records.secrets import check_secrets, with_secrets
+from dray.records.spending import spending_of
 from dray.storage.errors import is_full
 from searchers.events import DoneReason, Requested
 from searchers.journal import Journal
@@ -146,8 +147,8 @@ class Experiment:
         self._config = checked
         self._code = code
         self._address = address
-        self._extension: dict[str, int] = {}
-        self._resumes = False
+        self._extension: dict[str, Any] = {}
+        self._resumes = self._must_go_on = False
 
     @classmethod
     def of_command(
@@ -170,6 +171,9 @@ class Experiment:
         *,
         max_trials: int | None = None,
         max_length: int | None = None,
+        budget: Mapping[str, Any] | None = None,
+        until: Mapping[str, float] | None = None,
+        patience: int | None = None,
         trial: type[PyTorchTrial] | None = None,
         constraint: Constraint | None = None,
         method: Method | None = None,
@@ -186,6 +190,8 @@ class Experiment:
                 such as ``s3://bucket/results/digits-1``.
             max_trials: the new total number of trials. None: unchanged.
             max_length: the new length of a trial, in the unit of the config. None: unchanged.
+            budget: new totals of the config's budget, such as ``{"time": "4h"}``. Others, and None: unchanged.
+            until, patience: new values of these fields of the config. None: unchanged.
             trial: the class, if the experiment was created with one from a script or a notebook.
             constraint, method, sampler: unused objects equal to those that the experiment was created with, if they
                 were passed from Python. Classes that the config names are imported from its copy of the code.
@@ -200,10 +206,12 @@ class Experiment:
         self._config = with_secrets(directory.config(), directory.secrets_file)
         loggers.check_loggers(self._config)
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
+        self._must_go_on = True
         self._server = None
         code = directory.code if directory.code.is_dir() else None
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
-        wanted = {"max_trials": max_trials, "max_length": max_length}
+        wanted: dict[str, Any] = {"max_trials": max_trials, "max_length": max_length}
+        wanted |= {"budget": budget, "until": until, "patience": patience}
         self._extension = {field: value for field, value in wanted.items() if value is not None}
         self.path = directory.path
         if self._config.entrypoint is not None:
@@ -232,8 +240,9 @@ class Experiment:
 
         Raises:
             ConfigError: a fault of the config that only a trial or the cluster could reveal, or an invalid extension.
-            ExperimentError: the search failed: every trial did, or it could not continue. Or it has completed, but
-                could not be copied to its object store; then its ``Result`` is in its local directory.
+            ExperimentError: the search failed: every trial did, or it could not continue. Or it was resumed, and its
+                budget is spent. Or it has completed, but could not be copied to its object store; then its ``Result``
+                is in its local directory.
             ConnectionError: no Ray cluster answers at the address.
             KeyboardInterrupt: it was stopped; the argument is the name of the signal, such as "SIGTERM". On a server it
                 continues: ``dray experiment stop`` stops it.
@@ -246,6 +255,8 @@ class Experiment:
                 result = self._run_in(directory, interrupts, on_message)
             except KeyboardInterrupt:
                 notify(self._config.notify, directory, "stopped")
+                raise
+            except AlreadyEnded:  # which was notified of at that time
                 raise
             except Exception as error:
                 if directory.is_gone():  # which has caused the failure
@@ -391,8 +402,16 @@ class Experiment:
             )
             interrupts.final_message = display.stopped_at_once
             observers.begin(opened.records, opened.search.trials, display.say)
+            limits = opened.limits
+            limits.spend(spending_of(opened.config, directory.metrics).usage)
             if opened.search.done is not None:
                 display.ended()
+            elif limits.reason:
+                if not limits.is_recorded:
+                    journal.append({"event": "ended", "reason": limits.reason, "time": time.time()})
+                if self._must_go_on:
+                    extend = f"dray experiment extend {directory.path} {limits.remedy}"
+                    raise AlreadyEnded(f"the experiment has ended: {limits.reason}; to continue: {extend}")
             else:
                 try:
                     self._run(opened, directory, lock, journal, observers, display, interrupts, on_message)
@@ -405,8 +424,8 @@ class Experiment:
 
         result = Result(directory.path, trial=self._trial)
         display.result(result.reader)
-        assert opened.search.done is not None
-        _raise_failure(opened.search.done.reason, directory)
+        if opened.search.done is not None:
+            _raise_failure(opened.search.done.reason, directory)
         if mirror.missing is not None:
             raise ExperimentError(f"the search has completed, but {mirror.missing}")
         return result

@@ -31,7 +31,7 @@ def notify(wanted: Notify, directory: ExperimentDirectory, state: Outcome, error
     except (OSError, ValueError) as fault:
         log.warning("nobody is notified, as the experiment can't be read: %s", one_line(fault))
         return
-    parts = [f"experiment {seen.label} {state}", one_line(error)]
+    parts = [f"experiment {seen.label} {state}", seen.reason, one_line(error)]
     if seen.best is not None:
         parts.append(f"best {seen.metric} {seen.best:g} (trial {seen.best_trial})")
     if seen.failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from typing import Any
 
 from dray._version import __version__
 from dray.config.custom import Custom
+from dray.config.load import with_limits
 from dray.config.schema import ExperimentConfig
-from dray.config.search import as_extended, build_search
+from dray.config.search import LIMITS, as_extended, build_search
 from dray.errors import ConfigError
+from dray.experiment.limits import Limits
 from dray.experiment.request_files import RequestFiles
 from dray.observers.observer import Observers
 from searchers.answers import carry_out
@@ -29,12 +32,13 @@ class OpenSearch:
     config: ExperimentConfig  # the experiment's config, as extended
     # The journal before the search was opened; `RunCore.begin` empties it, because it may be large
     records: list[dict[str, Any]]
+    limits: Limits
 
 
 def open_search(
     config: ExperimentConfig,
     custom: Custom,
-    extension: Mapping[str, int],
+    extension: Mapping[str, Any],
     *,
     journal: Journal,
     records: list[dict[str, Any]],
@@ -45,7 +49,7 @@ def open_search(
 
     Args:
         config: the config that the experiment was created with.
-        extension: new totals for ``max_trials`` and ``max_length``, if any.
+        extension: new values of ``max_trials``, ``max_length``, ``budget``, ``until`` and ``patience``, if any.
         records: the journal's records so far.
 
     Raises:
@@ -53,10 +57,12 @@ def open_search(
     """
     _check_given(custom, records)
     custom.check(config.searcher)
+    new: list[Record] = []
 
     def log(record: Record) -> None:
         stamped = {**record, "time": time.time()}
         journal.append(stamped)
+        new.append(stamped)
         observers.happened(stamped, search.trials)
 
     search = build_search(config, log, records=records, custom=custom)
@@ -65,8 +71,10 @@ def open_search(
         search.start()
     _end_stopped(search, records)
     _carry_out_requests(search, journal, records, requests)
-    extended = _extended(search, as_extended(config, records), extension)
-    return OpenSearch(search=search, config=extended, records=records)
+    extended = _limited(_extended(search, as_extended(config, records), extension), extension, journal, new)
+    return OpenSearch(
+        search=search, config=extended, records=records, limits=Limits(extended, itertools.chain(records, new))
+    )
 
 
 def _check_given(custom: Custom, records: list[dict[str, Any]]) -> None:
@@ -104,12 +112,29 @@ def _carry_out_requests(
         requests.remove(request.id)
 
 
-def _extended(search: Search, config: ExperimentConfig, extension: Mapping[str, int]) -> ExperimentConfig:
+def _limited(
+    config: ExperimentConfig, extension: Mapping[str, Any], journal: Journal, new: list[Record]
+) -> ExperimentConfig:
+    """Change the experiment's limits if that is requested and not done yet. Returns the config with these."""
+    limited = with_limits(config, {name: extension[name] for name in LIMITS if name in extension})
+    if limited != config:
+        limits = limited.model_dump(include=set(LIMITS))
+        new.append({"event": "limits", **limits, "time": time.time()})
+        journal.append(new[-1])
+    return limited
+
+
+def _extended(search: Search, config: ExperimentConfig, extension: Mapping[str, Any]) -> ExperimentConfig:
     """Extend the search if that is requested and not done yet. Returns the config as extended."""
     now = {"max_trials": config.searcher.trial_count, "max_length": config.searcher.length}
-    wanted = {field: value for field, value in extension.items() if value != now[field]}
+    wanted = {field: extension[field] for field in now if field in extension and extension[field] != now[field]}
     if not wanted:
         return config
+    if "max_trials" in wanted and getattr(config.searcher, "max_trials", 1) is None:
+        raise ConfigError(
+            [("searcher.max_trials", "is not set, so the search has no end; extend its limits instead")],
+            "The extension",
+        )
     try:
         search.extend(**wanted)
     except MethodError as error:

@@ -41,6 +41,10 @@ class PendingResults:
             self._due.append(added)
         return added.number
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._of
+
     def awaits(self, trial: int, number: int) -> bool:
         """Whether this result is the next one of its trial to be answered."""
         return trial in self._of and self._of[trial][0].number == number

@@ -29,7 +29,7 @@ from dray.desk.effects import After, Say
 from dray.desk.loop import EventLoop
 from dray.desk.messages import Message, TrialLeft
 from dray.display.display import Display
-from dray.errors import DirectoryGone, ExperimentError, TakenOver
+from dray.errors import ConfigError, DirectoryGone, ExperimentError, TakenOver
 from dray.experiment import effects
 from dray.experiment.cleaner import Cleaner
 from dray.experiment.core import ReadLogs, RunCore
@@ -39,7 +39,7 @@ from dray.experiment.open_search import OpenSearch
 from dray.experiment.prometheus import Prometheus
 from dray.experiment.request_files import RequestFiles
 from dray.experiment.results import results_of
-from dray.experiment.workers import prepare_workers
+from dray.experiment.workers import check_prices, prepare_workers
 from dray.groups.effects import LookAtCluster
 from dray.groups.lender import Lender, OnPool, PoolClosed, PoolOpened
 from dray.groups.lending import Lending, LendingPlan
@@ -48,6 +48,7 @@ from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
 from dray.records.driver_lock import DriverLock
 from dray.records.metrics import MetricsLog
+from dray.records.spending import spending_of
 from dray.records.timeline import Timeline
 from dray.worker.lease import SEND_EVERY_S, TrialLease
 from dray.worker.log.tail import with_log_tail
@@ -69,6 +70,9 @@ STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is interrupted."""
 CHECK_S = 1.0
 """How often the driver checks that the experiment's directory still exists."""
+ALIVE_S, ALIVE_SHARE = 10.0, 0.002
+"""How often, in seconds and in shares of a budget, the timeline notes that the run goes on; a killed run counts up to
+then."""
 IN_TURN_S = 30.0
 """On a local cluster, Tune starts after the first group, or at the latest after this time."""
 
@@ -151,7 +155,9 @@ class Run:
         self._tune_may_start = not cluster.own
         self._check_at = 0.0
         self._logs = ThreadPoolExecutor(1, thread_name_prefix="dray-logs")
-        self._timeline = Timeline(directory.metrics)
+        spending = spending_of(config, directory.metrics)
+        self._timeline = Timeline(directory.metrics, lent=lent is not None, spending=spending)
+        self._alive = 0.0, 0.0  # share of the budget, and time, when the timeline was last told
         self._requests = RequestFiles(directory)
         self._workers = prepare_workers(
             config,
@@ -235,7 +241,7 @@ class Run:
         if self._tune.error is not None:
             raise ExperimentError(f"the search failed: {self._tune.error}") from self._tune.error
         self._interrupts.check()
-        if self.driver.search.done is None:
+        if self.driver.search.done is None and not self.driver.limits.reason:
             resume = f"dray experiment resume {self._records.directory.path}"
             raise ExperimentError(f"Ray Tune ended before the search did; resume with: {resume}")
 
@@ -334,6 +340,8 @@ class Run:
                 self._display.failure(effect.trial, effect.error, effect.ended, effect.kept)
             case effects.Answered(request_id):
                 self._requests.remove(request_id)
+            case effects.EndRun():
+                self._over.set()
             case effects.Fail(error):
                 self._fail(error)
             case ReadLogs(left):
@@ -350,6 +358,7 @@ class Run:
         match message:
             case messages.WorkerArrived():
                 self._tune_may_start = True
+                self._timeline.arrived(message.group, message.time)
             case messages.GroupReady():
                 self._timeline.ready(message.group, message.time)
             case messages.GroupRetired():
@@ -359,7 +368,14 @@ class Run:
                 if self._lending is None:  # the group is this experiment's for the duration of the lease
                     self._timeline.starts(message.group, self._workers.kind.slots.taken, message.time)
                 gpu_type = message.gpu_type if self._workers.kind.slots.gpu else ""
-                self._timeline.granted(message.group, message.trial, message.time, gpu_type)
+                slot_type = message.slot_type
+                self._timeline.granted(
+                    message.group, message.trial, message.time, gpu_type=gpu_type, slot_type=slot_type
+                )
+                try:
+                    check_prices(self._config, [slot_type])
+                except ConfigError as error:
+                    self._fail(error)
             case TrialLeft():
                 self._timeline.left(message.group, message.trial, message.time)
             case messages.LeaseOver():
@@ -437,6 +453,7 @@ class Run:
         for request in self._requests.waiting():
             with contextlib.suppress(OSError):  # the checkpoints' store can't be used now
                 self.driver.request(request, self._requests.check)
+        self._apply_limits()
         self._records.metrics.pack()
         self._prometheus.update()
         self._display.update(self.driver.counts, self._lender.ready_count, self._lender.count)
@@ -446,6 +463,15 @@ class Run:
                 self._fail(DirectoryGone(self._records.directory.path))
             elif self._records.lock.lost_to is not None:
                 self._fail(TakenOver(self._records.lock.lost_to))
+
+    def _apply_limits(self) -> None:
+        limits, now = self.driver.limits, time.monotonic()
+        self.driver.tick(self._timeline.spending.at(time.time()), now)
+        share, at = self._alive
+        if limits.usage and (limits.share - share >= ALIVE_SHARE or now - at >= ALIVE_S):
+            self._alive = limits.share, now
+            self._timeline.alive()
+        self._display.budget(limits.usage, limits.share)
 
     @property
     def _tune_runs(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,14 @@ from dray.cluster import autoscaler
 from dray.cluster.checks.node import REMEDIES, Needs, Trouble, nodes_without, versions, write_sign
 from dray.cluster.connection import Cluster
 from dray.cluster.packages import runtime_env
+from dray.cluster.view import GPU_TYPE, slot_type
 from dray.code.archive import Archived
 from dray.code.factory import FromDirectory, Sent, home_of
 from dray.code.ignore import code_of, copied
 from dray.config.schema import ExperimentConfig
 from dray.environment import device
 from dray.errors import ConfigError
-from dray.groups.capacity import find_slots, gpu_types
+from dray.groups.capacity import find_slots, gpu_types, slots_of
 from dray.groups.lender import GroupKind
 from dray.groups.shell import look_at_cluster
 from dray.groups.slots import Slots
@@ -68,6 +69,10 @@ def prepare_workers(
     sizes, resources = config.slots_per_trial, config.resources
     view = look_at_cluster(None if cluster.own else autoscaler.limits())
     kind = find_slots(view, resources, sizes[0], cluster.description)
+    usable = [node for node in view.nodes if slots_of(node.resources, kind, resources.cpus_per_slot)]
+    allowed = gpu_types(resources, view)
+    usable = [node for node in usable if not allowed or node.labels.get(GPU_TYPE) in allowed]
+    check_prices(config, [slot_type(node.labels, gpu=kind == "gpu") for node in usable])
     load_trial, env = send_code(trial, directory, config, say, local=cluster.local)
     slots = Slots(
         per_trial=sizes[0],
@@ -76,7 +81,7 @@ def prepare_workers(
         runtime_env=env,
         placement_strategy=resources.placement_strategy,
         shared_by=resources.trials_per_slot,
-        gpu_types=gpu_types(resources, view),
+        gpu_types=allowed,
     )
     run = f"{directory.path.name}-{secrets.token_hex(4)}"
     needs = None if cluster.local else check_nodes(directory, run, gpu=slots.gpu)
@@ -97,6 +102,16 @@ def prepare_workers(
         max_slots=resources.max_slots,
         share={"priority": resources.priority, "weight": resources.weight, "max_slots": most},
     )
+
+
+def check_prices(config: ExperimentConfig, slot_types: Iterable[str]) -> None:
+    """Check that slots of these types have a price, if the config has a budget of money. Raises `ConfigError`."""
+    missing = sorted(set(slot_types) - (config.prices or {}).keys())
+    if missing and config.budget is not None and config.budget.usd is not None:
+        fault = (
+            f"required for slots of type {', '.join(missing)} with budget.usd; add it, or restrict resources.slot_type"
+        )
+        raise ConfigError([("prices", fault)])
 
 
 def send_code(

@@ -162,11 +162,22 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
         case "extended":
             wanted = [f"{name} {record[name]}" for name in ("max_trials", "max_length") if record.get(name) is not None]
             return f"search extended: {', '.join(wanted)}"
+        case "ended":
+            return f"experiment ended: {record['reason']}"
+        case "limits":
+            return f"limits changed: {_limits(record)}"
         case "requested":
             return f"requested: {_requested(record)}"
         case "rejected":
             return f"request rejected: {record.get('error')}"
     return None
+
+
+def _limits(record: Mapping[str, Any]) -> str:
+    budget = {name: total for name, total in (record["budget"] or {}).items() if total is not None}
+    given = {**{f"budget.{name}": total for name, total in budget.items()}, **flatten({"until": record["until"] or {}})}
+    given |= {} if record["patience"] is None else {"patience": record["patience"]}
+    return ", ".join(f"{name} {shown(value)}" for name, value in given.items())
 
 
 def _requested(record: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
+from dray.records.spending import spent_of
 from searchers.objectives import Metric, Objectives, of_names
 
 ExperimentState = Literal["RUNNING", "COMPLETED", "PARTLY_FAILED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
@@ -32,6 +33,8 @@ class Overview:
         front: with several metrics, the trials on the Pareto front.
         began, last: times of its creation and its last event, in Unix time (s).
         ran_s: total time of its drivers, in s.
+        reason: why it ended before its search did, such as "budget spent: 2 of 2 h"; or "".
+        budget: what is ``spent`` of the ``total``, by field of the config's budget, the time in s; None without one.
         is_local: whether it is a local run: one trial, without a search.
     """
 
@@ -52,6 +55,8 @@ class Overview:
     began: float | None = None
     last: float | None = None
     ran_s: float = 0.0
+    reason: str = ""
+    budget: dict[str, dict[str, float]] | None = None
     is_local: bool = False
     why: str = ""
 
@@ -67,13 +72,19 @@ class Overview:
         return max((self.max_trials or 0) + self.requested, self.trials)
 
     @property
+    def usage(self) -> str:
+        """What is spent of the budget, as text: "1.2 of 2 h"; "" without one."""
+        return ", ".join(spent_of(name, each["spent"], each["total"]) for name, each in (self.budget or {}).items())
+
+    @property
     def label(self) -> str:
         return self.name if self.number is None else f"{self.number}: {self.name}"
 
     def to_json(self) -> dict[str, Any]:
         """JSON for the commands and the API; times are Unix times in s."""
         found = {_NAMES.get(name, name): value for name, value in asdict(self).items()}
-        found |= {"total": self.total, "why": self.why or None, "metric": self.metric or None}
+        found |= {name: getattr(self, name) or None for name in ("why", "reason", "metric", "usage")}
+        found["total"] = self.total
         return found | {"title": self.title or self.name, "front": list(self.front) or None}
 
     @classmethod

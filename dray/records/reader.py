@@ -21,10 +21,12 @@ from dray.records.growing import GrowingJournal, GrowingMetrics
 from dray.records.hparams import in_order
 from dray.records.metrics import SYSTEM
 from dray.records.overview import ExperimentState, Overview, compared_by
+from dray.records.spending import Spending, totals_of
 from dray.records.trial_record import FAILED, TrialRecord
 from dray.storage import Location
 from dray.text import counted, one_line, some
 from dray.training.metrics.checks import is_loss
+from dray.training.units import amount
 from searchers.errors import FieldError, JournalError
 from searchers.journal import Journal
 from searchers.pareto import ordered
@@ -83,6 +85,7 @@ class ExperimentReader:
         try:
             raw = _parsed(text)
             self._title, self._searcher = str(raw["name"]), raw["searcher"]
+            self._raw_budget, self._prices = totals_of(raw.get("budget")), raw.get("prices") or {}
             self.objectives = compared_by(self._searcher)
         except (yaml.YAMLError, KeyError, TypeError, AttributeError, FieldError, RecursionError) as error:
             raise ValueError(f"its experiment.yaml can't be read: {one_line(error)}") from None
@@ -105,7 +108,8 @@ class ExperimentReader:
         self._extended: list[Mapping[str, Any]] = []
         self._config: ExperimentConfig | None = None
         self._rungs: tuple[float, ...] | None = None
-        self._done, self._why = "", ""
+        self._done = self._why = self._ended = ""
+        self._budget, self._spending = self._raw_budget, Spending(self._prices)
         self._max_trials: int | None = self._searcher.get("max_trials")
         self._requested = 0
         self._ran_s, self._opened, self._time = 0.0, 0.0, 0.0
@@ -190,11 +194,16 @@ class ExperimentReader:
                 self.trials[record["trial"]].derived.clear()
             case "failed":
                 self._why = str(record.get("error"))
+            case "ended":
+                self._ended = record["reason"]
+            case "limits":
+                self._ended, self._config, self._budget = "", None, totals_of(record["budget"])
+                self._extended.append(record)
             case "requested":
-                self._done = ""
+                self._done = self._ended = ""
                 self._requested += "trial" not in record  # else a trial was to stop
             case "extended":
-                self._done, self._config, self._rungs = "", None, None
+                self._done, self._ended, self._config, self._rungs = "", "", None, None
                 self._extended.append(record)
                 self._max_trials = record.get("max_trials") or self._max_trials
         for action in record.get("actions", ()):
@@ -286,7 +295,7 @@ class ExperimentReader:
 
     def overview(self) -> Overview:
         best, states = self.best(), self.states
-        done = self._done or self._why
+        done = self._done or self._why or ("completed" if self._ended else "")
         state: ExperimentState = "UNKNOWN" if self.is_running is None else "STOPPED"
         if self.is_running:
             state = "RUNNING"
@@ -311,7 +320,15 @@ class ExperimentReader:
             began=self._began,
             last=self._last,
             ran_s=self._ran_s + self._time - self._opened,
+            reason="" if self.is_running or self._done else self._ended,
+            budget=self._budget_now(),
         )
+
+    def _budget_now(self) -> dict[str, dict[str, float]] | None:
+        if self._budget:
+            self._spending.read(self.directory.metrics)
+        spent = self._spending.usage.spent
+        return {name: {"spent": spent[name], "total": total} for name, total in self._budget.items()} or None
 
     # ------------------------------------------------------------------ its trials
     @property
@@ -382,6 +399,21 @@ class ExperimentReader:
         words = {"INVALID_HP": "with invalid hyperparameters"}
         return ", ".join(f"{count:,} {words.get(state, state.lower())}" for state, count in self.states.most_common())
 
+    def next_summary(self) -> str:
+        """ "2 trials would begin; trials 4, 7 would continue to 16 epochs": what an experiment that has ended would do
+        next."""
+        ends: dict[float, list[int]] = {}
+        for trial in self.trials.values():
+            if trial.state == "RUNNING":
+                end = next((rung for rung in self.rungs if rung > trial.last_step), -1)
+                ends.setdefault(end, []).append(trial.id)
+        pending = self.states["PENDING"]
+        parts = [f"{counted(pending, 'trial')} would begin"] if pending else []
+        for end, trials in sorted(ends.items()):
+            to = f" to {amount(f'{end:g}', self.config.searcher.unit)}" if end > 0 else ""
+            parts.append(f"trial{'s' * (len(trials) > 1)} {some(trials, _SHOWN)} would continue{to}")
+        return "; ".join(parts)
+
     def failure_summary(self) -> str:
         """ "2 of 3 trials failed"; "" if none did."""
         failed = self.states[FAILED]
@@ -429,7 +461,7 @@ def _sections(config: str) -> str:
     sections = re.split(r"^(?=\S)", config, flags=re.M)
     if "&" in config or not all(re.match(r"\w+:[ \n]", section) for section in sections[1:]):
         return config  # written by hand
-    return "".join(each for each in sections if each.startswith(("name:", "searcher:")))
+    return "".join(each for each in sections if each.startswith(("name:", "searcher:", "budget:", "prices:")))
 
 
 @functools.lru_cache(maxsize=64)

@@ -17,7 +17,8 @@ from typing import Any
 
 import pandas as pd
 
-FILE = "_timeline.jsonl"
+from dray.records.spending import FILE, Spending
+
 PHASES = ("starting", "training", "data", "validating", "checkpointing", "waiting", "ending", "idle", "booting")
 """Phases of a trial: "starting", before its first batch; "data", waiting for data; "waiting", for the search's
 decisions and for other ranks; "ending", from its last report to its end. Phases of a group: "idle", up without a trial;
@@ -26,9 +27,14 @@ COLUMNS = ("group", "slots", "trial_id", "phase", "start", "end", "gpu_type")
 
 
 class Timeline:
-    """Records the events of groups in `directory`; used only by the experiment's driver."""
+    """Records the events of groups in `directory`; used only by the experiment's driver.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        lent: whether a server lends the groups.
+        spending: what earlier runs have spent; each event is added to it.
+    """
+
+    def __init__(self, directory: Path, *, lent: bool = False, spending: Spending | None = None) -> None:
         self._slots: dict[str, float] = {}  # by group
         self._trains: set[str] = set()  # groups that have a trial
         path = directory / FILE
@@ -36,7 +42,8 @@ class Timeline:
             data = path.read_bytes()
             os.truncate(path, data.rfind(b"\n") + 1)
         self._file = path.open("ab")
-        self._note("opened")
+        self.spending = spending or Spending()
+        self._note("opened", **({"lent": True} if lent else {}))
 
     def starts(self, group: str, slots: float, at: float | None = None) -> None:
         """A group with this many slots, or a fraction of one, is being started, or is lent by a server."""
@@ -49,13 +56,23 @@ class Timeline:
         self._trains.discard(group)
         self._note("ends", at, group=group)
 
+    def alive(self) -> None:
+        """The run goes on: a run that is killed counts up to this time."""
+        self._note("alive")
+
+    def arrived(self, group: str, at: float) -> None:
+        """A process of a group runs, so that the group has its slots."""
+        self._note("arrived", at, group=group)
+
     def ready(self, group: str, at: float) -> None:
         """All processes of a group were up at this time (Unix time in s)."""
         self._note("joined", at, group=group)
 
-    def granted(self, group: str, trial: int, at: float, gpu_type: str = "") -> None:
+    def granted(self, group: str, trial: int, at: float, *, gpu_type: str = "", slot_type: str = "") -> None:
+        """A trial has a group. `slot_type`: as in the config's prices."""
         self._trains.add(group)
-        self._note("granted", at, group=group, trial=trial, **({"gpu_type": gpu_type} if gpu_type else {}))
+        known = {"gpu_type": gpu_type, "slot_type": slot_type}
+        self._note("granted", at, group=group, trial=trial, **{name: kind for name, kind in known.items() if kind})
 
     def left(self, group: str, trial: int, at: float) -> None:
         self._trains.discard(group)
@@ -76,6 +93,7 @@ class Timeline:
 
     def _note(self, event: str, at: float | None = None, **fields: Any) -> None:
         record = {"event": event, "time": time.time() if at is None else at, **fields}
+        self.spending.add(record)
         with contextlib.suppress(OSError):  # a full disk; a later event writes the buffer
             self._file.write(json.dumps(record).encode() + b"\n")
             self._file.flush()
@@ -141,6 +159,8 @@ def _stretches(events: list[dict[str, Any]], report_times: list[float]) -> Itera
                     yield from end(one)
                 continue
             case "left" if trial != event.get("trial"):
+                continue
+            case "alive" | "arrived":
                 continue
         if group in groups:
             yield from end(group)

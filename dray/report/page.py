@@ -100,14 +100,17 @@ class _Page:
             ("time", duration(report.overview.ran_s)),
             ("slot time", duration(slot_s)) if slot_s else ("batches", f"{int(report.trials['batches'].sum()):,}"),
         ]
+        if report.overview.usage:
+            tiles.append(("budget", report.overview.usage))
         began = report.overview.began
         created = f"Created {html.clock(began)}. " if began else ""
         state = report.overview.state.lower()
         troubles = "".join(f'<p class="trouble">{escape(each)}.</p>' for each in report.summaries)
+        states = report.state_summary + (f". Ended: {report.overview.reason}" if report.overview.reason else "")
         return f"""<header>
 <p class="state {state}">{state.replace("_", " ")}</p>
 <h1>{escape(report.config.name)}</h1>
-<p class="quiet">{created}As of {html.clock(now)}: {report.state_summary}. <span class="path">{escape(path)}</span></p>
+<p class="quiet">{created}As of {html.clock(now)}: {escape(states)}. <span class="path">{escape(path)}</span></p>
 {troubles}
 <div class="tiles">{"".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)}
 </div></header>"""

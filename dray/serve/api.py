@@ -16,6 +16,7 @@ from aiohttp.typedefs import Handler
 
 from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
 from dray.code.ignore import leads_to_code
+from dray.config.search import LIMITS
 from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
 from dray.experiment import requests
@@ -128,14 +129,11 @@ class Api:
 
     async def _extend(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
-        wanted = {name: _whole(body, name) for name in ("max_trials", "max_length")}
-        if set(body) - set(wanted) or not any(wanted.values()):
-            raise BadInput("give max_trials, max_length or both, as integers from 1, and nothing else")
-
-        def extend() -> Submitted:
-            return self._control.extend(request.match_info["name"], **wanted)
-
-        return answer(asdict(await asyncio.to_thread(extend)))
+        for name in ("max_trials", "max_length"):
+            _whole(body, name)
+        if not body or set(body) - {"max_trials", "max_length", *LIMITS}:
+            raise BadInput(f"give some of max_trials, max_length, {', '.join(LIMITS)}, and nothing else")
+        return answer(asdict(await asyncio.to_thread(self._control.extend, request.match_info["name"], body)))
 
     async def _fork(self, request: web.Request) -> web.StreamResponse:
         path, body = experiment_path(self._results, request.match_info["name"]), await _body(request)

@@ -147,9 +147,10 @@ class Server:
         """Stop, pause, activate or kill an experiment: see `dray.serve.control.Verb`."""
         return self._verb(name, verb)
 
-    def extend(self, name: str, *, max_trials: int | None = None, max_length: int | None = None) -> Submitted:
-        wanted = {"max_trials": max_trials, "max_length": max_length}
-        return self._verb(name, "extend", {field: value for field, value in wanted.items() if value is not None})
+    def extend(self, name: str, **extension: Any) -> Submitted:
+        """Queue an experiment again with new values of ``max_trials``, ``max_length``, ``budget``, ``until`` or
+        ``patience``, as for `dray.Experiment.resume`."""
+        return self._verb(name, "extend", extension)
 
     def fork(self, name: str, config: Mapping[str, Any] | str) -> Submitted:
         """Submit the code of an experiment again, with some fields of its config changed, such as

@@ -124,9 +124,9 @@ class Control(Protocol):
     def act(self, name: str, verb: Verb) -> Submitted:
         """Stop, pause, activate or kill an experiment."""
 
-    def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
-        """Queue an experiment again, finished or not, with more or longer trials. Raises `ConfigError` if the search
-        can't be extended."""
+    def extend(self, name: str, extension: Mapping[str, Any]) -> Submitted:
+        """Queue an experiment again, finished or not, with more or longer trials, or with other limits. Raises
+        `ConfigError` if the limits have faults."""
 
     def reopen(self, name: str) -> Submitted:
         """Queue an experiment again, finished or not, because there is a request to its search."""

@@ -25,6 +25,8 @@ from dray._version import __version__
 from dray.cluster.checks.node import MIN_FREE_BYTES
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
+from dray.config.load import with_limits
+from dray.config.search import LIMITS
 from dray.desk.connection import Call, Session
 from dray.desk.effects import Say
 from dray.desk.loop import EventLoop
@@ -146,7 +148,7 @@ class Manager:
     def _perform(self, effect: Any) -> None:
         match effect:
             case effects.StartProcess(name, path, extension):
-                self._start(name, commands.Open(path=path, **extension))
+                self._start(name, commands.Open(path=path, extension=extension))
             case effects.SignalProcess(name, number):
                 if (process := self._processes.get(name)) is not None:  # else it has just ended
                     process.signal(number)
@@ -241,9 +243,11 @@ class Manager:
     def act(self, name: str, verb: Verb) -> Submitted:
         return self._ask(self._scheduler.act, name, verb)
 
-    def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
-        wanted = {"max_trials": max_trials, "max_length": max_length}
-        extension = {field: value for field, value in wanted.items() if value is not None}
+    def extend(self, name: str, extension: Mapping[str, Any]) -> Submitted:
+        limits = {field: extension[field] for field in LIMITS if field in extension}
+        if limits:
+            self.experiment(name)  # raises if there is none
+            with_limits(ExperimentDirectory(self._results / name).config(), limits)
         return self._ask(self._scheduler.extend, name, extension)
 
     def reopen(self, name: str) -> Submitted:

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -65,11 +65,10 @@ class Create:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Open the experiment in a directory, extend it to these numbers, and wait for `RUN`."""
+    """Open the experiment in a directory, extend it to these values, and wait for `RUN`."""
 
     path: Path
-    max_trials: int | None = None
-    max_length: int | None = None
+    extension: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +312,7 @@ def _opened(command: Create | Open) -> Experiment:
         case Create():
             return Experiment(command.config, model_dir=command.code)
         case Open():
-            return Experiment.resume(command.path, max_trials=command.max_trials, max_length=command.max_length)
+            return Experiment.resume(command.path, **command.extension)
 
 
 def _print_to(file: Path) -> None:

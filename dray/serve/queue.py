@@ -37,8 +37,8 @@ class Item:
     state: ItemState = "run"
     error: str = ""  # one line: why it has ended, or its process last died
     restarts: int = 0  # how often in a row its process has died
-    # The new max_trials or max_length, applied at its next start
-    extension: dict[str, int] = field(default_factory=dict)
+    # New values of max_trials, max_length or limits, applied at its next start
+    extension: dict[str, Any] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     notes: str = ""
 
@@ -68,7 +68,7 @@ class Queue:
         and its restarts. A move that `TRANSITIONS` does not allow raises `WrongState` and changes nothing."""
         before = self.item(name).state
         if state not in TRANSITIONS[before]:
-            how = "completed; to train it for longer, extend it"
+            how = f"completed; to train it for longer: dray experiment extend {name}"
             raise WrongState(f"experiment {name} has {how if before == 'COMPLETED' else 'failed; activate it again'}")
         if state in ("COMPLETED", "ERROR"):
             self._note({"event": "ended", "state": state, "error": error}, name)
@@ -79,8 +79,8 @@ class Queue:
         """Record the death of an experiment's process. `has_trained`: since the process started."""
         self._note({"event": "died", "error": error, "has_trained": has_trained}, name)
 
-    def extend(self, name: str, extension: Mapping[str, int]) -> None:
-        """Queue an experiment again, with more or longer trials."""
+    def extend(self, name: str, extension: Mapping[str, Any]) -> None:
+        """Queue an experiment again, with more or longer trials, or other limits."""
         self._note({"event": "extended", "extension": dict(extension)}, name)
 
     def reopen(self, name: str) -> None:

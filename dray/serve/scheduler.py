@@ -29,7 +29,7 @@ class StartProcess:
 
     name: str
     path: Path
-    extension: Mapping[str, int]
+    extension: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class Scheduler:
             self._emit(SignalProcess(name, signal.SIGKILL if verb == "kill" else signal.SIGTERM))
         return self._submitted(item)
 
-    def extend(self, name: str, extension: Mapping[str, int]) -> Submitted:
+    def extend(self, name: str, extension: Mapping[str, Any]) -> Submitted:
         item = self._queue.item(name)
         if name in self._processes:
             raise WrongState(f"experiment {name} is running; pause it first")

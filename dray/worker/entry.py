@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from dray.cluster.checks.node import UnfitNode, name_of_this_node
-from dray.cluster.view import GPU_TYPE
+from dray.cluster.view import GPU_TYPE, slot_type
 from dray.desk.connection import Connection, DeskUnreachable
 from dray.environment import set_variables
 from dray.text import one_line
@@ -90,13 +90,14 @@ def _serve_leases(worker: WorkerSpec, ranks: Ranks) -> None:
         os.environ.setdefault(name, value)
     set_variables(worker.environment)
     here = ray.get_runtime_context()
-    gpu_type = here.get_node_labels().get(GPU_TYPE, "")
+    labels = here.get_node_labels()
+    types = labels.get(GPU_TYPE, ""), slot_type(labels, gpu=bool(ranks.gpus))
     try:
         desk = Connection(worker.desk)
     except DeskUnreachable as error:
         raise DeskUnreachable(f"node {name_of_this_node()} {error}") from None
     with contextlib.closing(desk):
-        desk.tell("arrived", worker.owner, worker.group, worker.start, here.get_node_id(), gpu_type)
+        desk.tell("arrived", worker.owner, worker.group, worker.start, here.get_node_id(), *types)
         try:
             if worker.experiment is not None:
                 worker.experiment.check_node()

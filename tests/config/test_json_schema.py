@@ -158,11 +158,12 @@ def test_the_schema_has_the_fields_of_each_method(method: str) -> None:
     )
     least = {"name": method, "metric": "loss", "max_length": {"epochs": 16}}
     space = {"n": {"type": "int", "minval": 1, "maxval": 3, "count": 2}}
+    ends = {"patience": 9}  # else `max_trials` is required, which is a rule about several fields
     for needed in ({}, {"max_trials": 4}, {"max_trials": 4, "num_rungs": 2}):
-        config = {"searcher": {**least, **needed}, "hyperparameters": space}
+        config = {"searcher": {**least, **needed}, "hyperparameters": space, **ends}
         assert VALIDATOR.is_valid(config) == is_loaded(config), needed
         for field, value in values.items():
-            config = {"searcher": {**least, **needed, field: value}, "hyperparameters": space}
+            config = {"searcher": {**least, **needed, field: value}, "hyperparameters": space, **ends}
             assert VALIDATOR.is_valid(config) == is_loaded(config), (needed, field)
 
 

@@ -234,7 +234,7 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
             "Determined's pbt had other fields; write population",
         ),
         ({"searcher__replace_function": {}}, "searcher.replace_function", "write quantile, its truncate_fraction"),
-        ({"zzz": 1}, "zzz", "unknown field; known fields are checkpoint_format"),
+        ({"zzz": 1}, "zzz", "unknown field; known fields are budget, checkpoint_format"),
         ({"searcher": ...}, "searcher", "missing required field"),
         ({"searcher__metric": ...}, "searcher.metric", "missing required field"),
         ({"searcher__max_length": ...}, "searcher.max_length", "missing required field"),

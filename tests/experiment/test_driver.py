@@ -25,8 +25,10 @@ from dray.desk.messages import (
 from dray.desk.wire import Malformed
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
 from dray.experiment.driver import ExperimentDriver
-from dray.experiment.effects import Answered, Append, Bind, Effect, Examine, Fail, Prune, ShowFailure, ToDesk
+from dray.experiment.effects import Answered, Append, Bind, Effect, EndRun, Examine, Fail, Prune, ShowFailure, ToDesk
+from dray.experiment.limits import Limits
 from dray.experiment.open_search import OpenSearch
+from dray.records.spending import Usage
 from searchers.asha import ASHA
 from searchers.errors import IllegalEvent
 from searchers.events import Requested, Source, TrialResult
@@ -52,10 +54,16 @@ class Scene:
         records: of an earlier run.
         promotion: trials pause at the first rung, and the best continue; otherwise the others stop.
         handle_waits: Tune's handle has asked for results before the run begins.
+        fields: of the config.
     """
 
     def __init__(
-        self, records: Sequence[Mapping[str, Any]] = (), *, promotion: bool = True, handle_waits: bool = False
+        self,
+        records: Sequence[Mapping[str, Any]] = (),
+        *,
+        promotion: bool = True,
+        handle_waits: bool = False,
+        **fields: Any,
     ) -> None:
         limits = {"max_trials": 2, "max_length": END, "num_rungs": 2, "divisor": 4, "max_concurrent_trials": 2}
         method = (PromotionASHA if promotion else ASHA)(**limits)  # type: ignore[arg-type]
@@ -66,7 +74,8 @@ class Scene:
             search.start()
         self.effects: list[Effect] = []
         self.fetched: list[TrialResult] = []
-        opened = OpenSearch(search=search, config=load_config(CONFIG), records=list(self.journal))
+        config, before = load_config({**CONFIG, **fields}), list(self.journal)
+        opened = OpenSearch(search=search, config=config, records=before, limits=Limits(config, before))
         self.driver = ExperimentDriver(opened, self.effects.append, resume="resume it")
         if handle_waits:
             self.driver.fetch("early", 1)
@@ -520,3 +529,83 @@ def test_a_forks_source_is_kept_until_the_fork_needs_it_no_more_also_by_the_next
             scene.decide()
     deleted = {each.batches for prune in scene.take(Prune) for each in prune.delete}
     assert deleted == (set() if ends == "not yet" else {4})
+
+
+# -------------------------------------------------------------------------------------------------------------- limits
+def spent(share: float, *, slots: int = 2) -> Usage:
+    """What is spent of ten slot-hours and of an hour, while this many slots are in use."""
+    return Usage(
+        spent={"time": 3600 * share, "slot_hours": 10 * share, "usd": 0.0},
+        per_s={"time": 1.0, "slot_hours": slots / 3600, "usd": 0.0},
+    )
+
+
+def running(**fields: Any) -> Scene:
+    """A scene whose trials 0 and 1 have the leases 1 and 2."""
+    scene = Scene(promotion=False, **fields)
+    scene.grant(1, 0)
+    scene.grant(2, 1)
+    scene.effects.clear()
+    return scene
+
+
+def test_when_the_budget_is_spent_trials_save_and_leave_and_the_search_is_as_if_interrupted() -> None:
+    scene = running(budget={"time": "1h"})
+    scene.driver.tick(spent(0.999), 10.0)
+    assert not scene.effects
+    scene.driver.tick(spent(1.0), 13.6)
+    assert [each.record for each in scene.take(Append)] == [{"event": "ended", "reason": "budget spent: 1 of 1 h"}]
+    assert (scene.to_desk(), len(scene.take(EndRun))) == ([("close",)], 1)
+    call = scene.report(1)
+    assert scene.replies() == {call: "interrupt"}
+    assert (scene.state(0), scene.state(1), scene.driver.search.done) == ("RUNNING", "RUNNING", None)
+    scene.driver.tick(spent(1.1), 20.0)
+    assert not scene.take(EndRun), "once"
+
+
+def test_the_search_decides_on_the_last_report_before_an_early_end() -> None:
+    scene = running(until={"loss": 0.3})
+    scene.fetch()
+    scene.report(1, END, 0.2)
+    scene.driver.tick(spent(0.0), 1.0)
+    reason = "loss 0.2 of trial 0 reaches 0.3"
+    assert [each.record["reason"] for each in scene.take(Append) if each.record["event"] == "ended"] == [reason]
+    scene.leave(1, 0, "completed")
+    scene.leave(2, 1, "interrupted")
+    assert not scene.driver.is_drained
+    scene.decide()
+    assert (scene.state(0), scene.driver.is_drained) == ("COMPLETED", True)
+
+
+def test_with_little_left_of_the_slot_hours_a_trial_that_is_late_leaves_for_another() -> None:
+    scene = running(budget={"slot_hours": 10})
+    for now, step in ((0.0, 5), (100.0, 6)):  # 100 s a batch: 1000 s to the end
+        scene.driver.tick(spent(0.5), now)
+        scene.report(1, step, decides=False)
+        scene.report(2, 14 + (step == 6), decides=False)  # 100 s to the end
+    scene.effects.clear()
+    scene.driver.tick(spent(0.98), 100.0)  # 0.2 slot-hours: 360 s for two slots
+    assert scene.to_desk() == [("cancel", 0)]
+    call = scene.report(1, 7, decides=False)
+    assert scene.replies() == {call: "interrupt"}
+    scene.leave(1, 0, "interrupted")
+    assert (scene.state(0), scene.take(EndRun)) == ("RUNNING", [])
+    scene.grant(3, 0)  # a node was lost at the same time, say
+    assert ("drop", 3) in scene.to_desk()
+    scene.driver.on(LeaseOver(lease=3, group="g", trial=0))
+    scene.report(2, END)
+    scene.leave(2, 1, "completed")
+    scene.decide()
+    scene.driver.tick(spent(0.99, slots=0), 200.0)
+    assert len(scene.take(EndRun)) == 1, "nothing else runs"
+    assert "the rest of the budget takes no trial to its next rung" in scene.driver.limits.reason
+
+
+def test_with_little_time_left_a_trial_that_is_late_trains_on() -> None:
+    scene = running(budget={"time": "1h"})
+    for now, step in ((0.0, 5), (100.0, 6)):
+        scene.driver.tick(spent(0.95), now)
+        scene.report(1, step, decides=False)
+    scene.effects.clear()
+    scene.driver.tick(spent(0.98), 100.0)
+    assert not scene.effects

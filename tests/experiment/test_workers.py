@@ -18,6 +18,7 @@ from dray.code.archive import Archived
 from dray.code.factory import FromDirectory, Sent
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
+from dray.config.sections import Budget
 from dray.errors import ConfigError
 from dray.experiment import workers
 from dray.records.directory import ExperimentDirectory
@@ -130,3 +131,12 @@ def test_directory_of_data_beside_a_script_is_an_error(
         ConfigError, match=r"trial: .*user/project has at least 2\.0 KiB of files.*; the largest are data\.bin"
     ):
         sender.send(script, tmp_path / "e")
+
+
+def test_each_slot_type_needs_a_price_only_for_a_budget_of_money() -> None:
+    prices: Any = {"A100": 2.9, "A100-spot": 1.1}
+    paid = CONFIG.model_copy(update={"budget": Budget(usd=200), "prices": prices})
+    workers.check_prices(paid, ["A100", "A100-spot", "A100"])
+    with pytest.raises(ConfigError, match="required for slots of type CPU, T4 with"):
+        workers.check_prices(paid, ["T4", "A100", "CPU"])
+    workers.check_prices(paid.model_copy(update={"budget": Budget(time="2h")}), ["T4"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from searchers import ASHA, AdaptiveASHA, Create, Done, MethodError, Pause, PromotionASHA, Resume, Stop
 from searchers.adaptive_asha import bracket_trials, bracket_weights
 from searchers.events import Reason
+from searchers.method import MAX_TRIALS
 from tests.searchers.helpers import leave, report
 
 
@@ -184,3 +185,20 @@ def test_all_invalid_fields_are_named_at_once() -> None:
 def test_fields_of_another_type_are_refused(field: str, wrong: Any, says: str) -> None:
     with pytest.raises(MethodError, match=rf"searcher\.{field}: {says}"):
         AdaptiveASHA(max_trials=9, max_length=9, **{field: wrong})
+
+
+@pytest.mark.parametrize("variant", ["stopping", "promotion"])
+def test_without_an_end_the_brackets_take_turns_from_the_first_trial(variant: Literal["stopping", "promotion"]) -> None:
+    method = AdaptiveASHA(max_trials=MAX_TRIALS, max_length=64, max_concurrent_trials=7, variant=variant)
+    assert len(method.start()) == 7
+    assert [method.bracket_of(trial) for trial in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert method.rungs == (1, 4, 16, 64)
+
+
+def test_without_an_end_a_space_without_valid_points_is_given_up() -> None:
+    method = AdaptiveASHA(max_trials=MAX_TRIALS, max_length=64, max_concurrent_trials=4)
+    method.start()
+    for trial in range(1000):
+        if (actions := leave(method, trial, "invalid_hp")) and isinstance(actions[-1], Done):
+            break
+    assert actions == [Done(reason="invalid_hp")]

@@ -66,7 +66,7 @@ class FakeControl:
         states: dict[Verb, ExperimentState] = {"activate": "QUEUED", "pause": "PAUSED"}
         return self._to(verb, name, allowed, states.get(verb, "STOPPED"))
 
-    def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
+    def extend(self, name: str, extension: Mapping[str, Any]) -> Submitted:
         return self._to("extend", name, ("COMPLETED", "STOPPED", "PAUSED", "ERROR"), "QUEUED")
 
     def reopen(self, name: str) -> Submitted:

@@ -17,22 +17,16 @@ import os
 import time
 from collections import Counter
 
-from tests.simulation.schedule import Schedule, schedule_of, with_population, with_requests
+from tests.simulation.schedule import drawn
 from tests.simulation.simulation import Simulation, failure_of, outcome_of, shrunk
 
 PART = 100
 """How many seeds a process gets at a time."""
 
 
-def schedule_for(seed: int, *, faults: bool = True, requests: bool, pbt: bool) -> Schedule:
-    schedule = schedule_of(seed, faults=faults)
-    if pbt:
-        schedule = with_population(schedule)
-    return with_requests(schedule) if requests else schedule
-
-
-def replay(schedule: Schedule, *, whole: bool) -> None:
+def replay(seed: int, *, whole: bool, **options: bool) -> None:
     """Print every event."""
+    schedule = drawn(seed, **options)
     if failure_of(schedule) and not whole:
         schedule = shrunk(schedule)
     print(*schedule.lines(), sep="\n")
@@ -43,12 +37,12 @@ def replay(schedule: Schedule, *, whole: bool) -> None:
         print(*lines, sep="\n")
 
 
-def simulate(seeds: range, *, requests: bool, pbt: bool) -> Counter[str]:
+def simulate(seeds: range, **options: bool) -> Counter[str]:
     """Run these seeds, and return the number of each event."""
     counts, began = Counter[str](), time.process_time()
     gc.disable()  # garbage is collected once, after each simulation
     for seed in seeds:
-        schedule = schedule_for(seed, requests=requests, pbt=pbt)
+        schedule = drawn(seed, **options)
         why, steps = outcome_of(schedule)
         if why:
             print(f"seed {seed}: {why}", flush=True)
@@ -62,12 +56,12 @@ def simulate(seeds: range, *, requests: bool, pbt: bool) -> Counter[str]:
     return counts
 
 
-def simulate_all(seeds: range, processes: int, *, requests: bool, pbt: bool) -> None:
+def simulate_all(seeds: range, processes: int, **options: bool) -> None:
     """Run these seeds in several processes, and print the number of each event."""
     parts = [range(first, min(first + PART, seeds.stop)) for first in range(seeds.start, seeds.stop, PART)]
     began = time.monotonic()
     with multiprocessing.get_context("fork").Pool(processes) as pool:
-        counted = pool.imap_unordered(functools.partial(simulate, requests=requests, pbt=pbt), parts)
+        counted = pool.imap_unordered(functools.partial(simulate, **options), parts)
         counts = functools.reduce(lambda one, other: one + other, counted)
     counts["seconds"] = round(time.monotonic() - began)
     print(f"\nSeeds {seeds.start} to {seeds.stop - 1}, {processes} processes\n\n| | |\n|---|---:|")
@@ -86,14 +80,15 @@ def main() -> None:
     parser.add_argument("--no-faults", action="store_true", help="nothing goes wrong")
     parser.add_argument("--requests", action="store_true", help="a person adds, forks and stops trials")
     parser.add_argument("--pbt", action="store_true", help="the searches are population-based training")
+    parser.add_argument("--budgets", action="store_true", help="experiments have budgets")
     parser.add_argument("--whole", action="store_true", help="do not shrink the schedule")
     arguments = parser.parse_args()
-    kind = {"requests": arguments.requests, "pbt": arguments.pbt}
+    options = {name: getattr(arguments, name) for name in ("requests", "pbt", "budgets")}
+    options["faults"] = not arguments.no_faults
     if arguments.end is None:
-        schedule = schedule_for(arguments.seed, faults=not arguments.no_faults, **kind)
-        replay(schedule, whole=arguments.whole)
+        replay(arguments.seed, whole=arguments.whole, **options)
     else:
-        simulate_all(range(arguments.seed, arguments.end), arguments.processes, **kind)
+        simulate_all(range(arguments.seed, arguments.end), arguments.processes, **options)
 
 
 if __name__ == "__main__":

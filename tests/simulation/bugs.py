@@ -16,8 +16,10 @@ from dray.desk.desk import Desk
 from dray.desk.lease import Client
 from dray.experiment import driver, open_search
 from dray.experiment.driver import ExperimentDriver
+from dray.experiment.limits import Limits
 from dray.experiment.retention import Retention
-from tests.simulation.schedule import Schedule, schedule_of, with_requests
+from dray.records.spending import Spending
+from tests.simulation.schedule import Schedule, drawn
 from tests.simulation.simulation import failure_of
 
 MOST = 1_000
@@ -25,7 +27,7 @@ MOST = 1_000
 
 class Bug(NamedTuple):
     """A fault in the code of a method or function: `wrong` replaces `right`. The seed finds it, with a
-    person's requests if `requests`."""
+    person's requests if `requests`, and with budgets if `budgets`."""
 
     owner: Any
     name: str
@@ -33,9 +35,10 @@ class Bug(NamedTuple):
     wrong: str
     seed: int
     requests: bool = False
+    budgets: bool = False
 
     def schedule(self, seed: int) -> Schedule:
-        return with_requests(schedule_of(seed)) if self.requests else schedule_of(seed)
+        return drawn(seed, requests=self.requests, budgets=self.budgets)
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
@@ -111,5 +114,14 @@ BUGS = {
     ),
     "a canceled trial that was stopped by the method": Bug(
         open_search, "_end_stopped", '"canceled" if trial in canceled else "stopped"', '"stopped"', 349, requests=True
+    ),
+    "a budget that is exceeded": Bug(Limits, "spend", "self.share >= 1:", "self.share >= 1.5:", 9, budgets=True),
+    "a killed run that counts up to the next": Bug(
+        Spending,
+        "add",
+        'if name == "opened":\n',
+        'if name == "opened":\n        self._advance(event["time"])\n',
+        9,
+        budgets=True,
     ),
 }

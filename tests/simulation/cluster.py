@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -78,9 +79,19 @@ class Lending:
     Args:
         process: the driver's or the server's `Loop`.
         end_s: maximum time for groups to end by themselves.
+        ends: called with the name of each group that has ended.
     """
 
-    def __init__(self, process: Any, cluster: Cluster, lender: Lender, *, end_s: float) -> None:
+    def __init__(
+        self,
+        process: Any,
+        cluster: Cluster,
+        lender: Lender,
+        *,
+        end_s: float,
+        ends: Callable[[str], None] = lambda group: None,
+    ) -> None:
+        self._note_end = ends
         self.process, self.world, self.cluster, self._lender, self._end_s = (
             process,
             cluster.world,
@@ -113,6 +124,8 @@ class Lending:
 
     def report(self, owner: str, event: GroupPlaced | ProcessesEnded) -> None:
         """Handle a report of a group."""
+        if isinstance(event, ProcessesEnded):
+            self.process.post(self._note_end, event.group)
         self.process.post(self._lender.on, owner, event)
 
     def end(self) -> None:
@@ -228,7 +241,7 @@ class Rank(Process):
         desk = self.desk = Connection(self, group.lending.process)
         next_lease = partial(desk.call, "next_lease", group.owner, group.name, group.start, self.rank, group.size)
         try:
-            desk.tell("arrived", group.owner, group.name, group.start, self.node.name, "")
+            desk.tell("arrived", group.owner, group.name, group.start, self.node.name, "", "CPU")
             mine = None if self.rank else ("host", group.start)
             met = yield desk.call("address", group.start, mine)
             if tuple(met) != ("host", group.start):

@@ -20,7 +20,8 @@ from dray.experiment import effects
 from dray.experiment.core import ReadLogs, RunCore
 from dray.experiment.driver import RUNNABLE
 from dray.experiment.open_search import open_search
-from dray.groups.lender import GroupKind, Lender
+from dray.groups.effects import StartGroup
+from dray.groups.lender import GroupKind, Lender, OnPool
 from dray.groups.pool import GroupsPlan
 from dray.groups.slots import Slots
 from searchers.events import TrialResult
@@ -131,7 +132,7 @@ class DriverProcess(Loop):
         super().__init__(cluster.world, f"{experiment.name}-{experiment.runs}")
         self.experiment, self.cluster, self._ended, self._own_cluster = experiment, cluster, ended, own_cluster
         self._error: Exception | None = None
-        self._has_failed = self._is_closing = self._interrupted = False
+        self._has_failed = self._is_closing = self._interrupted = self._has_begun = False
         self.over, self._drained = Future(), Future()
         self._how = "killed"
 
@@ -141,10 +142,14 @@ class DriverProcess(Loop):
             if self._how == "killed":
                 self.experiment.requests.lose_power()
             if self.core is not None:
+                self.experiment.account.end(killed=self._how == "killed")
                 self.tune.kill_handle()
                 self.lending.lost()
                 if self._how in ("done", "stopped") and self.world.random.random() < 0.3:
                     self._check_replay()
+            extensions = self.experiment.extensions
+            if self._how == "spent" and not (extensions and extensions[0][0][0] == "budget"):
+                extensions.insert(0, self.experiment.account.extended())  # by the user
             self._ended(self, self._how)
 
     @property
@@ -158,10 +163,11 @@ class DriverProcess(Loop):
 
     def look(self) -> None:
         """Like `Run._tick`."""
-        if self.core is not None:
+        if self._has_begun:
             for request in self.experiment.requests.waiting():
                 with contextlib.suppress(OSError):
                     self.driver.request(request, self.experiment.requests.check)
+            self.driver.tick(self.experiment.account.usage(self.driver.limits.share), self.world.now)
 
     def interrupt(self) -> None:
         """Send a signal from the user."""
@@ -199,6 +205,15 @@ class DriverProcess(Loop):
             self._journal.flush()
             self._finish("done")
             return
+        experiment.account.open()
+        limits = self._opened.limits
+        limits.spend(experiment.account.spending.usage)
+        if limits.reason:
+            if not limits.is_recorded:
+                self._journal.append({"event": "ended", "reason": limits.reason})
+            self._journal.flush()
+            self._finish("spent")
+            return
         searcher, rungs = self._opened.config.searcher, self._opened.search.method.rungs
         experiment.plan_to(searcher.length or 0, rungs, searcher.trial_count or experiment.setup.points or 1)
         self._run()
@@ -219,11 +234,16 @@ class DriverProcess(Loop):
             reuse_workers=setup.reuse_workers,
         )
         self._lend(core, kind)
-        self.post(core.begin, kind, {})
+        self.experiment.account.begin(lent=not isinstance(core.lender, Lender))
+        self.post(self._begin, core, kind)
         self.tune = Tune(self)
         late = world.random.random() < 0.1
         world.at(world.random.uniform(0.0, 150.0 if late else 4.0), self.tune.start)
         proceed(self, self._main(core))
+
+    def _begin(self, core: Core, kind: GroupKind) -> None:
+        core.begin(kind, {})
+        self._has_begun = True
 
     def _lend(self, core: Core, kind: GroupKind) -> None:
         max_slots, own = self.experiment.setup.max_slots, self._own_cluster
@@ -234,7 +254,8 @@ class DriverProcess(Loop):
             emit=core.effects.append,
             counts=core.driver.counts,
         )
-        self.lending = Lending(self, self.cluster, lender, end_s=0.0 if own else 30.0)
+        ends = partial(self._timeline, "ends")
+        self.lending = Lending(self, self.cluster, lender, end_s=0.0 if own else 30.0, ends=ends)
 
     def _main(self, core: Core) -> Steps:
         """The thread that called `Run.run`."""
@@ -261,6 +282,8 @@ class DriverProcess(Loop):
             self._finish("lost" if isinstance(self._error, DeskUnreachable) else "full")
         elif self._opened.search.done is not None:
             self._finish("done")
+        elif self.driver.limits.reason:
+            self._finish("spent")
         else:
             self._finish("stopped" if self._interrupted else f"failed: {self._error}")
 
@@ -270,6 +293,8 @@ class DriverProcess(Loop):
 
     def _finish(self, how: str) -> None:
         self._how = how
+        if self.core is not None:
+            self.experiment.account.note("closed")
         self.end()
 
     def _has_not_drained(self) -> None:
@@ -306,10 +331,29 @@ class DriverProcess(Loop):
             self.burn(records)
             self._journal.flush()
 
+    def _timeline(self, event: str, group: str, **fields: Any) -> None:
+        """Record an event of a group, as `Run` does."""
+        self.experiment.account.note(event, group=group, **fields)
+
     def _perform(self, effect: Any) -> None:
+        is_lent, slots = not isinstance(self.lender, Lender), self.experiment.setup.ranks
+        match effect:
+            case OnPool(_, StartGroup() as start):
+                self._timeline("starts", start.group, slots=start.slots.taken)
+            case messages.WorkerArrived(group=group):
+                self._timeline("arrived", group)
+            case messages.LeaseGranted(group=group, trial=trial):
+                if is_lent:
+                    self._timeline("starts", group, slots=slots)
+                self._timeline("granted", group, trial=trial)
+            case messages.LeaseOver(group=group) if is_lent:
+                self._timeline("ends", group)
         match effect:
             case effects.Bind():
                 self._bind(effect)
+            case effects.EndRun():
+                self.experiment.account.spent(self.driver.limits.share, own=not is_lent)
+                self.over.resolve()
             case effects.Prune() | effects.Examine():
                 self._cleaner.put(effect)
             case effects.Answered(request_id):

@@ -13,6 +13,7 @@ from typing import Any
 
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
+from dray.config.sections import Budget
 from dray.desk.failure import Failure, FailureKind
 from dray.desk.messages import DeskReport
 from dray.training.plan import Plan, Policy, Schedule
@@ -20,6 +21,7 @@ from dray.training.progress import Progress
 from searchers.errors import IllegalEvent
 from searchers.events import Requested, Source
 from searchers.records import number_from_json
+from tests.simulation.budget import Account, in_config
 from tests.simulation.world import Disk, Failed, World
 
 
@@ -50,6 +52,7 @@ class Setup:
         invalid, diverging: shares of trials with invalid hyperparameters, and with a loss that becomes NaN.
         extensions: extensions of the experiment, each applied when it is opened again.
         priority, weight, max_slots: its share of the slots.
+        budget: of the config. The user increases it when it is spent.
     """
 
     searcher: tuple[tuple[str, Any], ...]
@@ -66,11 +69,12 @@ class Setup:
     max_restarts: int
     reuse_workers: bool
     errors: tuple[TrialError, ...]
-    extensions: tuple[tuple[tuple[str, int], ...], ...]
+    extensions: tuple[tuple[tuple[str, Any], ...], ...]
     priority: int
     weight: float
     max_slots: int | None
     batch_s: float
+    budget: tuple[tuple[str, float], ...] = ()
 
     @property
     def is_population(self) -> bool:
@@ -81,6 +85,8 @@ class Setup:
         searcher = dict(self.searcher)
         for number in range(len(self.errors)):
             yield replace(self, errors=self.errors[:number] + self.errors[number + 1 :])
+        if self.budget:
+            yield replace(self, budget=())
         if self.extensions:
             yield replace(self, extensions=self.extensions[1:])
         before = searcher.get("max_trials", self.points)
@@ -99,6 +105,7 @@ class Setup:
                 "checkpoint_storage": config.checkpoint_storage.model_copy(update=storage),
                 "max_restarts": self.max_restarts,
                 "stop_on_nan": self.stops_on_nan,
+                "budget": Budget(**in_config(dict(self.budget))) if self.budget else None,
             }
         )
 
@@ -451,7 +458,8 @@ class Experiment:
         self.runs = 0
         self.process: Any = None
         self.extensions = list(setup.extensions)
-        self.extension: dict[str, int] = {}
+        self.extension: dict[str, Any] = {}
+        self.account = Account(world, dict(setup.budget))
         self._left = {each: each.times for each in setup.errors}
 
     def plan_to(self, length: int, rungs: tuple[float, ...], budget: int) -> None:

@@ -100,6 +100,30 @@ def _population(random: Random, setup: Setup) -> Setup:
     return replace(setup, searcher=tuple(searcher.items()), points=0, extensions=extensions, max_slots=max_slots)
 
 
+def with_budgets(schedule: Schedule) -> Schedule:
+    """Give each experiment a budget that is spent several times before its search is done."""
+    random = Random(f"budgets:{schedule.seed}")
+
+    def with_budget(setup: Setup) -> Setup:
+        searcher = dict(setup.searcher)
+        length_s = setup.batch_s * searcher["max_length"] * searcher.get("max_trials", 6) + 60
+        seconds = length_s * random.uniform(0.02, 0.5)
+        totals = random.choice(({"time": seconds}, {"slot_hours": seconds / 3600}))
+        return replace(setup, budget=tuple(totals.items()))
+
+    return replace(schedule, setups=tuple(map(with_budget, schedule.setups)))
+
+
+def drawn(
+    seed: int, *, faults: bool = True, requests: bool = False, pbt: bool = False, budgets: bool = False
+) -> Schedule:
+    """Draw the schedule of a seed; on demand with a person's requests, populations and budgets."""
+    schedule = schedule_of(seed, faults=faults)
+    schedule = with_population(schedule) if pbt else schedule
+    schedule = with_requests(schedule) if requests else schedule
+    return with_budgets(schedule) if budgets else schedule
+
+
 def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
     """Draw the schedule of a seed."""
     random = Random(f"schedule:{seed}")

@@ -28,7 +28,7 @@ from tests.simulation.world import Call, Connection, Disk, DiskJournal, End, Fai
 
 LOOK_S = 15.0
 """How often users look at what they have submitted."""
-KINDS: dict[str, Any] = {"done": "COMPLETED", "stopped": "stopped"}
+KINDS: dict[str, Any] = {"done": "COMPLETED", "spent": "COMPLETED", "stopped": "stopped"}
 """What ends of processes mean; other processes have died."""
 
 
@@ -179,7 +179,7 @@ class ServerProcess(Loop):
             case _:
                 self.lending.perform(effect)
 
-    def _start(self, name: str, extension: Mapping[str, int]) -> None:
+    def _start(self, name: str, extension: Mapping[str, Any]) -> None:
         experiment = self._results.experiments[name]
         experiment.extension = dict(extension)
         process = self.processes[name] = LentDriver(experiment, self._cluster, self._child_ended)

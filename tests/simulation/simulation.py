@@ -75,7 +75,9 @@ class Simulation:
             self.world.note(f"{process.name} has ended: {how}")
         if how.startswith("failed"):
             raise Failed(f"{process.name} {how}")
-        if how == "done" and not experiment.requests.waiting():
+        if how == "spent":
+            experiment.extension.update(experiment.extensions.pop(0))
+        elif how == "done" and not experiment.requests.waiting():
             if self._late_requests:
                 self._late_requests -= 1
                 experiment.requests.place_random((), self.world.random.random())

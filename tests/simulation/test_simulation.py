@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from tests.simulation.bugs import BUGS
-from tests.simulation.schedule import schedule_of, with_population, with_requests
+from tests.simulation.schedule import drawn
 from tests.simulation.simulation import failure_of
 
 FOUND = (22_640, 30_000, 30_272, 31_818, 58_795, 1_011_504, 2_014_389)
@@ -15,15 +15,11 @@ FOUND = (22_640, 30_000, 30_272, 31_818, 58_795, 1_011_504, 2_014_389)
 FOUND_WITH_PBT = (23, 30, 195, 245, 281, 355, 963)
 
 
-def failures(seeds: Iterable[int], *, faults: bool = True, requests: bool = False, pbt: bool = False) -> list[str]:
-    """Return the failures with these seeds."""
-    failed, options = [], " --requests" * requests + " --pbt" * pbt
-    for seed in seeds:
-        schedule = schedule_of(seed, faults=faults)
-        schedule = with_population(schedule) if pbt else schedule
-        if why := failure_of(with_requests(schedule) if requests else schedule):
-            failed.append(f"python -m tests.simulation {seed}{options}: {why}")
-    return failed
+def failures(seeds: Iterable[int], *, faults: bool = True, **kinds: bool) -> list[str]:
+    """Return the failures with these seeds. `kinds`: see `drawn`."""
+    found = ((seed, failure_of(drawn(seed, faults=faults, **kinds))) for seed in seeds)
+    options = "".join(f" --{kind}" for kind in kinds)
+    return [f"python -m tests.simulation {seed}{options}: {why}" for seed, why in found if why]
 
 
 def test_searches_end_as_they_should_if_nothing_goes_wrong() -> None:
@@ -41,6 +37,10 @@ def test_searches_carry_out_two_hundred_requests_in_schedules_of_faults() -> Non
 def test_populations_survive_schedules_of_faults_and_requests() -> None:
     assert not failures(FOUND_WITH_PBT, pbt=True)
     assert not failures(range(5), pbt=True, requests=True)
+
+
+def test_searches_keep_their_budgets_in_schedules_of_faults() -> None:
+    assert not failures(range(30), requests=True, budgets=True)
 
 
 def test_faults_that_were_found_stay_mended() -> None:
@@ -63,6 +63,11 @@ def test_searches_carry_out_five_thousand_requests_in_schedules_of_faults(first:
 def test_populations_survive_five_hundred_schedules_of_faults_and_requests() -> None:
     assert not failures(range(250), pbt=True)
     assert not failures(range(250, 500), pbt=True, requests=True)
+
+
+@pytest.mark.slow
+def test_searches_keep_their_budgets_in_four_hundred_schedules_of_faults() -> None:
+    assert not failures(range(40, 440), requests=True, budgets=True)
 
 
 @pytest.mark.slow

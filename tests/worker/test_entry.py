@@ -31,7 +31,8 @@ class Desk:
 
 def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], *gpus: str) -> list[str]:
     """Enter a worker that can't import what it runs; returns the errors that it reports."""
-    here = SimpleNamespace(get_node_id=lambda: "node-7", get_node_labels=lambda: {"ray.io/accelerator-type": "L4"})
+    labels = {"ray.io/accelerator-type": "L4", "ray.io/market-type": "spot"}
+    here = SimpleNamespace(get_node_id=lambda: "node-7", get_node_labels=lambda: labels)
     monkeypatch.setattr("ray.get_runtime_context", lambda: here)
     monkeypatch.setattr(entry, "name_of_this_node", lambda: "10.0.0.7 (gpu-1)")
     monkeypatch.setattr(entry, "skip_rays_exit_handlers", lambda: None)
@@ -40,7 +41,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], *
     monkeypatch.setattr(entry, "Connection", connected)
     [ranks] = assign([Place("node-7", "10.0.0.7", gpus)])
     entry.serve_leases(worker_spec(desk, SimpleNamespace(environment=environment)), ranks)
-    assert desk.arrivals == [("run", "group-0", 1, "node-7", "L4")]
+    assert desk.arrivals == [("run", "group-0", 1, "node-7", "L4", "L4-spot" if gpus else "CPU-spot")]
     return desk.causes
 
 

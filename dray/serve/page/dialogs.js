@@ -116,14 +116,18 @@ export function askNotes(it, done) {
 export function askExtend(it, done) {
   const trials = h("input", { type: "number", min: 1, step: 1, placeholder: it.max_trials ?? it.trials });
   const length = h("input", { type: "number", min: 1, step: 1, placeholder: it.max_length ?? "" });
+  const budget = Object.keys(it.budget ?? {}).map(name => [name, h("input", { placeholder: name === "time" ? "4h" : it.budget[name].total })]);
   ask({
     title: `Extend ${it.name}`, yes: "Extend",
     body: [h("p", {}, "Trials that were kept go on from their checkpoints."), h("label", {}, "Trials in all", trials),
-      h("label", {}, `Length of a trial, in ${it.unit ?? "its unit"}`, length)],
+      h("label", {}, `Length of a trial, in ${it.unit ?? "its unit"}`, length),
+      ...budget.map(([name, input]) => h("label", {}, `Budget: ${name} in all`, input))],
     act: async () => {
       const wanted = {};
       if (trials.value) wanted.max_trials = Number(trials.value);
       if (length.value) wanted.max_length = Number(length.value);
+      for (const [name, input] of budget)
+        if (input.value) wanted.budget = { ...wanted.budget, [name]: name === "time" ? input.value : Number(input.value) };
       await send("POST", `${experiment(it.name)}/extend`, wanted);
       say(`${it.name} is queued`);
       done();

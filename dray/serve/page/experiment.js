@@ -35,7 +35,7 @@ export function showExperiment(place, name) {
     showStatus(it.status ?? { busy: 0, slots: 0 });
     put(title, it.title);
     state.replaceChildren(badge(it.state));
-    put(where, `${it.number === null ? "" : `${it.number}: `}${it.name}${it.path ? ` in ${it.path}` : ""}`);
+    put(where, `${it.number === null ? "" : `${it.number}: `}${it.name}${it.path ? ` in ${it.path}` : ""}${it.reason ? `; ended: ${it.reason}` : ""}`);
     front.place.hidden = !(it.objectives?.length > 1);
     put(trouble, it.why ?? "");
     trouble.hidden = !it.why;
@@ -47,6 +47,8 @@ export function showExperiment(place, name) {
       // It is told by the journal's last event.
       [duration(it.ran_s + (it.state === "RUNNING" && it.last ? Math.max(0, Date.now() / 1000 - it.last) : 0)), "time", null, it.began ? `since ${clock(it.began)}` : ""],
     ];
+    if (it.usage)
+      facts.push([it.usage, "budget", null, ""]);
     if (it.front?.length)
       facts.splice(1, 0, [count(it.front.length), "on the Pareto front", null, `trial ${it.front.slice(0, 6).join(", ")}${it.front.length > 6 ? ", …" : ""}`]);
     if (it.submitted) {

@@ -10,7 +10,9 @@ const COLUMNS = [
   ["tags", it => it.submitted?.tags.join() ?? ""], ["started", it => it.began ?? it.submitted?.submitted ?? 0],
 ];
 const remembered = { search: "", sort: 7, descending: true };
-const share = it => it.ended / Math.max(it.total, 1);
+// Without a number of trials, the budget is what ends the search.
+const share = it => it.max_trials === null && it.budget ? Math.max(...Object.values(it.budget).map(of => of.spent / of.total))
+  : it.ended / Math.max(it.total, 1);
 
 export function showList(place) {
   document.title = "dray";
@@ -68,7 +70,7 @@ export function showList(place) {
       state.dataset.state = it.state;
       state.replaceChildren(badge(it.state));
     }
-    state.title = it.why ?? "";
+    state.title = it.why ?? it.reason ?? "";
     progress.firstChild.value = share(it);
     progress.firstChild.setAttribute("aria-label", `${it.ended} of ${it.total} trials ended`);
     put(progress.lastChild, `${count(it.ended)} / ${count(it.total)}${it.failed ? `, ${count(it.failed)} failed` : ""}`);
