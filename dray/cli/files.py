@@ -50,7 +50,10 @@ def preview(
     like: Annotated[
         str | None, typer.Option(metavar="EXPERIMENT", help="An experiment whose measured times are taken instead.")
     ] = None,
-    price: Annotated[float | None, typer.Option(help="US dollars per slot-hour, to estimate the cost.")] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(help="US dollars per slot-hour, to estimate the cost; by default, from prices in CONFIG."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Preview a search without running it: brackets, rungs, trials at each rung, the total, and how long it takes.

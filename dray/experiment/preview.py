@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -28,12 +27,12 @@ from dray.config.searcher import (
 from dray.display.text import rough_time, searched_line
 from dray.errors import ConfigError
 from dray.experiment.rates import unit_of
+from dray.records.spending import totals_of
 from dray.text import counted, rough
 from searchers.method import Method
 from searchers.pbt import PBT
 from searchers.previews import WORKERS, Preview, Range, Rates, expected, is_certain, is_endless, is_simulated
 
-_NO_BUDGET: Mapping[str, float] = MappingProxyType({})
 _RANGE = "in 9 of 10 simulated searches"
 _SINGULAR = {"epochs": "epoch", "batches": "batch", "records": "record", "trials": "trial"}
 
@@ -49,6 +48,7 @@ class SearchPreview:
         workers: number of trials that train at the same time, as far as the config says.
         rates: the time that training takes, if known.
         price: of a slot-hour in US dollars, if known.
+        budget: what ends the search; see `totals_of`.
     """
 
     config: ExperimentConfig
@@ -57,6 +57,7 @@ class SearchPreview:
     workers: int
     rates: Rates | None
     price: float | None
+    budget: Mapping[str, float]
 
     @property
     def hours(self) -> Range | None:
@@ -144,7 +145,7 @@ class SearchPreview:
     def _totals(self) -> list[str]:
         length, unit, seen, word = self.config.searcher.length, self.config.searcher.unit, self.seen, self._expected
         if not self._has_counts:
-            return ["the search has as many trials as its budget allows"]
+            return ["the search creates trials until its budget, target or patience ends it"]
         lines, likely = [f"{_number(seen.trials)} trials"], seen.likely
         if (trials := seen.likely_trials) is not None:
             lines = [f"expected {seen.trials:,.0f} trials ({trials[0]:,.0f} to {trials[1]:,.0f} {_RANGE})"]
@@ -160,13 +161,13 @@ class SearchPreview:
     def _times(self) -> list[str]:
         rates, hours, slot_hours, usd = self.rates, self.hours, self.slot_hours, self.usd
         if rates is None:
-            missing = "the time that training takes is needed to estimate their number: see dray preview --help"
-            return [] if self._has_counts else [missing]
+            missing = "to estimate their number, the time that training takes is needed: see dray preview --help"
+            return [missing] if self.budget and not self._has_counts else []
         at_a_time = f"with {counted(self.workers, 'trial')} at a time"
         if hours is None or slot_hours is None:
             many, total = "there are too many trials to simulate", self.seen.total
             if total is None or not self._has_counts:
-                return [many]
+                return [many] if self.budget or self._has_counts else []
             return [f"at least {rough_time(total * rates.mean / self.workers)} {at_a_time}; {many}"]
         unit = unit_of(self.config.searcher)
         at = f"at {rough(rates.mean)} s per {_SINGULAR.get(unit, unit)}"
@@ -190,14 +191,13 @@ def preview_search(
     model_dir: Path | None = None,
     rates: Rates | None = None,
     price: float | None = None,
-    budget: Mapping[str, float] = _NO_BUDGET,
 ) -> SearchPreview:
     """Preview a config's search.
 
     Args:
         model_dir: where the user's own method is imported from.
-        rates, price: see `SearchPreview`.
-        budget: the amounts of ``time`` (in seconds), ``slot_hours`` and ``usd`` that end the search.
+        rates: the time that training takes, if known.
+        price: of a slot-hour in US dollars; by default, that of the config.
 
     Raises:
         ConfigError: the user's own method can't be loaded, or breaks the rules of a method.
@@ -210,29 +210,40 @@ def preview_search(
     workers = WORKERS if is_simulated(make()) else len(make().start())
     if (most := config.resources.max_slots) is not None:
         workers = max(min(workers, int(most / _slots(config) + 0.01)), 1)
-    if rates is None:
-        budget = _NO_BUDGET
-    slot_hours = budget.get("slot_hours", math.inf)
+    price = _price(config) if price is None else price
+    budget = totals_of(None if config.budget is None else config.budget.model_dump())
+    limits = {} if rates is None else budget
+    slot_hours = limits.get("slot_hours", math.inf)
     if price:
-        slot_hours = min(slot_hours, budget.get("usd", math.inf) / price)
+        slot_hours = min(slot_hours, limits.get("usd", math.inf) / price)
     try:
         seen = expected(
             make,
             learns=_learns(config.searcher),
             workers=workers,
             rates=rates,
-            max_wall_s=budget.get("time", math.inf),
+            max_wall_s=limits.get("time", math.inf),
             max_busy_s=slot_hours * 3600 / _slots(config),
         )
     except RuntimeError as error:
         raise ConfigError([("searcher.name", str(error))]) from error
-    return SearchPreview(config=config, method=make(), seen=seen, workers=workers, rates=rates, price=price)
+    return SearchPreview(
+        config=config, method=make(), seen=seen, workers=workers, rates=rates, price=price, budget=budget
+    )
 
 
 def _learns(searcher: Searcher) -> bool:
     """Whether hyperparameters are drawn by a sampler that learns from results."""
     choice = getattr(searcher, "sampler", None)
     return isinstance(choice, SamplerChoice) and choice.name != "random"
+
+
+def _price(config: ExperimentConfig) -> float | None:
+    """The price of a slot-hour: the highest one of the types that the search may run on."""
+    prices, resources = config.prices or {}, config.resources
+    kinds: list[str] = ["CPU"] if resources.slot == "cpu" else [*(resources.slot_type or [])]
+    known = [price for kind, price in prices.items() if kind.removesuffix("-spot") in kinds]
+    return max(known or prices.values(), default=None)
 
 
 def _slots(config: ExperimentConfig) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 
 from dray.config.load import load_config
@@ -127,19 +128,22 @@ def test_a_trial_with_a_range_of_slots_has_the_most() -> None:
     assert found.slot_hours == pytest.approx([3 * each for each in found.hours])
 
 
-NO_END = ["searcher.max_trials=100_000_000"]
-"""The number that stands for a search that only its budget ends."""
+def without_trials(name: str, searcher: dict[str, Any], **fields: Any) -> ExperimentConfig:
+    """An example's config without `max_trials`."""
+    config = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    del config["searcher"]["max_trials"]
+    return load_config({**config, "searcher": {**config["searcher"], **searcher}, **fields})
 
 
 @pytest.mark.parametrize(
     ("budget", "hours"),
-    [({"time": 7200, "usd": 1000}, 2), ({"slot_hours": 12}, 3), ({"usd": 12, "time": 3600 * 9}, 1.5)],
+    [({"time": "2h", "usd": 1000}, 2), ({"slot_hours": 12}, 3), ({"usd": 12, "time": "9h"}, 1.5)],
 )
-def test_a_budget_decides_how_many_trials_a_search_has(budget: dict[str, float], hours: float) -> None:
+def test_a_budget_decides_how_many_trials_a_search_has(budget: dict[str, Any], hours: float) -> None:
     """Four workers at $2 per slot-hour have trials of 8 minutes, one after another."""
-    changes = [*NO_END, "searcher.max_concurrent_trials=4", "searcher.max_length={epochs: 8}"]
+    four = {"max_concurrent_trials": 4, "max_length": {"epochs": 8}}
     found = preview_search(
-        load_config(EXAMPLES / "random.yaml", changes), rates=Rates(mean=60), price=2.0, budget=budget
+        without_trials("random", four, budget=budget, prices={"A100": 2.0, "L4": 0.5}), rates=Rates(mean=60)
     )
     trials = found.as_dict()["trials"]
     assert trials == pytest.approx(4 * hours * 60 / 8, rel=0.1)
@@ -151,26 +155,61 @@ def test_a_budget_decides_how_many_trials_a_search_has(budget: dict[str, float],
 
 
 def test_without_times_a_budget_decides_an_unknown_number_of_trials() -> None:
-    found = preview_search(load_config(EXAMPLES / "asha.yaml", NO_END), budget={"time": 7200})
+    found = preview_search(without_trials("asha", {}, budget={"time": "2h"}))
     rows, below = shown(found)
     assert [row[2:] for row in rows] == [["1", "", "", ""], ["4", "", "", ""], ["16", "", "", ""]]
-    assert below.startswith(f"{SEARCHED}the search has as many trials as its budget allows\n")
+    assert below == (
+        f"{SEARCHED}the search creates trials until its budget, target or patience ends it\n"
+        "to estimate their number, the time that training takes is needed: see dray preview --help"
+    )
     assert (found.as_dict()["trials"], found.as_dict()["total"]) == (None, None)
+
+
+def test_the_number_of_trials_until_a_target_is_unknown() -> None:
+    found = preview_search(without_trials("asha", {}, until={"validation_loss": 0.1}), rates=Rates(mean=60))
+    assert shown(found)[1] == f"{SEARCHED}the search creates trials until its budget, target or patience ends it"
 
 
 def test_a_budget_that_ends_some_searches_early_is_named() -> None:
     """A search with stragglers uses fewer slot-hours than its duration times its slots."""
-    config, rates = load_config(EXAMPLES / "asha.yaml", ["searcher.max_trials=16"]), Rates(mean=60)
-    free = preview_search(config, rates=rates)
+    few, rates = "searcher.max_trials=16", Rates(mean=60)
+    free = preview_search(load_config(EXAMPLES / "asha.yaml", [few]), rates=rates)
     assert free.slot_hours is not None
     ample, scarce = (
-        preview_search(config, rates=rates, budget={"slot_hours": factor * free.slot_hours.median}) for factor in (9, 1)
+        preview_search(
+            load_config(EXAMPLES / "asha.yaml", [few, f"budget.slot_hours={factor * free.slot_hours.median}"]),
+            rates=rates,
+        )
+        for factor in (9, 1)
     )
     assert (ample.hours, ample.seen.cut) == (free.hours, 0)
     assert 0.4 < scarce.seen.cut < 0.6
     assert scarce.slot_hours is not None
     assert scarce.slot_hours.high == pytest.approx(free.slot_hours.median, rel=0.02)
     assert shown(scarce)[1].endswith(f"\nthe budget ends {scarce.seen.cut:.0%} of the simulated searches early")
+
+
+@pytest.mark.parametrize(
+    ("resources", "usd"),
+    [
+        ({}, 3.0),
+        ({"slot": "cpu"}, 0.05),
+        ({"slot_type": ["L4", "T4"]}, 1.0),
+        ({"slot_type": ["T4"]}, 0.5),
+        ({"slot_type": ["H100"]}, 3.0),
+    ],
+)
+def test_slots_have_the_highest_price_of_their_possible_types(resources: dict[str, Any], usd: float) -> None:
+    config = without_trials(
+        "random",
+        {},
+        budget={"slot_hours": 10},
+        prices={"A100": 3.0, "L4": 1.0, "T4-spot": 0.5, "CPU": 0.05},
+        resources=resources,
+    )
+    found = preview_search(config, rates=Rates(mean=60))
+    assert found.usd == pytest.approx([10 * usd] * 3)
+    assert preview_search(config, rates=Rates(mean=60), price=7.0).usd == pytest.approx([70] * 3)
 
 
 def test_a_search_too_large_to_simulate_has_a_lower_bound() -> None:
