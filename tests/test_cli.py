@@ -101,6 +101,7 @@ def test_a_local_run_has_no_object_store(config: Path) -> None:
     [
         (["COMPLETED", "PRUNED", "INVALID_HP"], 0),
         (["COMPLETED", "ERRORED"], 3),
+        (["COMPLETED", "OUT_OF_MEMORY"], 3),
     ],
 )
 def test_a_search_with_failed_trials_has_an_exit_code_of_its_own(config: Path, states: list[str], code: int) -> None:
