@@ -176,7 +176,7 @@ class AdaptiveASHA:
         return actions
 
 
-_OUTCOMES: tuple[DoneReason, ...] = ("invalid_hp", "completed", "errored", "canceled")
+_OUTCOMES: tuple[DoneReason, ...] = ("invalid_hp", "out_of_memory", "completed", "errored", "canceled")
 _MODES = ("aggressive", "standard", "conservative")
 _VARIANTS: dict[str, type[SuccessiveHalving]] = {"stopping": ASHA, "promotion": PromotionASHA}
 

@@ -18,7 +18,18 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from searchers.errors import IllegalEvent
-from searchers.events import Action, Create, Event, Exited, Reported, Requested, Started, Stop, assert_never
+from searchers.events import (
+    REPLACED,
+    Action,
+    Create,
+    Event,
+    Exited,
+    Reported,
+    Requested,
+    Started,
+    Stop,
+    assert_never,
+)
 from searchers.method import Fields, check_extension
 from searchers.objectives import Losses
 from searchers.rung import ParetoRung, Rung, longer_rungs, rung_lengths
@@ -143,8 +154,8 @@ class SuccessiveHalving:
         return self._rungs[number].rank(trial, value)
 
     def _rank_exit(self, exited: Exited, *, next_rung: int) -> None:
-        """Withdraw an invalid trial from its rungs; rank a failed, diverged or canceled one last at its next rung."""
-        if exited.reason == "invalid_hp":
+        """Withdraw a replaced trial from its rungs; rank a failed, diverged or canceled one last at its next rung."""
+        if exited.reason in REPLACED:
             for rung in self._rungs[:next_rung]:
                 if exited.trial in rung.values:
                     rung.withdraw(exited.trial)
@@ -176,7 +187,7 @@ class SuccessiveHalving:
         return self.extend_to(trials, max_length or self._rungs[-1].length)
 
     def share(self, counts: TrialCounts) -> None:
-        """Share the numbering of trials and the count of invalid ones with the other brackets of a search."""
+        """Share the numbering of trials and the count of replaced ones with the other brackets of a search."""
         self._slots.counts = counts
 
 
@@ -191,7 +202,8 @@ class ASHA(SuccessiveHalving):
     """Asynchronous successive halving, stopping.
 
     Args:
-        max_trials: Number of trials, >= 1. Trials with invalid hyperparameters are replaced and don't count.
+        max_trials: Number of trials, >= 1. Trials with invalid hyperparameters, and trials that run out of memory, are
+            replaced and don't count.
         max_length: Length of a trial that is never stopped, >= 1.
         num_rungs: Number of lengths at which trials are compared, the last of which is `max_length`; >= 1.
         divisor: Ratio of the lengths of neighbouring rungs; one in `divisor` trials continues. > 1, may be fractional.

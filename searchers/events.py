@@ -17,15 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 if TYPE_CHECKING:
     from searchers.objectives import Losses, Measured
 
 Decision = Literal["continue", "stop", "pause"]
 """The decision on a trial that has reported. "pause": the trial frees its workers until the search resumes it."""
-Reason = Literal["completed", "stopped", "diverged", "errored", "invalid_hp", "canceled"]
-DoneReason = Literal["completed", "errored", "invalid_hp", "canceled"]
+Reason = Literal["completed", "stopped", "diverged", "errored", "invalid_hp", "out_of_memory", "canceled"]
+Replaced = Literal["invalid_hp", "out_of_memory"]
+"""A trial that ends for one of these reasons is withdrawn from its rungs, and most methods replace it."""
+REPLACED: tuple[Replaced, ...] = get_args(Replaced)
+FAILURES: tuple[Reason, ...] = ("errored", "diverged", "invalid_hp")  # samplers count such a trial as one of the worst
+DoneReason = Literal["completed", "errored", "invalid_hp", "out_of_memory", "canceled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,7 @@ class Exited:
     """The trial has ended.
 
     "stopped": because of a `Stop`. "completed": by itself, at any length. "diverged": because its loss was NaN.
+    "out_of_memory": its hyperparameters need more memory than there is.
     """
 
     trial: int
@@ -129,8 +134,9 @@ class Resume:
 class Done:
     """The search is over: all trials have ended, and no action follows.
 
-    The reason is "invalid_hp" if the search ended early because too many trials were invalid. Otherwise it is
-    "completed" if any trial completed, diverged or was stopped, else "errored" if any errored, else "canceled".
+    The reason is "invalid_hp" or "out_of_memory" if the search ended early because too many trials were replaced, most
+    of them for this reason. Otherwise it is "completed" if any trial completed, diverged or was stopped, else "errored"
+    if any errored or ran out of memory, else "canceled".
     """
 
     reason: DoneReason

@@ -6,8 +6,9 @@ contributes as much as its rung is informative, and no value has to be made up f
 * The first trials are random, then every second one, then every fifth, because a model of few results is unreliable.
 * The value to improve on is the best expected one minus the noise: a gain within the noise does not count.
 * Running and paused trials are assumed to end as predicted, so that concurrent trials get different hyperparameters.
-* A failed trial counts as one of the worst. Values worse than the median are compressed, since a diverged trial's loss
-  of 10 is no more informative than one of 3.
+* Points that probably don't fit in memory are passed over (see `memory_model`).
+* A failed trial counts as one of the worst, unless it ran out of memory, which says nothing about its loss. Values
+  worse than the median are compressed, since a diverged trial's loss of 10 is no more informative than one of 3.
 * A proposal depends only on the events and the trial's number. The model is refitted whenever the number of results has
   grown by 15 %.
 
@@ -32,7 +33,8 @@ from types import MappingProxyType
 import numpy as np
 from scipy.special import erfcx, ndtr
 
-from searchers.events import Event, Exited, Reported, Started, assert_never
+from searchers.events import FAILURES, Event, Exited, Reported, Started, assert_never
+from searchers.memory_model import MemoryModel
 from searchers.rung_process import Array, Parameters, Results, RungProcess, fitted
 from searchers.space import Space
 from searchers.unit_cube import UnitCube
@@ -72,6 +74,7 @@ class MultiFidelitySampler:
     def __init__(self, space: Space, *, seed: int, rungs: Sequence[float]) -> None:
         self.space, self.seed = space, seed
         self._cube = UnitCube(space)
+        self._memory = MemoryModel(space)
         self._trials: dict[int, _Trial] = {}
         self._live: dict[int, None] = {}  # in order of their start
         self._num_results, self._next_fit = 0, _STARTUP
@@ -85,11 +88,12 @@ class MultiFidelitySampler:
             rng = np.random.default_rng(Random(f"{self.seed}:{trial}:multi-fidelity").getrandbits(64))
             for row in self._proposals(rng):
                 point = self._cube.point(row)
-                if self.space.allows(point):
+                if self.space.allows(point) and self._memory.probably_fits(point):
                     return point
-        return self.space.sample(Random(f"{self.seed}:{trial}"))  # like RandomSampler
+        return self._memory.sample(Random(f"{self.seed}:{trial}"))  # like RandomSampler
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
+        self._memory.tell(event, hparams)
         match event:
             case Started(trial=trial):
                 self._live[trial] = None
@@ -104,7 +108,7 @@ class MultiFidelitySampler:
                 if trial not in self._trials:
                     return
                 known, top = self._trials[trial], len(self._lengths) - 1
-                if reason in ("errored", "diverged", "invalid_hp"):
+                if reason in FAILURES:
                     self._put(trial, min(known.rung + 1, top), math.inf)
                 elif reason == "completed" and known.last is not None:
                     self._put(trial, top, known.last)

@@ -30,6 +30,7 @@ from optuna.trial import FrozenTrial, TrialState
 from searchers.domains import parameters
 from searchers.errors import FieldError, did_you_mean
 from searchers.events import Event, Exited, Reported, Started, assert_never
+from searchers.memory_model import MemoryModel
 from searchers.objectives import Objectives
 from searchers.optuna_space import encoded, from_optuna_trial, to_optuna
 from searchers.optuna_trials import AskStorage, SamplerTrial, SamplerTrials, frozen
@@ -110,6 +111,7 @@ class OptunaSampler:
             rungs, enough=self._startup or _STARTUP, background=self._is_tpe, all_compared=self._has_notes
         )
         self._pareto = objectives is not None
+        self._memory = MemoryModel(space)
         self._failed_points: set[str] = set()  # as JSON
         self._storage = AskStorage(1 if objectives is None else len(objectives.objectives))
         self._study = optuna.load_study(study_name="search", storage=self._storage, sampler=self._sampler("0"))
@@ -118,17 +120,20 @@ class OptunaSampler:
     def ask(self, trial: int) -> dict[str, object]:
         if self.trials.num_compared >= self._startup and not (self._is_tpe and trial % _RANDOM_EVERY == 0):
             for attempt in range(_ATTEMPTS):
-                point = self._propose(trial, attempt)
-                if self.space.allows(point) and _as_json(point) not in self._failed_points:
-                    return point
+                rng = Random(f"{self.seed}:{trial}:{attempt}:fits")
+                close = self._memory.closest(self._propose(trial, attempt), rng)
+                if close is not None and self.space.allows(close) and _as_json(close) not in self._failed_points:
+                    return close
         rng = Random(f"{self.seed}:{trial}")  # like RandomSampler
         for _ in range(_RANDOM_ATTEMPTS):
-            point = self.space.sample(rng)
+            point = self._memory.sample(rng)
             if _as_json(point) not in self._failed_points:
                 break
         return point
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
+        if not self._has_notes:  # a proposal that is moved would have no notes, and count for no generation
+            self._memory.tell(event, hparams)
         match event:
             case Started(trial=trial):
                 self.trials.start(trial, self.trials.get(trial) or self._new_trial(trial, hparams))
@@ -138,7 +143,7 @@ class OptunaSampler:
                 if value is not None:
                     self.trials.report(trial, step, value)
             case Exited(trial=trial, reason=reason):
-                if self.trials.end(trial, reason):
+                if self.trials.end(trial, "errored" if self._has_notes and reason == "out_of_memory" else reason):
                     self._failed_points.add(_as_json(hparams))
             case _:
                 assert_never(event)

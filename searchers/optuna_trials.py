@@ -11,7 +11,8 @@ trials, normalised regret was .09 with this selection and .15 to .27 with others
   they are shown without a value, like running trials (this lowers regret from .086 to .078).
 * After an extension to a greater length, trials are compared at a higher rung once enough have reached it. Until then
   the earlier values are the best available.
-* A failed trial (out of memory, invalid, diverged) is shown as complete with the worst value.
+* A failed trial (errored, invalid, diverged) is shown as complete with the worst value. Trials out of memory are left
+  out, as they say nothing about the metric; `memory_model` learns from them.
 * Running trials are shown as running, so that concurrent trials get different hyperparameters.
 * The number of trials shown is bounded: the best, the latest, and the latest failures. A proposal takes as long after
   100,000 trials as after 100.
@@ -37,7 +38,7 @@ from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from searchers.events import Reason
+from searchers.events import FAILURES, Reason
 from searchers.objectives import Losses
 from searchers.pareto import ordered
 
@@ -112,7 +113,7 @@ class SamplerTrials:
         self._running.pop(trial, None)
         if record is None or reason == "canceled":
             return False
-        if reason in ("errored", "diverged", "invalid_hp") or record.last == math.inf:
+        if reason in FAILURES or record.last == math.inf:
             self._compared.remove(trial)
             self._failed[trial] = record
             if len(self._failed) > _NUM_FAILED:

@@ -10,8 +10,8 @@ The paper leaves some points open:
 
 * If fewer trials can run at a time than the population has, they take turns: a trial that has trained for an interval
   is paused while others wait for workers.
-* A trial that diverges, is canceled or is invalid is replaced like one that was stopped, if another has reported. One
-  that fails is replaced only after it has reported, so that a search whose trials all fail ends.
+* A trial that diverges, is canceled, is invalid or runs out of memory is replaced like one that was stopped, if another
+  has reported. One that fails is replaced only after it has reported, so that a search whose trials all fail ends.
 * A requested trial takes part in the comparisons, but is not replaced. One that has completed takes no further part.
 """
 

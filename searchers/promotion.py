@@ -34,7 +34,7 @@ import math
 from dataclasses import dataclass
 
 from searchers.asha import SuccessiveHalving
-from searchers.events import Action, Create, Done, Exited, Pause, Resume, Stop
+from searchers.events import REPLACED, Action, Create, Done, Exited, Pause, Resume, Stop
 from searchers.objectives import Losses
 from searchers.rung import longer_rungs
 
@@ -185,7 +185,7 @@ class PromotionASHA(SuccessiveHalving):
         if exited.reason == "stopped" and trial.last is not None and not was_paused:
             self._trials[number] = trial  # an extension may promote it
         self._rank_exit(exited, next_rung=trial.next)
-        if exited.reason == "invalid_hp":
+        if exited.reason in REPLACED:
             self._reopen_rungs()
         self._slots.end(number, exited.reason)
 

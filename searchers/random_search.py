@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from searchers.events import Action, Event, Exited, Requested
+from searchers.events import REPLACED, Action, Event, Exited, Replaced, Requested
 from searchers.method import Fields, check_extension
 from searchers.slots import TrialSlots
 
@@ -15,7 +15,8 @@ class RandomSearch:
     Source: Bergstra and Bengio, "Random Search for Hyper-Parameter Optimization" (JMLR 13, 2012).
 
     Args:
-        max_trials: Number of trials, >= 1. Trials with invalid hyperparameters are replaced and don't count.
+        max_trials: Number of trials, >= 1. Trials with invalid hyperparameters, and trials that run out of memory, are
+            replaced and don't count.
         max_concurrent_trials: Maximum number of trials that were created and have not ended; 0 = no limit.
         max_length: Length of a trial, >= 1, at which it validates. None: trials decide when they end.
 
@@ -28,7 +29,7 @@ class RandomSearch:
 
     _budget_name, _min_budget = "max_trials", 1
     _fixed_trials: str | None = None  # the reason why an extension can't add trials
-    _replaces_invalid = True
+    _replaces: tuple[Replaced, ...] = REPLACED
 
     def __init__(self, *, max_trials: int, max_concurrent_trials: int = 16, max_length: int | None = None) -> None:
         check = Fields()
@@ -39,9 +40,7 @@ class RandomSearch:
         check.raise_faults()
         self.rungs: tuple[int, ...] = () if max_length is None else (max_length,)
         self._max_concurrent = max_concurrent_trials
-        self._slots = TrialSlots(
-            max_trials=max_trials, max_concurrent=max_concurrent_trials, replaces_invalid=self._replaces_invalid
-        )
+        self._slots = TrialSlots(max_trials=max_trials, max_concurrent=max_concurrent_trials, replaces=self._replaces)
 
     @property
     def max_trials(self) -> int:
@@ -90,7 +89,7 @@ class RandomSearch:
 
 
 class Single(RandomSearch):
-    """Determined's `single`: random search with one trial.
+    """Determined's `single`: random search with one trial, which is not replaced if it runs out of memory.
 
     Args:
         max_length: Length of the trial, >= 1. None: the trial decides when it ends.
@@ -103,6 +102,7 @@ class Single(RandomSearch):
     """
 
     _fixed_trials = "a single search has one trial"
+    _replaces = ("invalid_hp",)
 
     def __init__(self, *, max_length: int | None = None) -> None:
         super().__init__(max_trials=1, max_concurrent_trials=1, max_length=max_length)
@@ -111,7 +111,7 @@ class Single(RandomSearch):
 class Grid(RandomSearch):
     """Determined's `grid`: one trial for each point, which comes from the sampler (`GridSampler`).
 
-    A trial with invalid hyperparameters is not replaced, since its point was tried.
+    No trial is replaced, since its point was tried.
 
     Args:
         points: Number of points of the grid, >= 0. With 0 the search is done when it starts.
@@ -127,7 +127,7 @@ class Grid(RandomSearch):
 
     _budget_name, _min_budget = "points", 0
     _fixed_trials = "a grid has as many trials as points"
-    _replaces_invalid = False
+    _replaces = ()
 
     def __init__(self, *, points: int, max_concurrent_trials: int = 16, max_length: int | None = None) -> None:
         super().__init__(max_trials=points, max_concurrent_trials=max_concurrent_trials, max_length=max_length)

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from searchers.errors import never_created
-from searchers.events import Action, Create, Done, DoneReason, Reason, Requested, Resume
+from searchers.events import REPLACED, Action, Create, Done, DoneReason, Reason, Replaced, Requested, Resume
 from searchers.method import MAX_TRIALS
 
 MAX_CONCURRENT = 1_000_000
@@ -24,28 +24,30 @@ NEARLY_DONE = math.nextafter(1.0, 0.0)  # the largest progress of a search that 
 
 
 class TrialCounts:
-    """The numbers of created and of invalid trials, in all brackets of a search together.
+    """The numbers of created and of replaced trials, in all brackets of a search together.
 
-    Invalid trials are replaced up to max(16, 4 * max_trials) times, enough for a space of which a fifth is valid; in a
-    search without an end, 4 times for each other trial so far. After one more the search gives up: it creates no more
-    trials, live ones run to their end, and it is done with the reason "invalid_hp".
+    Trials are replaced up to max(16, 4 * max_trials) times, enough for a space of which a fifth is valid; in a search
+    without an end, 4 times for each other trial so far. After one more the search gives up: it creates no more trials,
+    live ones run to their end, and it is done with the most frequent reason.
     """
 
     def __init__(self, max_trials: int) -> None:
-        self.created = self._invalid = 0
+        self.created = 0
+        self._replaced: Counter[Replaced] = Counter()
         self.extend(max_trials)
 
     def extend(self, max_trials: int) -> None:
         self._max_trials = max_trials
-        self._check_invalid()
 
-    def add_invalid(self) -> None:
-        self._invalid += 1
-        self._check_invalid()
+    def add_replaced(self, reason: Replaced) -> None:
+        self._replaced[reason] += 1
 
-    def _check_invalid(self) -> None:
-        is_endless = self._max_trials == MAX_TRIALS
-        self.gave_up = self._invalid > max(16, 4 * (self.created - self._invalid if is_endless else self._max_trials))
+    @property
+    def gave_up(self) -> Replaced | None:
+        """The most frequent reason, if too many trials were replaced."""
+        replaced = self._replaced.total()
+        others = self.created - replaced if self._max_trials == MAX_TRIALS else self._max_trials
+        return None if replaced <= max(16, 4 * others) else self._replaced.most_common(1)[0][0]
 
     def check(self, trial: int) -> None:
         """Raise an `IllegalEvent` if the trial was never created."""
@@ -56,7 +58,7 @@ class TrialCounts:
 class TrialSlots:
     """The trials of a search or bracket, and the `max_concurrent` slots that they hold (0 = `MAX_CONCURRENT`).
 
-    Trials with invalid hyperparameters are replaced and don't count, unless `replaces_invalid` is false.
+    A trial that ends for one of the reasons in `replaces` is replaced and doesn't count.
 
     >>> slots = TrialSlots(max_trials=3, max_concurrent=2)
     >>> slots.fill()
@@ -66,10 +68,10 @@ class TrialSlots:
     [Create(trial=2)]
     """
 
-    def __init__(self, *, max_trials: int, max_concurrent: int, replaces_invalid: bool = True) -> None:
+    def __init__(self, *, max_trials: int, max_concurrent: int, replaces: Sequence[Replaced] = REPLACED) -> None:
         self.counts = TrialCounts(max_trials)  # brackets share one
         self.max_trials, self._num_slots = max_trials, _num_slots(max_concurrent)
-        self._replaces_invalid = replaces_invalid
+        self._replaces = replaces
         self._counted = 0  # created trials that were not replaced
         self._live: set[int] = set()
         self._with_slot: set[int] = set()
@@ -102,7 +104,7 @@ class TrialSlots:
     @property
     def may_create(self) -> bool:
         """Whether the budget allows one more trial."""
-        return self._counted < self.max_trials and not self.counts.gave_up
+        return self._counted < self.max_trials and self.counts.gave_up is None
 
     @property
     def completed(self) -> set[int]:
@@ -153,9 +155,9 @@ class TrialSlots:
         self._ended[reason] += 1
         if reason == "completed":
             self._completed.add(trial)
-        elif reason == "invalid_hp" and self._replaces_invalid and trial not in self._requested:
+        elif reason in REPLACED and reason in self._replaces and trial not in self._requested:
             self._counted -= 1
-            self.counts.add_invalid()
+            self.counts.add_replaced(reason)
 
     def fill(self) -> list[Action]:
         """Resume or create trials for the free slots; return `Done` if no trial is left."""
@@ -174,11 +176,11 @@ class TrialSlots:
         return [Done(reason=self._outcome())]
 
     def _outcome(self) -> DoneReason:
-        if self.counts.gave_up:
-            return "invalid_hp"
+        if self.counts.gave_up is not None:
+            return self.counts.gave_up
         if not self._ended or any(self._ended[reason] for reason in ("completed", "stopped", "diverged")):
             return "completed"
-        if self._ended["errored"]:
+        if self._ended["errored"] or self._ended["out_of_memory"]:
             return "errored"
         return "canceled" if self._ended["canceled"] else "invalid_hp"
 

@@ -41,7 +41,15 @@ Make = Callable[[], Method]
 
 OBJECTIVES = Objectives((Metric(name="loss"), Metric(name="size"), Metric(name="time", at_most=0.8)))
 """Metrics for checking a method that ranks by losses."""
-_REASONS: tuple[Reason, ...] = ("completed", "stopped", "diverged", "errored", "invalid_hp", "canceled")
+_REASONS: tuple[Reason, ...] = (
+    "completed",
+    "stopped",
+    "diverged",
+    "errored",
+    "invalid_hp",
+    "out_of_memory",
+    "canceled",
+)
 _SPACE = parse({"x": {"type": "double", "minval": 0, "maxval": 1}})
 
 
@@ -335,7 +343,7 @@ class _Player:
     def step_paused(self, trial: int) -> None:
         """Let a paused trial fail, be canceled, or report once more before its workers leave."""
         if self.rng.random() < 0.3:
-            self.exit(trial, self.rng.choice(("errored", "canceled", "invalid_hp")))
+            self.exit(trial, self.rng.choice(("errored", "canceled", "invalid_hp", "out_of_memory")))
         else:
             self.reached[trial] = self.further(self.reached[trial])
             self.send(self.report(trial, self.reached[trial]))

@@ -13,7 +13,9 @@ from searchers.events import Event, Exited, Pause, Reported, Resume, Started, St
 from searchers.objectives import Losses, Objectives, is_better
 from searchers.space import Space
 
-State = Literal["PENDING", "RUNNING", "PAUSED", "PRUNED", "COMPLETED", "ERRORED", "INVALID_HP", "CANCELED"]
+State = Literal[
+    "PENDING", "RUNNING", "PAUSED", "PRUNED", "COMPLETED", "ERRORED", "INVALID_HP", "OUT_OF_MEMORY", "CANCELED"
+]
 
 END_STATES: dict[str, State] = {
     "completed": "COMPLETED",
@@ -21,10 +23,12 @@ END_STATES: dict[str, State] = {
     "diverged": "PRUNED",
     "errored": "ERRORED",
     "invalid_hp": "INVALID_HP",
+    "out_of_memory": "OUT_OF_MEMORY",
     "canceled": "CANCELED",
 }
 """The state of an ended trial, by reason."""
-NEVER_BEST: tuple[State, ...] = ("ERRORED", "INVALID_HP")  # states of trials that are never a search's best
+FAILED_STATES: tuple[State, ...] = ("ERRORED", "OUT_OF_MEMORY")
+NEVER_BEST: tuple[State, ...] = (*FAILED_STATES, "INVALID_HP")  # states of trials that are never a search's best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,6 +101,7 @@ def test_a_local_run_has_no_object_store(config: Path) -> None:
     [
         (["COMPLETED", "PRUNED", "INVALID_HP"], 0),
         (["COMPLETED", "ERRORED"], 3),
+        (["COMPLETED", "OUT_OF_MEMORY"], 3),
     ],
 )
 def test_a_search_with_failed_trials_has_an_exit_code_of_its_own(config: Path, states: list[str], code: int) -> None:
@@ -147,16 +148,15 @@ def test_a_metric_that_a_local_program_does_not_report_is_one_line(config: Path,
 
 def test_resume_and_extend_go_on_with_the_directory_extend_with_a_larger_budget(tmp_path: Path) -> None:
     (tmp_path / "experiment.yaml").touch()
-    budgets: list[tuple[list[object], int | None, int | None]] = [
-        (["resume", tmp_path], None, None),
-        (["resume", "s3://bucket/results/digits-1"], None, None),
-        (["extend", tmp_path, "--max-trials", 200], 200, None),
-        (["extend", tmp_path, "--max-length", 64], None, 64),
+    budgets: list[tuple[list[object], dict[str, object]]] = [
+        (["resume", tmp_path], {}),
+        (["resume", "s3://bucket/results/digits-1"], {}),
+        (["extend", tmp_path, "--max-trials", 200], {"max_trials": 200}),
+        (["extend", tmp_path, "--max-length", 64], {"max_length": 64}),
     ]
-    for arguments, max_trials, max_length in budgets:
+    for arguments, budget in budgets:
         assert run("experiment", *arguments).exit_code == 0
-        budget = ("max_trials", max_trials), ("max_length", max_length)
-        assert FakeExperiment.made.pop() == ("resume", str(arguments[1]), *budget)
+        assert FakeExperiment.made.pop() == ("resume", str(arguments[1]), *budget.items())
 
 
 @pytest.mark.parametrize("options", [[], ["--max-trials", "0"], ["--max-length", "a"]])

@@ -387,7 +387,9 @@ def _check_not_detached(detach: bool) -> None:
 
 
 def _run(experiment: dray.Experiment) -> None:
-    if "ERRORED" in set(experiment.run().trials["state"]):
+    from searchers.views import FAILED_STATES
+
+    if not set(experiment.run().trials["state"]).isdisjoint(FAILED_STATES):
         raise typer.Exit(SOME_FAILED)
 
 

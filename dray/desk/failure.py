@@ -13,15 +13,14 @@ from typing import Literal, cast
 from dray.desk.wire import wire
 from dray.imports import is_installed
 
-FailureKind = Literal["error", "oom", "device", "collective", "died", "node", "hung"]
-"""error: an exception. oom: out of memory, on the machine or a GPU. device: a GPU error, after which the process can't
-use the GPU any more. collective: an error in a collective, perhaps because another rank exited. died: a process died
-without an exception. node: it died with its node. hung: no progress for ``hang_timeout_s``."""
+FailureKind = Literal["error", "oom", "host_oom", "device", "collective", "died", "node", "hung"]
+"""error: an exception. oom: out of a GPU's memory. host_oom: out of the machine's memory, perhaps because of other
+processes. device: a GPU error, after which the process can't use the GPU any more. collective: an error in a
+collective, perhaps because another rank exited. died: a process died without an exception. node: it died with its node.
+hung: no progress for ``hang_timeout_s``."""
 
-_OUT_OF_MEMORY = (
-    "out of memory", "can't allocate memory", "cannot allocate memory", "status_alloc_failed",
-    "is killed by signal: killed",
-)  # fmt: skip
+_OUT_OF_MEMORY = ("out of memory", "status_alloc_failed")
+_OUT_OF_HOST_MEMORY = ("can't allocate memory", "cannot allocate memory", "is killed by signal: killed")
 _DEVICE_ERRORS = ("cuda error", "cudnn", "cublas", "cuda driver error")
 _ERRORS_OF_PROGRAMS = (
     "device-side assert", "illegal memory access", "misaligned address", "illegal instruction", "invalid",
@@ -52,7 +51,7 @@ class Failure:
 def failure_of(error: BaseException, batches: int) -> Failure:
     """Classify an exception that a trial raised after this many batches, including its causes."""
     kinds = [_kind(each) for each in _chain(error)]
-    kind = next((each for each in ("oom", "device", "collective") if each in kinds), "error")
+    kind = next((each for each in ("oom", "host_oom", "device", "collective") if each in kinds), "error")
     return Failure(kind=cast(FailureKind, kind), where=_where(error), batches=batches)
 
 
@@ -78,10 +77,14 @@ def _kind(error: BaseException) -> FailureKind:
     # By name, because torch has renamed these classes, and not every version has all of them.
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error).lower()
-    if names & {"MemoryError", "OutOfMemoryError"}:
+    if "OutOfMemoryError" in names or (
+        isinstance(error, RuntimeError) and any(words in text for words in _OUT_OF_MEMORY)
+    ):
         return "oom"
-    if isinstance(error, (RuntimeError, OSError)) and any(words in text for words in _OUT_OF_MEMORY):
-        return "oom"
+    if "MemoryError" in names or (
+        isinstance(error, RuntimeError | OSError) and any(words in text for words in _OUT_OF_HOST_MEMORY)
+    ):
+        return "host_oom"
     if names & {"DistError", "PeerFailed"} or (
         isinstance(error, RuntimeError) and any(words in text for words in _COLLECTIVE_ERRORS)
     ):

@@ -171,7 +171,7 @@ class Group:
         if ranks and self.size > 1:
             who = f"the processes of ranks {ranks}" if len(dead) > 1 else f"the process of rank {ranks}"
         cause = next((each for each in dead.values() if each), error)
-        kind: FailureKind = "oom" if LOW_MEMORY in cause else "node" if LOST_NODE in cause else "died"
+        kind: FailureKind = "host_oom" if LOW_MEMORY in cause else "node" if LOST_NODE in cause else "died"
         return Departure(
             outcome="errored",
             error=f"{who} of worker group {self.name} {'ended' if error else 'died'}{cause and f': {cause}'}",

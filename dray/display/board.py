@@ -236,6 +236,7 @@ class Board:
             f"{states['RUNNING']} running{self.share and f' on {self.share} each'}" if groups else "",
             f"{states['PAUSED']} paused" if states["PAUSED"] else "",
             f"{states['ERRORED']} failed" if states["ERRORED"] else "",
+            f"{states['OUT_OF_MEMORY']} out of memory" if states["OUT_OF_MEMORY"] else "",
             f"{len(self._diverged)} diverged (NaN)" if self._diverged else "",
             self.waits or (_starting(groups, groups_wanted) if self._search.done is None else ""),
             counted(restarts, "restart") if restarts else "",

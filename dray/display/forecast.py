@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dray.hosts.pace import Pace
+from searchers.events import REPLACED
 from searchers.previews import Preview
-from searchers.views import TrialView
+from searchers.views import END_STATES, TrialView
 
 FIRST_S = 5.0
 """Seconds of training before a remaining time is shown."""
+_REPLACED = tuple(END_STATES[reason] for reason in REPLACED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Forecast:
             begin = end
         self._ends = [stage.end for stage in self._stages]
         self._trained = 0.0  # total length of ended trials
-        self._valid = 0  # number of ended trials with valid hyperparameters
+        self._valid = 0  # number of ended trials that are not replaced
         self._pace = Pace()
         self._busy_s = 0.0
         self._last: tuple[float, float] | None = None  # time and total length at the last update
@@ -83,9 +85,9 @@ class Forecast:
             requested: number of trials created on request; the search creates the others by itself.
         """
         for view in ended:
-            is_valid = view.state != "INVALID_HP"
-            self._valid += is_valid
-            self._trained += is_valid if self.in_trials else self._reached(view) - view.begin
+            counts = view.state not in _REPLACED
+            self._valid += counts
+            self._trained += counts if self.in_trials else self._reached(view) - view.begin
         on_stage = [0] * len(self._stages)  # number of trials on each stage
         left = [0.0] * len(self._stages)  # their remaining lengths
         trained, created, waiting, running, longest = self._trained, self._valid, 0, 0, 0.0

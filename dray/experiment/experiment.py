@@ -537,3 +537,8 @@ def _raise_failure(reason: DoneReason, directory: ExperimentDirectory) -> None:
             "too many trials had invalid hyperparameters (they raised InvalidHP); narrow the search space, see "
             f"{directory.config_file}"
         )
+    if reason == "out_of_memory":
+        raise ExperimentError(
+            "too many trials ran out of memory; narrow the search space to hyperparameters that need less, see "
+            f"{directory.config_file}"
+        )

@@ -87,7 +87,8 @@ def run_rank(directory: Path) -> None:
 
     def fail(error: BaseException) -> None:
         text = with_users_line(error, "".join(traceback.format_exception(error)), code)
-        write_outcome(directory, rank, kind=failure_of(error, -1).kind, error=text)
+        kind = failure_of(error, -1).kind
+        write_outcome(directory, rank, kind="oom" if kind == "host_oom" else kind, error=text)
 
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills this process first, not the user's

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dray.desk.effects import Say
-from dray.desk.failure import Failure
+from dray.desk.failure import Failure, FailureKind
 from dray.desk.messages import TrialLeft
 from dray.experiment.effects import Append, Effect, ShowFailure
 from dray.records.by_trial import ByTrial
@@ -19,6 +19,7 @@ DEATHS = 3  # deaths in a row without progress after which a trial is given up
 _CERTAIN = ("RuntimeError: the slots train different models: ", " of the checkpoint does not fit the trial's: ")
 """Parts of dray's own errors that a restart would only repeat: the code averages no gradients, or a fork's
 hyperparameters change its model's size."""
+_OUT_OF_MEMORY = ("oom", "host_oom")
 
 
 class Restarts:
@@ -48,7 +49,7 @@ class Restarts:
                     failure = Failure(kind=each["kind"], where=each["where"], batches=each["batches"])
                     self._failures.setdefault(each["trial"], []).append(failure)
                 case "gave_up":
-                    self.given_up[each["trial"]] = each.get("kept", "errored")
+                    self.given_up[each["trial"]] = each.get("kept") or _end_after(each["kind"])
                 case "exited":
                     self.ended_before[each["trial"]] = each["reason"]
                     self.given_up.pop(each["trial"], None)
@@ -90,7 +91,7 @@ class Restarts:
             why = why or "a restart would not change that"
         if why:
             self._give_up(trial, error, why, failure)
-            return kept or "errored"
+            return kept or _end_after(failure.kind)
         self._emit(ShowFailure(trial=trial, error=error))
         self._emit(Append({"event": "restarted", "trial": trial, "error": error, **failure_fields(failure)}))
         self.counted[trial] += 1
@@ -103,6 +104,12 @@ class Restarts:
         self._emit(Append({**record, "kept": kept} if kept else record))
 
 
+def _end_after(kind: FailureKind) -> Reason:
+    """How a trial ends that does not restart after such a failure. Other processes on its machine may have caused a
+    lack of host memory, so only a GPU's says that its hyperparameters need too much."""
+    return "out_of_memory" if kind == "oom" else "errored"
+
+
 def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
     """The reason why a trial does not restart after the last of its failures; "" if it does.
 
@@ -113,7 +120,7 @@ def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
     last, before = failures[-1], failures[-2] if len(failures) > 1 else None
     if (number := len(list(_counting(failures)))) > max_restarts:
         return f"{counted(number, 'failure')}, max_restarts is {max_restarts}"
-    if last.kind == "oom" and sum(failure.kind == "oom" for failure in failures) > 1:
+    if last.kind in _OUT_OF_MEMORY and sum(failure.kind in _OUT_OF_MEMORY for failure in failures) > 1:
         # The second attempt ran in new processes, so memory held by the first ones is not the cause.
         return "out of memory twice"
     if last.kind in ("error", "device") and last == before and not last.node:

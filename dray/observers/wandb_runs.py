@@ -25,9 +25,10 @@ from dray.config.schema import ExperimentConfig
 from dray.observers.loggers import identity
 from dray.observers.observer import News
 from dray.records.directory import ExperimentDirectory
+from searchers.views import NEVER_BEST
 
 _LIVE = ("PENDING", "RUNNING", "PAUSED")
-_FAILED = ("ERRORED", "INVALID_HP", "CANCELED")
+_FAILED = (*NEVER_BEST, "CANCELED")
 
 
 class WandBRuns:

@@ -196,6 +196,7 @@ _ENDED = {
     "diverged": "was stopped, because its loss is NaN",
     "errored": "ended with an error",
     "invalid_hp": "has invalid hyperparameters",
+    "out_of_memory": "ran out of memory",
     "canceled": "was canceled",
 }
 

@@ -22,7 +22,7 @@ from dray.records.hparams import in_order
 from dray.records.metrics import SYSTEM
 from dray.records.overview import ExperimentState, Overview, compared_by
 from dray.records.spending import Spending, totals_of
-from dray.records.trial_record import FAILED, TrialRecord
+from dray.records.trial_record import TrialRecord
 from dray.storage import Location
 from dray.text import counted, one_line, some
 from dray.training.metrics.checks import is_loss
@@ -31,7 +31,7 @@ from searchers.errors import FieldError, JournalError
 from searchers.journal import Journal
 from searchers.pareto import ordered
 from searchers.records import hparams_from_json
-from searchers.views import NEVER_BEST
+from searchers.views import FAILED_STATES, NEVER_BEST
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -294,13 +294,13 @@ class ExperimentReader:
         return self._rungs
 
     def overview(self) -> Overview:
-        best, states = self.best(), self.states
+        best, failed = self.best(), self.num_failed
         done = self._done or self._why or ("completed" if self._ended else "")
         state: ExperimentState = "UNKNOWN" if self.is_running is None else "STOPPED"
         if self.is_running:
             state = "RUNNING"
         elif done:
-            state = "ERROR" if done != "completed" else "PARTLY_FAILED" if states[FAILED] else "COMPLETED"
+            state = "ERROR" if done != "completed" else "PARTLY_FAILED" if failed else "COMPLETED"
         return Overview(
             name=Location.of(self._where).name,
             path=self._where,
@@ -310,7 +310,7 @@ class ExperimentReader:
             why="" if self.is_running else self._why,
             trials=len(self.trials),
             ended=sum(trial.has_ended for trial in self.trials.values()),
-            failed=states[FAILED],
+            failed=failed,
             max_trials=self._max_trials,
             requested=self._requested,
             metric=self.metric,
@@ -336,6 +336,10 @@ class ExperimentReader:
         """The number of trials in each state."""
         return Counter(trial.state for trial in self.trials.values())
 
+    @property
+    def num_failed(self) -> int:
+        return sum(self.states[state] for state in FAILED_STATES)
+
     def ranked(self) -> list[TrialRecord]:
         """The trials that have validated, best first. Failed trials come last, and trials with invalid hyperparameters
         are left out. With several metrics, the order is by violation of the constraints, front, and first objective."""
@@ -349,7 +353,13 @@ class ExperimentReader:
 
                 def place(each: TrialRecord) -> tuple[bool, float, float, float, int]:
                     assert each.rank is not None
-                    return each.state == FAILED, each.rank[0], fronts.get(each.id, math.inf), each.rank[1], each.id
+                    return (
+                        each.state in FAILED_STATES,
+                        each.rank[0],
+                        fronts.get(each.id, math.inf),
+                        each.rank[1],
+                        each.id,
+                    )
 
                 self._ranked = self.version, sorted(there, key=place), fronts
             return self._ranked[1]
@@ -396,7 +406,7 @@ class ExperimentReader:
     # ------------------------------------------------------------------ in words
     def state_summary(self) -> str:
         """ "2 completed, 1 with invalid hyperparameters": the number of trials in each state."""
-        words = {"INVALID_HP": "with invalid hyperparameters"}
+        words = {"INVALID_HP": "with invalid hyperparameters", "OUT_OF_MEMORY": "out of memory"}
         return ", ".join(f"{count:,} {words.get(state, state.lower())}" for state, count in self.states.most_common())
 
     def next_summary(self) -> str:
@@ -416,7 +426,7 @@ class ExperimentReader:
 
     def failure_summary(self) -> str:
         """ "2 of 3 trials failed"; "" if none did."""
-        failed = self.states[FAILED]
+        failed = self.num_failed
         return f"{failed} of {counted(len(self.trials), 'trial')} failed" if failed else ""
 
     def divergence_summary(self) -> str:
@@ -435,7 +445,7 @@ class ExperimentReader:
         if not (there := self.ranked()) or self.best() is not None:
             return ""
         closest = f"trial {there[0].id} ({self.metric} {there[0].best_metric:.4g})"
-        if there[0].state != FAILED:
+        if there[0].state not in FAILED_STATES:
             return f"no best trial, because none that validated keeps every constraint; the closest is {closest}"
         return f"no best trial, because every trial that validated failed; the best of these is {closest}"
 

@@ -146,7 +146,8 @@ class Result:
     def trials(self) -> pd.DataFrame:
         """A row per trial.
 
-        ``trial_id`` (int), ``state`` (PENDING, RUNNING, PAUSED, COMPLETED, PRUNED, ERRORED, INVALID_HP, CANCELED),
+        ``trial_id`` (int), ``state`` (PENDING, RUNNING, PAUSED, COMPLETED, PRUNED, ERRORED, INVALID_HP, OUT_OF_MEMORY,
+        CANCELED),
         ``hparams.<name>`` (one column each, in the config's order), ``batches`` (int, trained), ``metric`` and
         ``best_metric`` (float: the searcher's metric at the last and at the best validation, NaN before the first),
         ``nan_since`` (the batch at which a loss was first reported as NaN or infinite, if it has stayed so),

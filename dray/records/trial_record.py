@@ -12,8 +12,6 @@ from dray.records.hparams import flatten
 from searchers.objectives import Losses, Objectives
 from searchers.views import END_STATES, NEVER_BEST, State
 
-FAILED: State = "ERRORED"
-
 
 @dataclass(slots=True, eq=False)
 class TrialRecord:

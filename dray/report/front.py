@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from dray.records.trial_record import FAILED
 from dray.report import figures, html
 from dray.report.data import ReportData
 from dray.report.figures import BEST_COLOUR, RUNG_COLOURS, Figure
 from dray.report.scale import SPREAD, scaled, ticks_of
 from dray.text import counted, shown
 from searchers.objectives import Metric, Objectives
+from searchers.views import FAILED_STATES
 
 GREY = "#b4bcc6"
 
@@ -46,7 +46,7 @@ and better in one of them.{drawn}</p>
 def scatter(report: ReportData, objectives: Objectives) -> Figure:
     """The first objective over the second: the front, other trials, and in grey the trials that exceed a limit."""
     upward, along = objectives.objectives[:2]
-    there = report.shown[f"metrics.{upward.name}"].notna() & (report.shown["state"] != FAILED)
+    there = report.shown[f"metrics.{upward.name}"].notna() & ~report.shown["state"].isin(FAILED_STATES)
     drawn = report.shown[there]
     front = drawn[drawn["front"] == 1].sort_values(f"metrics.{along.name}")
     exceeds = drawn["violation"] > 0

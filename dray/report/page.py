@@ -249,8 +249,15 @@ Drag along an axis to select trials. {report.left_out(len(report.shown))}</p>
         return f'<h3>Importance</h3>{place}\n<p class="quiet">{escape(note)}</p>'
 
     def _failures(self) -> str:
-        failed, invalid = self.report.failures, int((self.report.trials["state"] == "INVALID_HP").sum())
-        note = f"<p>{counted(invalid, 'trial', ',')} had invalid hyperparameters.</p>" if invalid else ""
+        failed, states = self.report.failures, self.report.trials["state"]
+        note = "".join(
+            f"<p>{counted(number, 'trial', ',')} {what}.</p>"
+            for state, what in (
+                ("INVALID_HP", "had invalid hyperparameters"),
+                ("OUT_OF_MEMORY", "ran out of GPU memory"),
+            )
+            if (number := int((states == state).sum()))
+        )
         if not failed:
             return f"<section><h2>Failures</h2>{note or '<p>None.</p>'}</section>"
         kinds, parts = grouped_failures(failed), []

@@ -162,7 +162,12 @@ def _is_shared_with_driver(lease: TrialLease) -> bool:
     return (lease.trial_dir.parent / "journal.jsonl").exists()
 
 
-_BREAKS_PROCESS = {"oom": "out of memory", "device": "a GPU error", "collective": "an error in a collective"}
+_BREAKS_PROCESS = {
+    "oom": "out of memory",
+    "host_oom": "out of memory",
+    "device": "a GPU error",
+    "collective": "an error in a collective",
+}
 """Kinds of failures after which a process must not be reused."""
 
 

@@ -366,7 +366,8 @@ def test_a_death_is_the_cause_of_another_ranks_error_in_a_collective(scene: Scen
 
 
 @pytest.mark.parametrize(
-    ("cause", "kind"), [("", "died"), ("Ray has lost the node", "node"), ("its node was running low on memory", "oom")]
+    ("cause", "kind"),
+    [("", "died"), ("Ray has lost the node", "node"), ("its node was running low on memory", "host_oom")],
 )
 def test_the_cause_of_a_death_is_the_kind_of_failure(scene: Scene, cause: str, kind: FailureKind) -> None:
     scene.lend(3)

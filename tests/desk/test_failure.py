@@ -24,11 +24,11 @@ def caught(error: BaseException) -> Failure:
 
 
 KINDS = {
-    "MemoryError": (MemoryError(), "oom"),
+    "MemoryError": (MemoryError(), "host_oom"),
     "of a GPU": (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "oom"),
-    "of torch on the CPU": (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"), "oom"),
-    "of the system": (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom"),
-    "of a data loader's worker": (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "oom"),
+    "of torch on the CPU": (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"), "host_oom"),
+    "of the system": (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
+    "of a data loader's worker": (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "host_oom"),
     "illegal access": (RuntimeError("CUDA error: an illegal memory access was encountered"), "device"),
     "of cuBLAS's": (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
     "cuBLAS": (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm"), "device"),
@@ -99,7 +99,7 @@ def test_the_cause_of_an_exception_counts() -> None:
 def test_a_failed_allocation_is_out_of_memory() -> None:
     with pytest.raises((MemoryError, RuntimeError)) as raised:
         torch.empty(1 << 55, dtype=torch.uint8)
-    assert failure_of(raised.value, 0).kind == "oom"
+    assert failure_of(raised.value, 0).kind == "host_oom"
 
 
 def test_location_is_the_innermost_line_of_the_users_code() -> None:

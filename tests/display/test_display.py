@@ -21,7 +21,7 @@ from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.records.trial_record import TrialRecord
 from searchers.asha import ASHA
-from searchers.events import Event, Exited, Reported, Requested, Started
+from searchers.events import Event, Exited, Reason, Reported, Requested, Started
 from searchers.method import Method
 from searchers.objectives import Metric, Objectives
 from searchers.random_search import RandomSearch
@@ -196,6 +196,12 @@ def test_line_shows_trials_the_best_and_the_time() -> None:
 
 def test_line_shows_restarts() -> None:
     assert " · 3 restarts · " in line(search(), counts=Counts(restarts=Counter({0: 2, 3: 1})))
+
+
+def test_line_counts_failed_trials_and_those_out_of_memory() -> None:
+    reasons: list[Reason] = ["out_of_memory", "errored", "out_of_memory"]
+    ends = [Exited(trial=trial, reason=reason) for trial, reason in enumerate(reasons)]
+    assert " · 1 failed · 2 out of memory · " in line(search(*ends, Started(trial=3)))
 
 
 def test_line_shows_diverged_trials_until_they_recover() -> None:

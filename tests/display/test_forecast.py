@@ -10,7 +10,7 @@ import pytest
 from dray.display.forecast import FIRST_S, Forecast
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
-from searchers.events import Action, Event, Exited, Reported, Requested, Started
+from searchers.events import REPLACED, Action, Event, Exited, Reason, Reported, Requested, Started
 from searchers.method import Method
 from searchers.pbt import PBT
 from searchers.previews import preview
@@ -112,6 +112,15 @@ def test_a_failed_trial_is_no_work_left() -> None:
     made = search(method, Started(trial=0), Exited(trial=0, reason="errored"), Started(trial=1))
     forecast.update(made.live.values(), {1: 5.0}, 1, 0.0, ended=[made.trials[0]])
     assert forecast.share == 0.5
+
+
+@pytest.mark.parametrize("reason", REPLACED)
+def test_a_replaced_trial_is_no_work_done(reason: Reason) -> None:
+    method = RandomSearch(max_trials=2, max_concurrent_trials=2, max_length=10)
+    forecast = Forecast(preview(method))
+    made = search(method, Started(trial=0), Exited(trial=0, reason=reason), Started(trial=1))
+    forecast.update(made.live.values(), {1: 5.0}, 1, 0.0, ended=[made.trials[0]])
+    assert forecast.share == 0.25
 
 
 def test_an_extended_search_has_more_to_do() -> None:

@@ -45,7 +45,10 @@ CASES: dict[str, tuple[list[Failure], bool]] = {
     "a first time out of memory": ([OOM], True),
     "out of memory, then another error": ([OOM, error(4)], True),
     "out of memory twice": ([OOM, OOM], False),
-    "out of memory twice, whatever came between": ([OOM, error(4), died(), error(900, "MemoryError", "oom")], False),
+    "out of memory twice, whatever came between": (
+        [OOM, error(4), died(), error(900, "MemoryError", "host_oom")],
+        False,
+    ),
     "processes that die are not the trial's fault": ([died(n) for n in range(5)], True),
     "nor are they at the same batch, twice": ([died(4), died(4), died(9), died(9)], True),
     "three times, it will happen again": ([died(4), died(9), died(9), died(9)], False),
@@ -181,5 +184,14 @@ def test_failures_are_recovered_from_the_journal() -> None:
     ]
     run = Run({"event": "reported", "trial": 3}, *records)
     assert run.restarts.counted == {3: 2, 1: 1}
-    assert run.fail(OOM) == "errored"
+    assert run.fail(OOM) == "out_of_memory"
     assert run.records[0]["why"] == "out of memory twice"
+    assert Run(run.records[0]).restarts.given_up == {3: "out_of_memory"}
+
+
+def test_a_trial_that_lacks_host_memory_twice_has_failed_and_teaches_the_search_nothing() -> None:
+    run = Run()
+    killed = Failure(kind="host_oom", batches=4)  # by Ray, perhaps because of another process
+    assert run.fail(killed) is None
+    assert run.fail(killed) == "errored"
+    assert run.records[-1]["why"] == "out of memory twice"

@@ -157,7 +157,7 @@ def test_trial_that_runs_out_of_memory_has_one_more_try_in_new_processes(shared:
     assert shared.batches(4) == [*range(8), *range(5, 8)]
     again, end = shared.events(4)
     assert (again["event"], end["event"]) == ("restarted", "gave_up")
-    assert again["kind"] == end["kind"] == "oom"
+    assert again["kind"] == end["kind"] == "host_oom"
     assert end["why"] == "out of memory twice"
     assert again["batches"] == 7
 

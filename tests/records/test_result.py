@@ -14,6 +14,7 @@ from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.directory import ExperimentDirectory
+from dray.records.listing import StoredExperiment
 from dray.records.metrics import MetricsLog
 from dray.records.numbering import take_number
 from dray.records.result import Result
@@ -112,6 +113,19 @@ def told(tmp_path: Path, config: ExperimentConfig) -> Story:
     story.happen(Started(trial=3))
     story.validate(3, 10, 0.375)
     return story
+
+
+def test_a_trial_out_of_memory_has_failed_and_is_ranked_last(tmp_path: Path) -> None:
+    story = Story(tmp_path / "experiment", config())
+    story.happen(Started(trial=0), Started(trial=1))
+    story.validate(0, 10, 0.25)
+    story.validate(1, 10, 0.125)
+    story.happen(Exited(trial=1, reason="out_of_memory"))
+    reader = StoredExperiment.here(story.directory).read()
+    assert reader.failure_summary() == f"1 of {len(reader.trials)} trials failed"
+    assert "1 out of memory" in reader.state_summary()
+    assert [trial.id for trial in reader.ranked()] == [0, 1]
+    assert [trial.id for trial in reader.eligible()] == [0]
 
 
 def test_hyperparameters_are_columns_with_dotted_names(story: Story) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from searchers import Action, Create, Done, Event, Exited, Pause, Reported, Resume, Stop
+from searchers.events import REPLACED
 
 
 @dataclass
@@ -32,7 +34,7 @@ class NaivePromotion:
 
     def __init__(self, *, rungs: tuple[int, ...], max_trials: int, divisor: float, max_concurrent_trials: int) -> None:
         self.rungs, self.max_trials, self.divisor = rungs, max_trials, Fraction(str(divisor))
-        self.max_concurrent_trials, self.max_invalid = max_concurrent_trials, max(16, 4 * max_trials)
+        self.max_concurrent_trials, self.max_replaced = max_concurrent_trials, max(16, 4 * max_trials)
         self.trials: list[Trial] = []
         self.closed: set[int] = set()
         self.done = False
@@ -41,8 +43,8 @@ class NaivePromotion:
         return self.fill()
 
     def may_create(self) -> bool:
-        invalid = sum(trial.reason == "invalid_hp" for trial in self.trials)
-        return invalid <= self.max_invalid and len(self.trials) - invalid < self.max_trials
+        replaced = sum(trial.reason in REPLACED for trial in self.trials)
+        return replaced <= self.max_replaced and len(self.trials) - replaced < self.max_trials
 
     def in_state(self, state: str, rung: int | None = None) -> list[int]:
         """Return the trials in this state whose next rung is `rung`."""
@@ -76,8 +78,10 @@ class NaivePromotion:
             reasons = [trial.reason for trial in self.trials]
             good = any(reason in ("completed", "stopped", "diverged") for reason in reasons)
             rest = next((r for r in ("errored", "canceled", "invalid_hp") if r in reasons), "completed")
-            too_many = reasons.count("invalid_hp") > self.max_invalid
-            actions.append(Done(reason="invalid_hp" if too_many else "completed" if good else rest))  # type: ignore[arg-type]
+            replaced = Counter(reason for reason in reasons if reason in REPLACED)
+            if replaced.total() > self.max_replaced:
+                good, rest = False, replaced.most_common(1)[0][0]
+            actions.append(Done(reason="completed" if good else rest))  # type: ignore[arg-type]
         return actions
 
     def close(self) -> list[Action]:
@@ -113,7 +117,7 @@ class NaivePromotion:
             trial.live, trial.reason = False, event.reason
             if event.reason in ("errored", "diverged", "canceled") and going:
                 trial.values[trial.next] = math.inf
-            elif event.reason == "invalid_hp":
+            elif event.reason in REPLACED:
                 trial.values.clear()
                 self.closed.clear()
             trial.state = "ended"

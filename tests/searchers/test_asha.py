@@ -7,7 +7,7 @@ import math
 import pytest
 
 from searchers import ASHA, Create, Done, MethodError, Resume, Stop
-from searchers.events import Reason
+from searchers.events import REPLACED, Reason
 from tests.searchers.helpers import leave, ranked, report
 
 
@@ -92,10 +92,11 @@ def test_trial_that_fails_after_its_stop_is_not_ranked_again() -> None:
     assert ranked(method) == before
 
 
-def test_invalid_trial_is_removed_from_its_rungs_and_replaced() -> None:
+@pytest.mark.parametrize("reason", REPLACED)
+def test_invalid_trial_or_one_that_does_not_fit_is_removed_from_its_rungs_and_replaced(reason: Reason) -> None:
     method = asha(max_trials=4)
     report(method, 0, 4, 0.1)
-    assert leave(method, 0, "invalid_hp") == [Create(trial=4)]
+    assert leave(method, 0, reason) == [Create(trial=4)]
     assert ranked(method) == [[], [], []]
     assert report(method, 1, 1, 0.9) == [], "the first in the rung again"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from searchers import ASHA, Create, Done, Grid, MethodError, RandomSearch, Reported, Resume, Single, Started
-from searchers.events import Reason
+from searchers.events import REPLACED, Reason
 from tests.searchers.helpers import leave, state
 
 
@@ -32,12 +32,13 @@ def test_zero_concurrent_trials_means_no_limit() -> None:
     assert len(RandomSearch(max_trials=1000, max_concurrent_trials=0).start()) == 1000
 
 
-def test_invalid_trials_are_replaced_and_do_not_count() -> None:
+@pytest.mark.parametrize("reason", REPLACED)
+def test_invalid_trials_and_those_that_do_not_fit_are_replaced_and_do_not_count(reason: Reason) -> None:
     method = RandomSearch(max_trials=2, max_concurrent_trials=1)
     method.start()
-    assert leave(method, 0, "invalid_hp") == [Create(trial=1)]
+    assert leave(method, 0, reason) == [Create(trial=1)]
     assert leave(method, 1) == [Create(trial=2)]
-    assert leave(method, 2, "invalid_hp") == [Create(trial=3)]
+    assert leave(method, 2, reason) == [Create(trial=3)]
     assert leave(method, 3) == [Done(reason="completed")]
 
 
@@ -50,6 +51,12 @@ def test_single_is_one_trial() -> None:
     method = Single()
     assert method.start() == [Create(trial=0)]
     assert leave(method, 0, "errored") == [Done(reason="errored")]
+
+
+def test_a_single_trial_that_runs_out_of_memory_is_not_replaced() -> None:
+    method = Single()
+    method.start()
+    assert leave(method, 0, "out_of_memory") == [Done(reason="errored")]
 
 
 def test_invalid_fields_are_named() -> None:
@@ -98,13 +105,16 @@ def test_a_longer_search_resumes_completed_trials_before_creating_new_ones() -> 
     assert leave(method, 4) == [Done(reason="completed")]
 
 
-def test_after_too_many_invalid_trials_the_live_ones_finish_and_an_extension_allows_more() -> None:
+@pytest.mark.parametrize(("most", "other"), [REPLACED, REPLACED[::-1]])
+def test_after_too_many_replaced_trials_the_live_ones_finish_and_an_extension_allows_more(
+    most: Reason, other: Reason
+) -> None:
     method = RandomSearch(max_trials=2, max_concurrent_trials=2)
     method.start()
     for trial in range(1, 17):
-        assert leave(method, trial, "invalid_hp") == [Create(trial=trial + 1)]
-    assert leave(method, 17, "invalid_hp") == [], "nothing is created any more; trial 0 goes on"
-    assert leave(method, 0) == [Done(reason="invalid_hp")]
+        assert leave(method, trial, most if trial % 3 else other) == [Create(trial=trial + 1)]
+    assert leave(method, 17, most) == [], "nothing is created any more; trial 0 goes on"
+    assert leave(method, 0) == [Done(reason=most)]  # type: ignore[arg-type]
     assert method.extend(max_trials=10) != [], "40 replacements for 10 trials"
 
 
@@ -165,6 +175,7 @@ def test_an_invalid_point_is_not_replaced() -> None:
         (["invalid_hp", "canceled"], "canceled"),
         (["invalid_hp", "errored"], "errored"),
         (["canceled", "errored"], "errored"),
+        (["canceled", "out_of_memory"], "errored"),
         (["invalid_hp", "stopped"], "completed"),
     ],
 )

@@ -19,7 +19,7 @@ from dray.desk.messages import DeskReport
 from dray.training.plan import Plan, Policy, Schedule
 from dray.training.progress import Progress
 from searchers.errors import IllegalEvent
-from searchers.events import Requested, Source
+from searchers.events import REPLACED, Requested, Source
 from searchers.records import number_from_json
 from tests.simulation.budget import Account, in_config
 from tests.simulation.world import Disk, Failed, World
@@ -338,7 +338,7 @@ class Facts:
                 self._fail(f"trial {trial} was {reason}; requests have stopped {sorted(self._to_cancel)}")
             if reason == "canceled":
                 self._canceled[trial] = self._granted.get(trial, 0)
-            elif (reason == "errored") != (trial in self.given_up) and reason != "stopped":
+            elif (reason in ("errored", "out_of_memory")) != (trial in self.given_up) and reason != "stopped":
                 self._fail(f"trial {trial} was {reason}, and {'' if trial in self.given_up else 'not '}given up")
         elif event in ("restarted", "gave_up"):
             self._failures[trial] += 1
@@ -435,7 +435,8 @@ class Facts:
             if len(completed) > searcher.population:
                 self._fail(f"{completed} have completed, more than the population of {searcher.population}")
             return
-        replaced = [each for each in own if self.ended[each] == "invalid_hp" and searcher.name != "grid"]
+        replaces = {"grid": (), "single": ("invalid_hp",)}.get(searcher.name, REPLACED)
+        replaced = [each for each in own if self.ended[each] in replaces]
         if len(own) - len(replaced) != self._experiment.budget:
             self._fail(f"the method created {len(own)} trials, {len(replaced)} of them as replacements")
 

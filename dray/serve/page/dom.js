@@ -83,7 +83,7 @@ export function bytes(value) {
   return `${place ? value.toFixed(1) : value} ${units[place]}`;
 }
 
-export const badge = state => h("span", { className: `state ${state.toLowerCase()}` }, state.toLowerCase().replace("_", " "));
+export const badge = state => h("span", { className: `state ${state.toLowerCase()}` }, state.toLowerCase().replaceAll("_", " "));
 export const address = (name, trial) => `#/e/${encodeURIComponent(name)}` + (trial === undefined ? "" : `/t/${trial}`);
 // "validation accuracy"; but "validation_loss", whose name says it.
 export const metricName = (kind, name) => name.startsWith(kind) ? name : `${kind} ${name}`;

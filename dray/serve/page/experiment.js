@@ -39,7 +39,7 @@ export function showExperiment(place, name) {
     front.place.hidden = !(it.objectives?.length > 1);
     put(trouble, it.why ?? "");
     trouble.hidden = !it.why;
-    const failed = it.states?.ERRORED ?? it.failed;
+    const failed = it.states ? (it.states.ERRORED ?? 0) + (it.states.OUT_OF_MEMORY ?? 0) : it.failed;
     const facts = [
       [it.best_metric === null ? "–" : number(it.best_metric), `best ${it.metric ?? ""}`, it.best_trial === null || it.best_trial === undefined ? null : address(name, it.best_trial),
         it.best_trial === null || it.best_trial === undefined ? "" : `trial ${it.best_trial}`],
@@ -124,8 +124,9 @@ function seen(place, ask, every) {
   return poll;
 }
 
+const WORDS = { INVALID_HP: "with invalid hyperparameters", OUT_OF_MEMORY: "out of memory" };
 const counted = states => Object.entries(states ?? {}).map(([state, number]) =>
-  `${count(number)} ${state === "INVALID_HP" ? "with invalid hyperparameters" : state.toLowerCase()}`).join(", ");
+  `${count(number)} ${WORDS[state] ?? state.toLowerCase()}`).join(", ");
 
 // ------------------------------------------------------------------ curves
 function curvesOf(path, name) {
