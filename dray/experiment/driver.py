@@ -121,6 +121,8 @@ class ExperimentDriver:
         except IllegalEvent as error:
             self._append({"event": "rejected", "id": request.id, "error": str(error)})
         else:
+            for trial in answer.creates:
+                self._pin_source(trial)
             self._act(answer)
         self._requested.add(request.id)
         self._emit(Answered(request.id))
@@ -333,6 +335,8 @@ class ExperimentDriver:
                     break
                 self._results.answer(result.trial, answer.decision)
                 answers.append(answer)
+                for trial in answer.creates:  # before any decision lets a checkpoint be deleted
+                    self._pin_source(trial)
         for answer in answers:
             self._act(answer)
         self._hand_over()
@@ -365,8 +369,6 @@ class ExperimentDriver:
                 self._to_desk("enqueue", others, True)
             if trial in answer.resumes:
                 self._to_desk("enqueue", [trial], False)
-        for each in answer.creates:
-            self._pin_source(each)
         if answer.creates:
             self._to_desk("enqueue", list(answer.creates), is_request and answer.decision == "continue")
         if answer.done:

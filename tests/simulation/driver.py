@@ -367,7 +367,9 @@ class DriverProcess(Loop):
             case ReadLogs(left):
                 logs_read = self._core.logs_read
                 if left.dead or (left.failure is not None and left.failure.kind == "died"):
-                    self.later(self.world.random.choice((0.01, 0.5, 3.0)), logs_read, left)
+                    # Meanwhile, another trial may get a new group; members of a population must train in turn.
+                    slowest = 0.01 if self.experiment.setup.is_population else 3.0
+                    self.later(min(self.world.random.choice((0.01, 0.5, 3.0)), slowest), logs_read, left)
                 else:
                     logs_read(left)
             case _:
