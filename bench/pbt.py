@@ -1,8 +1,8 @@
 """Population-based training by dray and by Ray's `PopulationBasedTraining`: the decisions' quality, and wall time.
 
-Quality: both methods decide on the same training in virtual time, from the same first hyperparameters, paired by seed.
-Ray's scheduler runs as it is, with a stand-in for Tune's controller. Two problems, with workers for all trials or for a
-quarter of them, whose speeds differ by 10 %:
+Quality: the methods decide on the same training in virtual time, from the same first hyperparameters, paired by seed.
+Both explore at random or by PB2, for which Ray's needs scikit-learn. Ray's scheduler runs as it is, with a stand-in for
+Tune's controller. Two problems, with workers for all trials or for a quarter of them, whose speeds differ by 10 %:
 
   toy      the paper's figure 2: maximise 1.2 - (x0^2 + x1^2) along the gradient of 1.2 - (h0 x0^2 + h1 x1^2)
   digits   a classifier of digits, trained for real, by SGD: its rate, momentum and weight decay; the validation loss
@@ -15,7 +15,7 @@ Wall time: examples/digits/pbt.yaml, from the start of a process to its end, eac
 
 A run of `ray` takes many minutes, most of them for the imports of its actors.
 
-    python bench/pbt.py [--seeds 20] [--rounds 3] [--ways dray ray-reuse] [--save]
+    python bench/pbt.py [--seeds 20] [--methods dray "dray, PB2"] [--rounds 3] [--ways dray ray-reuse] [--save]
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ from scipy.stats import t as student
 from torch import nn
 
 from searchers import Create, Exited, Pause, Reported, Resume, Search, Started, Stop, parse_space
+from searchers.pb2 import PB2
 from searchers.pbt import PBT, Explorer
+from searchers.samplers import Sampler
+from searchers.space import Space
 
 POPULATION, QUANTILE = 8, 0.25
 TIMES_SOONER = 3.0
@@ -144,11 +147,16 @@ class Job:
 class Dray:
     """dray's search; a driver's part."""
 
-    def __init__(self, problem: Problem, seed: int) -> None:
+    def __init__(self, problem: Problem, seed: int, new_sampler: Callable[[Space, int], Sampler] = Explorer) -> None:
         space = parse_space(problem.space)
         method = PBT(max_length=problem.length, population=POPULATION, interval=problem.interval, quantile=QUANTILE)
         self._search = Search(
-            method, space, seed=seed, smaller_is_better=True, log=lambda record: None, sampler=Explorer(space, seed)
+            method,
+            space,
+            seed=seed,
+            smaller_is_better=True,
+            log=lambda record: None,
+            sampler=new_sampler(space, seed),
         )
         self._problem, self._seed = problem, seed
         self._reached: dict[int, tuple[int, Any]] = {}
@@ -187,26 +195,38 @@ class Dray:
 class Ray:
     """Ray's scheduler, with a stand-in for Tune's controller. A checkpoint is a step and a state."""
 
-    def __init__(self, problem: Problem, seed: int) -> None:
+    def __init__(self, problem: Problem, seed: int, *, pb2: bool = False) -> None:
         from ray.tune.schedulers import PopulationBasedTraining
-
-        from searchers import Space
+        from ray.tune.schedulers.pb2 import PB2 as RayPB2
 
         self._problem = problem
         random.seed(seed)
         np.random.seed(seed)
-        self._scheduler = PopulationBasedTraining(
-            time_attr="step",
-            metric="loss",
-            mode="min",
-            perturbation_interval=problem.interval,
-            hyperparam_mutations={name: _domain(spec) for name, spec in problem.space.items()},
-            quantile_fraction=QUANTILE,
-            log_config=False,
-        )
-        space: Space = parse_space(problem.space)
+        common: dict[str, Any] = {
+            "time_attr": "step",
+            "metric": "loss",
+            "mode": "min",
+            "perturbation_interval": problem.interval,
+            "quantile_fraction": QUANTILE,
+            "log_config": False,
+        }
+        # Ray's PB2 has only linear ranges, so that its trials' configs hold the logarithms.
+        self._logs = {name for name, spec in problem.space.items() if pb2 and spec["type"] == "log"}
+        if pb2:
+            bounds = {name: [spec["minval"], spec["maxval"]] for name, spec in problem.space.items()}
+            self._scheduler = RayPB2(**common, hyperparam_bounds=bounds)
+        else:
+            mutations = {name: _domain(spec) for name, spec in problem.space.items()}
+            self._scheduler = PopulationBasedTraining(**common, hyperparam_mutations=mutations)
+        space = parse_space(problem.space)
         self.search_alg = None
-        self._trials = [_RayTrial(n, space.sample(Random(f"{seed}:{n}"))) for n in range(POPULATION)]
+        points = [space.sample(Random(f"{seed}:{number}")) for number in range(POPULATION)]
+        self._trials = [
+            _RayTrial(
+                number, {name: math.log10(float(str(x))) if name in self._logs else x for name, x in point.items()}
+            )
+            for number, point in enumerate(points)
+        ]
         for trial in self._trials:
             trial.state = (0, problem.begin(seed))
             self._scheduler.on_trial_add(self, trial)
@@ -220,7 +240,8 @@ class Ray:
             trial.run_metadata.checkpoint_manager._latest_checkpoint_result = None
         trial.status = "RUNNING"
         step, state = trial.state
-        return Job(self._trials.index(trial), state, step, dict(trial.config))
+        hparams = {name: 10**value if name in self._logs else value for name, value in trial.config.items()}
+        return Job(self._trials.index(trial), state, step, hparams)
 
     def continues(self, job: Job, loss: float) -> bool:
         trial = self._trials[job.trial]
@@ -308,32 +329,44 @@ def simulated(method: Dray | Ray, problem: Problem, workers: int, seed: int) -> 
             train(job)
 
 
-def quality(paper: Paper, seeds: int) -> None:
+METHODS: dict[str, Callable[[Problem, int], Dray | Ray]] = {
+    "dray": Dray,
+    "dray, PB2": lambda problem, seed: Dray(problem, seed, lambda space, seed: PB2(space, seed=seed)),
+    "Ray": Ray,
+    "Ray, PB2": lambda problem, seed: Ray(problem, seed, pb2=True),
+}
+
+
+def quality(paper: Paper, seeds: int, names: Sequence[str]) -> None:
     paper.say("## The decisions, in virtual time")
     paper.say()
     paper.say(
         f"{seeds} seeds; a population of {POPULATION}, quantile {QUANTILE}. The loss is the best at the full length; "
-        "that of toy is -Q, whose optimum is -1.2. Differences are dray's minus Ray's, with their mean's 95 % interval."
+        f"that of toy is -Q, whose optimum is -1.2. Differences are to {names[0]}, with their mean's 95 % interval."
     )
     paper.say()
-    paper.say("| problem | workers | dray, median | Ray, median | difference | dray better | trained, dray and Ray |")
-    paper.say("|---|---:|---:|---:|---|---:|---|")
-    for name, problem in problems().items():
+    paper.say("| problem | workers | method | median | difference | better | trained |")
+    paper.say("|---|---:|---|---:|---|---:|---:|")
+    for problem_name, problem in problems().items():
         for workers in (POPULATION, POPULATION // 4):
-            ours = [simulated(Dray(problem, seed), problem, workers, seed) for seed in range(seeds)]
-            theirs = [simulated(Ray(problem, seed), problem, workers, seed) for seed in range(seeds)]
-            gaps = [one.best - other.best for one, other in zip(ours, theirs, strict=True)]
-            mean, error = statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(seeds)
-            half = float(student.ppf(0.975, seeds - 1)) * error
-            medians = (statistics.median(each.best for each in found) for found in (ours, theirs))
-            trained = " and ".join(
-                f"{statistics.fmean(each.trained for each in found):.0f}" for found in (ours, theirs)
-            )
-            paper.say(
-                f"| {name} | {workers} | {next(medians):.4f} | {next(medians):.4f} | {mean:+.4f} "
-                f"({mean - half:+.4f} to {mean + half:+.4f}) | {sum(gap < 0 for gap in gaps)} of {seeds} | {trained} |"
-            )
+            reference: list[Outcome] = []
+            for name in names:
+                found = [simulated(METHODS[name](problem, seed), problem, workers, seed) for seed in range(seeds)]
+                difference = _difference(found, reference) if reference else " | "
+                reference = reference or found
+                paper.say(
+                    f"| {problem_name} | {workers} | {name} | {statistics.median(each.best for each in found):.4f} | "
+                    f"{difference} | {statistics.fmean(each.trained for each in found):.0f} |"
+                )
     paper.say()
+
+
+def _difference(found: Sequence[Outcome], reference: Sequence[Outcome]) -> str:
+    gaps = [one.best - other.best for one, other in zip(found, reference, strict=True)]
+    mean, error = statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
+    half = float(student.ppf(0.975, len(gaps) - 1)) * error
+    better = f"{sum(gap < 0 for gap in gaps)} of {len(gaps)}"
+    return f"{mean:+.4f} ({mean - half:+.4f} to {mean + half:+.4f}) | {better}"
 
 
 # ------------------------------------------------------------------------------------------------------------ wall time
@@ -463,8 +496,9 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     torch.set_num_threads(1)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     if options.seeds:
-        quality(paper, options.seeds)
-    wall_time(paper, options.ways, options.rounds, directory)
+        quality(paper, options.seeds, options.methods)
+    if options.rounds:
+        wall_time(paper, options.ways, options.rounds, directory)
 
 
 def main() -> None:
@@ -474,6 +508,7 @@ def main() -> None:
         return
     parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--methods", nargs="+", default=["dray", "dray, PB2", "Ray"], choices=METHODS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ways", nargs="+", default=["dray", "ray-reuse"], choices=["dray", "ray", "ray-reuse"])
     perform(measure, parser.parse_args(), name="pbt", title="Population-based training")

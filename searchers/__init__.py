@@ -3,6 +3,7 @@
     events, method                       the vocabulary: events in, actions out
     random_search                        methods that run every trial to its end: random, grid, single
     asha, promotion, adaptive_asha       methods that compare trials while they run
+    pbt, pb2                             population-based training, and a model of its trials
     slots, rung                          shared by the methods: slots for trials, and the best trials at a length
     objectives, pareto                   several metrics: their directions and limits, and the order of trials
     previews                             the expected course of a search

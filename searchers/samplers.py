@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Protocol, cast, runtime_checkable
 
 from searchers.errors import FieldError, SpaceError
-from searchers.events import Event
+from searchers.events import Event, Source
 from searchers.objectives import Objectives
 from searchers.records import hparams_from_json, hparams_to_json
 from searchers.space import PATH, Space
@@ -30,7 +30,8 @@ class Sampler(Protocol):
     A sampler that compares trials by length may also have a method `extended(rungs)`, which is called with the new
     `Method.rungs` when the search is extended; a replay calls it at the same place among the events. A sampler for
     population-based training also has `explore(trial, hparams)`, with the rules of `ask`: it returns hyperparameters
-    for a trial that begins from a checkpoint of a trial with `hparams`.
+    for a trial that begins from a checkpoint of a trial with `hparams`. Its method `forked(trial, source)`, if it has
+    one, is called when such a trial is created, with a `Source`; a replay calls it at the same place among the events.
     """
 
     def ask(self, trial: int) -> dict[str, object]:
@@ -55,6 +56,13 @@ def notify_extended(sampler: Sampler, rungs: Sequence[float]) -> None:
     extended = getattr(sampler, "extended", None)
     if extended is not None:
         extended(rungs)
+
+
+def notify_forked(sampler: Sampler, trial: int, source: Source) -> None:
+    """Call the sampler's `forked`, if it has one."""
+    forked = getattr(sampler, "forked", None)
+    if forked is not None:
+        forked(trial, source)
 
 
 def explored(sampler: Sampler, trial: int, hparams: dict[str, object]) -> dict[str, object]:
@@ -156,6 +164,9 @@ class FirstPoints:
 
     def extended(self, rungs: Sequence[float]) -> None:
         notify_extended(self._sampler, rungs)
+
+    def forked(self, trial: int, source: Source) -> None:
+        notify_forked(self._sampler, trial, source)
 
     def explore(self, trial: int, hparams: dict[str, object]) -> dict[str, object]:
         return explored(self._sampler, trial, hparams)

@@ -53,7 +53,7 @@ from searchers.records import (
     request_from_json,
     request_to_json,
 )
-from searchers.samplers import RandomSampler, Sampler, drawn, explored, notify_extended
+from searchers.samplers import RandomSampler, Sampler, drawn, explored, notify_extended, notify_forked
 from searchers.space import Space
 from searchers.views import Points, State, TrainedShares, TrialView, as_dict
 
@@ -366,11 +366,11 @@ class Search:
             objectives=self.objectives,
         )
         self._put(view)
-        self._follow(actions)
         drawn_hparams = _NO_HPARAMS if view.hparams is None else as_dict(view.hparams)
         if view.id not in self._given or not self.space.faults(drawn_hparams):  # given ones may be outside of the space
             told = replace(normalised_event, trial=self._sampler_number(view.id)) if self._given else normalised_event
             self.sampler.tell(told, drawn_hparams)
+        self._follow(actions)
         return actions
 
     def _follow(self, actions: list[Action]) -> None:
@@ -382,6 +382,9 @@ class Search:
                     if source is not None or action.hparams is not None:
                         self._given[trial] = action
                         self._given_order.append(trial)
+                    if source is not None:
+                        numbered = replace(source, trial=self._sampler_number(source.trial))
+                        notify_forked(self.sampler, self._sampler_number(trial), numbered)
                 case Done():
                     self.done = action
                 case _:

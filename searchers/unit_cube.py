@@ -71,6 +71,13 @@ class UnitCube:
         assert isinstance(found, dict)
         return found
 
+    def numbers(self, point: Mapping[str, object]) -> npt.NDArray[np.bool_]:
+        """Return which columns encode the numbers of this point, shape (width,)."""
+        columns = np.zeros(self.width, np.bool_)
+        for name, _ in flattened(self.space.root, point):
+            columns[self._axes[name].columns] = not isinstance(self._axes[name].domain, Categorical)
+        return columns
+
     def random(self, rng: np.random.Generator, count: int) -> Array:
         """Draw independent uniform points as rows of shape (count, width), ignoring the space's constraint."""
         rows = rng.random((count, self.width))

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
+from dray.config.entrypoint import is_class
 from dray.config.faults import missing_field
 from dray.config.length import Length
 from dray.config.resources import SlotRange, even_sizes
@@ -42,6 +43,7 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
             yield missing_field(other)
     if any(path.startswith("searcher.") for path in given):  # else the whole section is wrong
         yield from _searcher(given, wrong)
+        yield from _population_sampler(given)
         yield from _metrics(given, wrong)
         yield from _length(given, wrong)
     if "space" in given and "searcher.name" in given:
@@ -93,6 +95,23 @@ def _searcher(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
         elif given.get("searcher.max_concurrent_trials") == 0:
             what = "0 (no limit) would create all trials at once; give a number, or max_trials"
             yield Fault("searcher.max_concurrent_trials", what)
+
+
+def _population_sampler(given: Mapping[str, Any]) -> Iterator[Fault]:
+    sampler = given.get("searcher.sampler", SamplerChoice())
+    if given.get("searcher.name") == "pbt" and not is_class(sampler.name):
+        if sampler.name not in ("random", "pb2"):
+            what = f"must be random, pb2 or module:Class with pbt, got {sampler.name!r}"
+            yield Fault("searcher.sampler.name", what)
+        if sampler.options:
+            yield Fault(
+                "searcher.sampler.options", f"{sampler.name} has no options, got {sampler.options}; remove them"
+            )
+    elif sampler.name == "pb2":
+        yield Fault("searcher.sampler.name", "pb2 is a sampler of pbt; write name: pbt, or another sampler")
+    for field in ("resample_probability", "factors"):
+        if f"searcher.{field}" in given and sampler.name != "random":
+            yield Fault(f"searcher.{field}", f"has no effect with sampler {sampler.name}; remove it")
 
 
 def _metrics(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:

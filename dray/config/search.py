@@ -137,8 +137,8 @@ def sampling_faults(
     def make_sampler() -> object:
         if method == "grid":
             return GridSampler(space)
-        if is_class(choice.name):
-            return None
+        if is_class(choice.name) or method == "pbt" or choice.name == "pb2":
+            return None  # the rules check the samplers of pbt
         return named_sampler(choice.name, space, seed=0, rungs=(), options=choice.options, objectives=objectives)
 
     for make in (make_sampler, lambda: FirstPoints(space, points, RandomSampler(space, seed=0))):
@@ -156,10 +156,19 @@ def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequ
     elif isinstance(searcher, GridSearcher):
         chosen = GridSampler(space)
     elif isinstance(searcher, PBTSearcher):
-        chosen = Explorer(space, seed, resample_probability=searcher.resample_probability, factors=searcher.factors)
+        chosen = _population_sampler(searcher, space, seed)
     else:
         chosen = named_sampler(
             choice.name, space, seed=seed, rungs=rungs, options=choice.options, objectives=searcher.objectives
         )
     points = getattr(searcher, "points", [])
     return FirstPoints(space, points, chosen) if points else chosen
+
+
+def _population_sampler(searcher: PBTSearcher, space: Space, seed: int) -> Sampler:
+    if searcher.sampler.name == "pb2":
+        from searchers.pb2 import PB2  # it imports scipy, which takes a while
+
+        return PB2(space, seed=seed)
+    fields = {name: getattr(searcher, name) for name in ("resample_probability", "factors")}
+    return Explorer(space, seed, **{name: value for name, value in fields.items() if value is not None})

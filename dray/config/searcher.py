@@ -84,7 +84,8 @@ class SamplerChoice(Section):
     name: str = Field(
         default="random",
         min_length=1,
-        description="random, multi_fidelity, tpe, gp, nsga2, cmaes, another Optuna sampler, or module:Class",
+        description="random, multi_fidelity, tpe, gp, nsga2, cmaes, another Optuna sampler, or module:Class; with pbt "
+        "random, pb2 or module:Class",
         examples=["tpe"],
     )
     options: dict[str, Any] = Field(
@@ -337,7 +338,7 @@ class AdaptiveASHASearcher(_Halving):
     )
 
 
-class PBTSearcher(Searcher):
+class PBTSearcher(SamplingSearcher):
     """Population-based training."""
 
     name: Literal["pbt"] = _NAME
@@ -352,20 +353,20 @@ class PBTSearcher(Searcher):
         description="share of the population that is replaced at a comparison, and that others continue from",
         examples=[0.25],
     )
-    resample_probability: float = Field(
-        default=0.25,
+    resample_probability: float | None = Field(
+        default=None,
         ge=0,
         le=1,
-        description="probability with which a new trial draws a hyperparameter anew, instead of changing it",
+        description="with sampler random: probability (0.25) with which a new trial draws a hyperparameter anew, "
+        "instead of changing it",
         examples=[0.25],
     )
-    factors: list[Annotated[float, Field(gt=0)]] = Field(
-        default=[0.8, 1.2],
+    factors: list[Annotated[float, Field(gt=0)]] | None = Field(
+        default=None,
         min_length=1,
-        description="a number is changed by one of these factors, drawn at random",
+        description="with sampler random: a number is changed by one of these factors ([0.8, 1.2]), drawn at random",
         examples=[[0.8, 1.2]],
     )
-    points: Points = Field(default_factory=list, description=_POINTS, examples=[[{"lr": 0.01}]])
 
 
 class CustomSearcher(SamplingSearcher, _Timed):

@@ -24,6 +24,8 @@ from searchers import (
     Source,
     Started,
 )
+from searchers.pb2 import PB2
+from searchers.pbt import Explorer
 from tests.config import configs
 
 LR = {"type": "log", "base": 10, "minval": -4, "maxval": -1}
@@ -101,6 +103,11 @@ def test_pbt_explores_with_its_own_fields_from_its_first_points() -> None:
     assert created.source in (Source(trial=0, step=2, batches=10), Source(trial=1, step=2, batches=10))
     assert search.params(created.trial)["lr"] == 0.5 * search.params(created.source.trial)["lr"]  # type: ignore[operator]
     assert as_extended(loaded, [{"event": "extended", "max_length": 80}]).searcher.length == 80
+
+
+def test_pbt_explores_at_random_by_default_or_by_pb2() -> None:
+    assert isinstance(build_sampler(load(PBT_8)), Explorer)
+    assert isinstance(build_sampler(load({**PBT_8, "sampler": "pb2"})), PB2)
 
 
 def test_adaptive_has_determineds_defaults_and_brackets() -> None:
@@ -268,6 +275,19 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
             "must be in the unit of max_length, epochs, got 5 batc",
         ),
         ({**PBT_8, "interval": {"epochs": 65}}, "searcher.interval", "must be at most max_length, which is 64, got 65"),
+        (
+            {**PBT_8, "sampler": "tpe"},
+            "searcher.sampler.name",
+            "must be random, pb2 or module:Class with pbt, got 'tpe'",
+        ),
+        ({**PBT_8, "sampler": {"name": "pb2", "options": {"a": 1}}}, "searcher.sampler.options", "pb2 has no options"),
+        ({**PBT_8, "sampler": "pb2", "factors": [0.5]}, "searcher.factors", "has no effect with sampler pb2"),
+        (
+            {**PBT_8, "sampler": "pb2", "resample_probability": 0.25},
+            "searcher.resample_probability",
+            "has no effect with sampler pb2; remove it",
+        ),
+        ({**ASHA_3, "sampler": "pb2"}, "searcher.sampler.name", "pb2 is a sampler of pbt; write name: pbt"),
         ({**PBT_8, "quantile": 0.6}, "searcher.quantile", "must be <= 0.5, got 0.6"),
         ({**PBT_8, "points": [{"lr": 0.01}] * 9}, "searcher.points", "must be at most population (8) points, got 9"),
         ({**PBT_8, "metrics": [{"name": "loss"}]}, "searcher.metrics", "pbt compares trials by one metric"),

@@ -30,12 +30,16 @@ def population(record: Path) -> dict[str, Any]:
 
 
 def decisions(path: Path) -> list[dict[str, Any]]:
-    """The search's events with their decisions, without the starts that a restart repeats."""
+    """The search's events with their decisions, by trial, without the starts that a restart repeats.
+
+    A trial may start before the last report of one that completes, if its workers are free sooner.
+    """
     kept = ("event", "trial", "step", "value", "batches", "reason", "hparams", "actions")
     found = [{name: record.get(name) for name in kept} for record in journal(path) if record["event"] in SEARCH]
     for record in found:
         record["hparams"] = (record["hparams"] or {}).get("lr")
-    return [each for place, each in enumerate(found) if each["event"] != "started" or each not in found[:place]]
+    kept_once = [each for place, each in enumerate(found) if each["event"] != "started" or each not in found[:place]]
+    return sorted(kept_once, key=lambda record: -1 if record["trial"] is None else record["trial"])
 
 
 def test_a_killed_driver_changes_no_decision_and_no_weight(tmp_path: Path, drive: Callable[..., Driver]) -> None:

@@ -43,6 +43,7 @@ def test_a_row_has_a_column_for_each_number_and_each_category() -> None:
     assert row[:3].tolist() == [0, 1, 0]
     assert row[4:].round(6).tolist() == [round(11 / 12, 6), 0.5, 1, 0, 1, 0.5, 0.5, 0.0625]
     assert CUBE.axes.tolist() == [0, 0, 0, 1, 2, 3, 4, 4, 5, 6, 6, 7]
+    assert CUBE.numbers(point).nonzero()[0].tolist() == [3, 4, 5, 8, 11]
 
 
 def test_a_row_gives_its_point_back() -> None:

@@ -82,11 +82,11 @@ def with_requests(schedule: Schedule) -> Schedule:
 
 def with_population(schedule: Schedule) -> Schedule:
     """Let the experiments of a schedule be population-based training."""
-    random = Random(f"population:{schedule.seed}")
-    return replace(schedule, setups=tuple(_population(random, setup) for setup in schedule.setups))
+    random, sampler = Random(f"population:{schedule.seed}"), "pb2" if schedule.seed % 5 == 2 else "random"
+    return replace(schedule, setups=tuple(_population(random, setup, sampler) for setup in schedule.setups))
 
 
-def _population(random: Random, setup: Setup) -> Setup:
+def _population(random: Random, setup: Setup, sampler: str) -> Setup:
     length = random.choice((4, 8, 9))
     searcher = {
         "name": "pbt",
@@ -94,6 +94,7 @@ def _population(random: Random, setup: Setup) -> Setup:
         "population": random.choice((2, 3, 4, 6)),
         "interval": random.choice((1, 2, 3)),
         "quantile": random.choice((0.25, 0.5)),
+        "sampler": sampler,
     }
     extensions = ((("max_length", 2 * length),),) if random.random() < 0.2 else ()
     max_slots = setup.ranks if random.random() < 0.4 else setup.max_slots  # one trial at a time

@@ -198,9 +198,12 @@ def _is_determined(experiment: Experiment) -> bool:
     """Whether faults change no results. They change none if the method does not compare trials; requests then change
     only the numbers of the trials that fail."""
     setup, name = experiment.setup, experiment.config.searcher.name
-    if setup.is_population:  # trials that run one at a time report in the same order, whatever happens
+    if setup.is_population:
+        # Trials that run one at a time are compared in the same order, whatever happens. PB2 learns also from the last
+        # report of a trial that completes, which may come after the next trial has started.
         has_failed = setup.errors or setup.extensions or experiment.facts.lost or experiment.facts.given_up
-        return setup.max_slots == setup.ranks and not (has_failed or experiment.requests.sent)
+        is_alone = setup.max_slots == setup.ranks and dict(setup.searcher)["sampler"] != "pb2"
+        return is_alone and not (has_failed or experiment.requests.sent)
     has_moved = experiment.requests.sent and setup.errors
     return name in ("random", "grid", "single") and not has_moved
 
