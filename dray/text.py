@@ -62,7 +62,7 @@ def seconds_of(text: object) -> float:
     found = re.fullmatch("".join(rf"(?:([0-9]*\.?[0-9]+){unit})?" for unit in "dhms"), str(text))
     numbers = ("",) if found is None else found.groups("0")
     seconds = sum(float(number or 0) * s for number, s in zip(numbers, (86_400, 3600, 60, 1), strict=False))
-    if not seconds:
+    if not 0 < seconds < math.inf:
         raise ValueError(f"must be a duration such as 2h, 90m, 45s or 1h30m, got {text!r:.60}")
     return seconds
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,9 @@ from dray.cli import show
 from dray.cli.arguments import Changes, Config, Json, ModelDir
 from dray.cli.errors import FAILED, BadUse
 from dray.text import counted
+
+_MAX_NUMBER = 1e9
+"""The largest time, in seconds, and price that a preview takes: with larger ones, sums would overflow."""
 
 app = typer.Typer(help="Print the schema of experiment configs.", no_args_is_help=True)
 
@@ -74,8 +76,8 @@ def preview(
         "--price": price,
     }
     for option, number in options.items():
-        if number is not None and not 0 < number < math.inf:
-            raise BadUse(f"{option} must be a number > 0, got {number:g}")
+        if number is not None and not 0 < number <= _MAX_NUMBER:
+            raise BadUse(f"{option} must be a number > 0, at most {_MAX_NUMBER:g}, got {number:g}")
     given = {"--like": like, **options}
     times = [option for option in given if option != "--price" and given[option] is not None]
     if len(times) > 1:

@@ -25,7 +25,7 @@ class RequestFiles:
         for path in sorted(self._folder.glob("*.json")):
             try:
                 request = request_from_json(json.loads(path.read_text()))
-            except (OSError, ValueError):  # removed meanwhile, or not a request
+            except (OSError, ValueError, RecursionError):  # removed meanwhile, or not a request
                 continue
             found.append(replace(request, id=path.stem))
         return found

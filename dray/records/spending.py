@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -158,9 +159,9 @@ def spent_of(name: str, spent: float, total: float) -> str:
 
 
 def in_config(name: str, total: float) -> str:
-    """A total of the budget as in a config: "4h" for the time 14400.0."""
+    """A total of the budget as in a config, a time rounded up to its unit: "4h" for 14400.0 seconds."""
     seconds, unit = _unit(total)
-    return f"{total / seconds:g}{unit[0]}" if name == "time" else f"{total:g}"
+    return f"{math.ceil(total / seconds)}{unit[0]}" if name == "time" else f"{total:g}"
 
 
 def _unit(seconds: float) -> tuple[int, str]:

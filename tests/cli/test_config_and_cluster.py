@@ -71,7 +71,8 @@ def test_times_of_a_preview_are_those_of_another_experiment(home: Path, dray: Dr
     ("arguments", "told"),
     [
         (["--seconds-per-batch", "1"], "this search has its length in epochs, so --seconds-per-batch does not fit"),
-        (["--seconds-per-epoch", "0"], "--seconds-per-epoch must be a number > 0, got 0"),
+        (["--seconds-per-epoch", "0"], "--seconds-per-epoch must be a number > 0, at most 1e+09, got 0"),
+        (["--seconds-per-epoch", "1e308"], "--seconds-per-epoch must be a number > 0, at most 1e+09, got 1e+308"),
         (["--like", "digits-1", "--seconds-per-trial", "9"], "give only one of --like and --seconds-per-trial"),
         (["--price", "2.9"], "--price needs the time that training takes: give --seconds-per-epoch, or --like"),
     ],

@@ -100,6 +100,16 @@ def test_the_limit_that_is_spent_most_counts() -> None:
     assert found.remedy == "--budget slot_hours=80"
 
 
+@pytest.mark.parametrize(
+    ("time", "spent", "more"),
+    [("2h", 7200, "4h"), ("40s", 40, "2m"), ("90m", 5400, "3h"), ("500h1s", 1800001, "1001h"), ("5s", 6, "10s")],
+)
+def test_the_time_that_is_proposed_is_a_round_one(time: str, spent: float, more: str) -> None:
+    found = limits(budget={"time": time})
+    found.spend(Usage(spent={"time": spent}, per_s={"time": 1.0}))
+    assert found.remedy == f"--budget time={more}"
+
+
 def test_at_the_end_no_trial_begins_that_would_not_reach_its_next_rung() -> None:
     found = limits(budget={"slot_hours": 10})
     rates = {"time": 1.0, "slot_hours": 2 / 3600, "usd": 0.0}

@@ -166,7 +166,13 @@ def test_a_request_for_which_the_disk_has_no_room_leaves_nothing(story: Story) -
 def test_a_file_that_is_no_request_is_ignored(story: Story) -> None:
     folder = story.directory.path / "requests"
     folder.mkdir()
-    for name, text in {"empty": "", "list": "[]", "number": "3", "trial": '{"trial": "0"}'}.items():
+    for name, text in {
+        "empty": "",
+        "list": "[]",
+        "number": "3",
+        "trial": '{"trial": "0"}',
+        "deep": "[" * 100_000,
+    }.items():
         (folder / f"{name}.json").write_text(text)
     assert RequestFiles(story.directory).waiting() == []
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dray.records.spending import FILE, Spending, totals_of
+from dray.text import seconds_of
 
 PRICES = {"A100": 3.6, "A100-spot": 1.8}
 
@@ -76,6 +77,12 @@ def test_a_reader_finds_what_the_driver_knows_while_it_writes(tmp_path: Path) ->
             reader.read(tmp_path)
             assert reader.usage == live.usage
     assert reader.usage.spent["time"] == 100
+
+
+@pytest.mark.parametrize("text", ["0h", "-2h", "2", "2x", "nan", "inf", "9" * 400 + "h"])
+def test_a_time_is_a_finite_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a duration such as 2h"):
+        seconds_of(text)
 
 
 def test_totals_are_in_seconds() -> None:
