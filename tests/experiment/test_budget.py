@@ -14,6 +14,7 @@ import dray
 from dray.config.search import build_search
 from dray.errors import AlreadyEnded, ConfigError
 from dray.records.directory import ExperimentDirectory
+from dray.records.metrics import MetricsLog
 from dray.records.reader import ExperimentReader
 from dray.records.spending import FILE
 from searchers import Exited, Journal, Reported, Started
@@ -117,6 +118,17 @@ def test_an_extension_is_recorded_once_and_changes_the_given_totals(
         assert (budget.time, budget.slot_hours, reader.config.patience) == ("4h", 40, 7)
         assert (reader.overview().state, reader.overview().reason) == ("STOPPED", "")
         assert reader.overview().usage == "2 of 4 h, 8 of 40 slot-hours"
+
+
+def test_a_target_that_another_metric_has_reached_is_still_reached_when_resumed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dray.cluster.connection", None)  # the run would begin
+    fields = {"batches": 1, "epochs": 1.0, "kind": "validation", "time": 0.0}
+    with closing(MetricsLog(ExperimentDirectory(path).metrics)) as log:
+        log.append(0, [{**fields, "name": "error", "value": 0.1}])
+    with pytest.raises(AlreadyEnded, match=r"error 0.1 of trial 0 reaches 0.2; .* --until error=VALUE"):
+        resume(path, budget={"time": "4h"}, until={"error": 0.2})
 
 
 @pytest.mark.parametrize(
