@@ -145,6 +145,8 @@ class Limits:
         self._left_s = min(left, default=math.inf)
         if self.share >= 1:
             self._end_budget("budget spent")
+        elif self.is_recorded:
+            self.give_up_rest()
 
     @property
     def is_nearly_spent(self) -> bool:

@@ -91,6 +91,22 @@ def test_a_resumed_experiment_whose_budget_is_spent_names_the_command_that_exten
         resume(path, budget={"time": "90m"})
 
 
+def test_an_experiment_that_has_ended_before_the_last_of_its_budget_is_not_resumed_for_the_rest(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dray.cluster.connection", None)  # the run would begin
+    with pytest.raises(ImportError):
+        resume(path, budget={"time": "2.1h"})
+    with Journal(path / "journal.jsonl") as journal:
+        journal.append({"event": "ended", "reason": "the rest of the budget takes no trial to its next rung"})
+    with pytest.raises(AlreadyEnded, match=r"the rest of the budget .* 2 of 2.1 h, .* --budget time=4.2h"):
+        resume(path)
+    assert experiment(path).run().overview.state == "COMPLETED"
+    assert events(path).count("ended") == 1
+    with pytest.raises(ImportError):
+        resume(path, budget={"time": "4h"})
+
+
 def test_the_same_script_run_again_has_the_result(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = experiment(path).run().overview
     assert (found.state, found.reason) == ("COMPLETED", "budget spent: 2 of 2 h, 8 of 40 slot-hours")
