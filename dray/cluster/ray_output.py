@@ -18,10 +18,15 @@ from dray.cluster import internals
 FILE = "ray.log"
 
 
+class _File(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Drop what can't be written, as on a full disk: logging would print a traceback."""
+
+
 @contextlib.contextmanager
 def redirect_ray_output(path: Path) -> Iterator[None]:
     """Append to ``path`` what Ray prints and logs in this process within the block."""
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler = _File(path, encoding="utf-8", delay=True)
     handler.setFormatter(formatter := logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ"))
     formatter.converter = time.gmtime
     file_log = logging.Logger("ray's prints")
@@ -39,4 +44,5 @@ def redirect_ray_output(path: Path) -> Iterator[None]:
             yield
     finally:
         log.handlers[:] = handlers
-        handler.close()
+        with contextlib.suppress(OSError):  # a full disk
+            handler.close()

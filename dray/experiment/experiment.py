@@ -403,6 +403,7 @@ class Experiment:
             interrupts.final_message = display.stopped_at_once
             observers.begin(opened.records, opened.search.trials, display.say)
             limits = opened.limits
+            limits.read(directory.metrics)
             limits.spend(spending_of(opened.config, directory.metrics).usage)
             if opened.search.done is not None:
                 display.ended()

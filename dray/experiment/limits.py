@@ -10,11 +10,13 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from dray.config.schema import ExperimentConfig
 from dray.desk.messages import Row
+from dray.records.metrics import read_metrics
 from dray.records.spending import Usage, in_config, spent_of, totals_of
 from dray.text import counted
 from searchers.records import number_from_json
@@ -106,6 +108,15 @@ class Limits:
         if self._until:
             self._validated(trial, {row["name"]: row["value"] for row in rows if row["kind"] == "validation"})
 
+    def read(self, metrics: Path) -> None:
+        """Take the metrics of earlier runs, from their directory; those that the search compares are in the journal."""
+        if self._until.keys() <= {*self._names}:
+            return
+        table = read_metrics(metrics)
+        wanted = table[(table["kind"] == "validation") & table["name"].isin([*self._until])]
+        for _, rows in wanted.groupby(["trial_id", "batches"]):
+            self._validated(int(rows["trial_id"].iloc[0]), dict(zip(rows["name"], rows["value"], strict=True)))
+
     def _validated(self, trial: int, values: Mapping[str, float | None]) -> None:
         reached = []
         for name, target in self._until.items():
@@ -134,6 +145,8 @@ class Limits:
         self._left_s = min(left, default=math.inf)
         if self.share >= 1:
             self._end_budget("budget spent")
+        elif self.is_recorded:
+            self.give_up_rest()
 
     @property
     def is_nearly_spent(self) -> bool:

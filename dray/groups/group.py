@@ -125,21 +125,31 @@ class WorkerGroup:
 
     def _collect_ends(self) -> None:
         """Find out how the other processes end, and report all ends."""
+        try:
+            dead, error = self._all_ends()
+        except Exception as unexpected:  # as where Ray ends in this process meanwhile, because its head has died
+            dead, error = {}, one_line(unexpected) or repr(unexpected)
+        self._report_end(dead, error)
+
+    def _all_ends(self) -> tuple[dict[int, str], str]:
+        """Why each rank died that did, and else the first error of the others."""
         ends = self._ends_of_ranks(within_s=0.0)
         died = any(isinstance(end, Exception) for end in ends.values())
         ends = self._ends_of_ranks(SURVIVORS_S if died else LEAVE_S)
         # Each node is asked once: a lost one costs seconds until the timeout.
         kills_of = functools.cache(lambda node: oom_kills_of(node, self._slots.env_for_ray))
-        dead, error = {}, ""
+        dead, error = dict[int, str](), ""
         for rank, end in ends.items():
             if isinstance(end, Exception):
                 dead[rank] = why_it_died(end) or self._killed_by_kernel(rank, kills_of)
             else:
                 error = error or end
-        self._report_end(dead, "" if dead else error)
+        return dead, "" if dead else error
 
     def _ends_of_ranks(self, within_s: float) -> dict[int, str | Exception]:
         """For each rank that has ended: its own error or "", or Ray's exception for its death."""
+        if not ray.is_initialized():  # a call would start a new Ray
+            return {}
         ready, _ = ray.wait(self._ends, num_returns=len(self._ends), timeout=within_s)
         found: dict[int, str | Exception] = {}
         for rank, end in enumerate(self._ends):

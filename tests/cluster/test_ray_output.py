@@ -59,3 +59,9 @@ def test_no_file_is_made_without_output(tmp_path: Path) -> None:
     with pytest.raises(KeyError), redirect_ray_output(tmp_path / "ray.log"):
         raise KeyError
     assert not (tmp_path / "ray.log").exists()
+
+
+def test_a_full_disk_shows_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with redirect_ray_output(Path("/dev/full")):
+        says("meanwhile")
+    assert capfd.readouterr() == ("", "")

@@ -14,6 +14,7 @@ import dray
 from dray.config.search import build_search
 from dray.errors import AlreadyEnded, ConfigError
 from dray.records.directory import ExperimentDirectory
+from dray.records.metrics import MetricsLog
 from dray.records.reader import ExperimentReader
 from dray.records.spending import FILE
 from searchers import Exited, Journal, Reported, Started
@@ -90,6 +91,22 @@ def test_a_resumed_experiment_whose_budget_is_spent_names_the_command_that_exten
         resume(path, budget={"time": "90m"})
 
 
+def test_an_experiment_that_has_ended_before_the_last_of_its_budget_is_not_resumed_for_the_rest(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dray.cluster.connection", None)  # the run would begin
+    with pytest.raises(ImportError):
+        resume(path, budget={"time": "2.1h"})
+    with Journal(path / "journal.jsonl") as journal:
+        journal.append({"event": "ended", "reason": "the rest of the budget takes no trial to its next rung"})
+    with pytest.raises(AlreadyEnded, match=r"the rest of the budget .* 2 of 2.1 h, .* --budget time=4.2h"):
+        resume(path)
+    assert experiment(path).run().overview.state == "COMPLETED"
+    assert events(path).count("ended") == 1
+    with pytest.raises(ImportError):
+        resume(path, budget={"time": "4h"})
+
+
 def test_the_same_script_run_again_has_the_result(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = experiment(path).run().overview
     assert (found.state, found.reason) == ("COMPLETED", "budget spent: 2 of 2 h, 8 of 40 slot-hours")
@@ -117,6 +134,17 @@ def test_an_extension_is_recorded_once_and_changes_the_given_totals(
         assert (budget.time, budget.slot_hours, reader.config.patience) == ("4h", 40, 7)
         assert (reader.overview().state, reader.overview().reason) == ("STOPPED", "")
         assert reader.overview().usage == "2 of 4 h, 8 of 40 slot-hours"
+
+
+def test_a_target_that_another_metric_has_reached_is_still_reached_when_resumed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dray.cluster.connection", None)  # the run would begin
+    fields = {"batches": 1, "epochs": 1.0, "kind": "validation", "time": 0.0}
+    with closing(MetricsLog(ExperimentDirectory(path).metrics)) as log:
+        log.append(0, [{**fields, "name": "error", "value": 0.1}])
+    with pytest.raises(AlreadyEnded, match=r"error 0.1 of trial 0 reaches 0.2; .* --until error=VALUE"):
+        resume(path, budget={"time": "4h"}, until={"error": 0.2})
 
 
 @pytest.mark.parametrize(

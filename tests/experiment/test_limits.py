@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dray.config.load import load_config
 from dray.experiment.limits import Limits
+from dray.records.metrics import MetricsLog
 from dray.records.spending import Usage
 from searchers import Exited, RandomSearch, Reported, Search, Started
 from searchers.objectives import of_names
@@ -88,6 +90,20 @@ def test_a_target_that_the_search_has_reached_before_counts() -> None:
     searched(found, ([0.2], "completed"))
     assert found.reason == "loss 0.2 of trial 0 reaches 0.3"
     assert found.remedy == "--until loss=VALUE"
+
+
+def test_a_target_that_earlier_runs_reached_in_another_metric_counts(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path)
+    fields = {"epochs": None, "kind": "validation", "time": 0.0}
+    # The targets are reached one by one, and then together.
+    for batches, loss, size in ((1, 0.4, 10.0), (2, 0.6, 8.0), (3, 0.5, 9.0)):
+        log.append(2, [{**fields, "batches": batches, "name": "loss", "value": loss}])
+        log.append(2, [{**fields, "batches": batches, "name": "size", "value": size}])
+    log.close()
+    for size, reason in ((8, ""), (9, "loss 0.5 of trial 2 reaches 0.5; size 9 of trial 2 reaches 9")):
+        found = limits(until={"loss": 0.5, "size": size})
+        found.read(tmp_path)
+        assert found.reason == reason
 
 
 def test_the_limit_that_is_spent_most_counts() -> None:
