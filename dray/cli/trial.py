@@ -22,6 +22,7 @@ from dray.cli.arguments import (
 )
 from dray.cli.errors import BadUse
 from dray.cli.reader import ReadExperiment, last_values, read_experiment
+from dray.errors import AlreadyEnded
 from dray.experiment import requests
 from dray.serve.client import Server
 from dray.serve.control import NotSubmitted
@@ -367,7 +368,8 @@ def _request(
                 if answer is None and request.trial is None and Journal.writer(journal) is None:
                     from dray.cli.experiment import resume
 
-                    resume(experiment)
+                    with contextlib.suppress(AlreadyEnded):  # it waits until the limits are raised
+                        resume(experiment)
             finally:  # the exit status says how the run ended
                 if answer is None:
                     answer = requests.wait(journal, request)

@@ -20,7 +20,7 @@ from dray.errors import Fault
 from dray.script import Script
 from dray.training.plan import FIRST_TRACED, window_fault
 from searchers.domains import Categorical, Const
-from searchers.errors import FieldError
+from searchers.errors import FieldError, did_you_mean
 from searchers.numeric import Int
 from searchers.space import parse
 
@@ -66,8 +66,20 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
         yield from _batch_size(given)
         yield from _slot_range(given)
     yield from _mesh(given)
-    if given.get("budget.usd") is not None and not any(path.startswith("prices") for path in (*given, *wrong)):
+    if (
+        given.get("budget.usd") is not None
+        and not given.get("prices")
+        and not any(path.startswith("prices") for path in wrong)
+    ):
         yield Fault("prices", "required with budget.usd; for example prices: {A100: 2.9}")
+    metrics = given.get("searcher.metrics")
+    names = (
+        [each.name for each in metrics] if metrics else [given["searcher.metric"]] if "searcher.metric" in given else []
+    )
+    for name in given.get("until") or ():
+        if names and name not in names:
+            what = f"must be a metric that the searcher compares: {', '.join(names)}"
+            yield Fault(f"until.{name}", f"{what}{did_you_mean(name, names)}")
 
 
 def _searcher(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:

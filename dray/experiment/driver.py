@@ -222,7 +222,6 @@ class ExperimentDriver:
             self._emit(Say(f"warning: trial {trial}: {report.warning}"))
         self._emit(ReportReceived(lease=lease, trial=trial, rows=rows, step=report.step, warning=report.warning))
         self._restarts.reached(trial, max((row["batches"] for row in rows), default=-1))
-        self.limits.rows(trial, rows)
         if (step := self._trained_to(report)) is not None:
             self.limits.trained(trial, step, self._now)
         leaves = self._closing or trial in self._held

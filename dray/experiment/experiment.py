@@ -403,16 +403,18 @@ class Experiment:
             interrupts.final_message = display.stopped_at_once
             observers.begin(opened.records, opened.search.trials, display.say)
             limits = opened.limits
-            limits.read(directory.metrics)
             limits.spend(spending_of(opened.config, directory.metrics).usage)
+            if opened.new_limits is not None and not limits.reason:
+                journal.append(opened.new_limits)
             if opened.search.done is not None:
                 display.ended()
             elif limits.reason:
-                if not limits.is_recorded:
+                if not limits.is_recorded and opened.new_limits is None:
                     journal.append({"event": "ended", "reason": limits.reason, "time": time.time()})
                 if self._must_go_on:
                     extend = f"dray experiment extend {directory.path} {limits.remedy}"
-                    raise AlreadyEnded(f"the experiment has ended: {limits.reason}; to continue: {extend}")
+                    spent = limits.usage and f" ({limits.usage})"
+                    raise AlreadyEnded(f"the experiment has ended: {limits.reason}{spent}; to continue: {extend}")
             else:
                 try:
                     self._run(opened, directory, lock, journal, observers, display, interrupts, on_message)

@@ -10,13 +10,10 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from dray.config.schema import ExperimentConfig
-from dray.desk.messages import Row
-from dray.records.metrics import read_metrics
 from dray.records.spending import Usage, in_config, spent_of, totals_of
 from dray.text import counted
 from searchers.records import number_from_json
@@ -103,24 +100,10 @@ class Limits:
             return None if losses is None or losses.violation else losses.values[0]
         return None if (value := values[0]) is None or not math.isfinite(value) else self._sign * value
 
-    def rows(self, trial: int, rows: Iterable[Row]) -> None:
-        """Take the metrics of a trial's report."""
-        if self._until:
-            self._validated(trial, {row["name"]: row["value"] for row in rows if row["kind"] == "validation"})
-
-    def read(self, metrics: Path) -> None:
-        """Take the metrics of earlier runs, from their directory; those that the search compares are in the journal."""
-        if self._until.keys() <= {*self._names}:
-            return
-        table = read_metrics(metrics)
-        wanted = table[(table["kind"] == "validation") & table["name"].isin([*self._until])]
-        for _, rows in wanted.groupby(["trial_id", "batches"]):
-            self._validated(int(rows["trial_id"].iloc[0]), dict(zip(rows["name"], rows["value"], strict=True)))
-
     def _validated(self, trial: int, values: Mapping[str, float | None]) -> None:
         reached = []
         for name, target in self._until.items():
-            value, sign = values.get(name), self._signs.get(name, self._sign)
+            value, sign = values.get(name), self._signs[name]
             if value is None or not sign * value <= sign * target:
                 return
             reached.append(f"{name} {value:.4g} of trial {trial} reaches {target:g}")
@@ -144,7 +127,7 @@ class Limits:
         left = ((self._totals[name] - usage.spent[name]) / rate for name, rate in rates.items())
         self._left_s = min(left, default=math.inf)
         if self.share >= 1:
-            self._end_budget("budget spent")
+            self._end_budget(f"budget.{self._limit} is spent")
         elif self.is_recorded:
             self.give_up_rest()
 
@@ -154,11 +137,11 @@ class Limits:
 
     def give_up_rest(self) -> None:
         """End with a rest of the budget in which no trial would reach its next rung."""
-        self._end_budget("the rest of the budget takes no trial to its next rung")
+        self._end_budget(f"the rest of budget.{self._limit} takes no trial to its next rung")
 
     def _end_budget(self, what: str) -> None:
         more = in_config(self._limit, self._totals[self._limit] * max(2, math.floor(self.share + 1)))
-        self._end(f"{what}: {self.usage}", f"--budget {self._limit}={more}")
+        self._end(what, f"--budget {self._limit}={more}")
 
     # ------------------------------------------------------------------ trials
     def begins(self, trial: int) -> None:

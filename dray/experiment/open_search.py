@@ -33,6 +33,7 @@ class OpenSearch:
     # The journal before the search was opened; `RunCore.begin` empties it, because it may be large
     records: list[dict[str, Any]]
     limits: Limits
+    new_limits: Record | None = None  # to be recorded if the experiment goes on with them
 
 
 def open_search(
@@ -71,10 +72,14 @@ def open_search(
         search.start()
     _end_stopped(search, records)
     _carry_out_requests(search, journal, records, requests)
-    extended = _limited(_extended(search, as_extended(config, records), extension), extension, journal, new)
-    return OpenSearch(
-        search=search, config=extended, records=records, limits=Limits(extended, itertools.chain(records, new))
-    )
+    extended = _extended(search, as_extended(config, records), extension)
+    limited = with_limits(extended, {name: extension[name] for name in LIMITS if name in extension})
+    new_limits = None
+    if limited != extended:
+        new_limits = {"event": "limits", **limited.model_dump(include=set(LIMITS)), "time": time.time()}
+        new.append(new_limits)
+    limits = Limits(limited, itertools.chain(records, new))
+    return OpenSearch(search=search, config=limited, records=records, limits=limits, new_limits=new_limits)
 
 
 def _check_given(custom: Custom, records: list[dict[str, Any]]) -> None:
@@ -110,18 +115,6 @@ def _carry_out_requests(
             except IllegalEvent as error:
                 journal.append({"event": "rejected", "id": request.id, "error": str(error), "time": time.time()})
         requests.remove(request.id)
-
-
-def _limited(
-    config: ExperimentConfig, extension: Mapping[str, Any], journal: Journal, new: list[Record]
-) -> ExperimentConfig:
-    """Change the experiment's limits if that is requested and not done yet. Returns the config with these."""
-    limited = with_limits(config, {name: extension[name] for name in LIMITS if name in extension})
-    if limited != config:
-        limits = limited.model_dump(include=set(LIMITS))
-        new.append({"event": "limits", **limits, "time": time.time()})
-        journal.append(new[-1])
-    return limited
 
 
 def _extended(search: Search, config: ExperimentConfig, extension: Mapping[str, Any]) -> ExperimentConfig:

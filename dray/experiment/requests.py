@@ -130,6 +130,9 @@ def _new(reader: ExperimentReader, hparams: Mapping[str, Any], source: Source | 
         given = reader.config.space.given(hparams)
     except SpaceError as error:
         raise IllegalEvent(str(error)) from None
+    size = given.get("global_batch_size", 1)
+    if not isinstance(size, int) or size < 1:
+        raise IllegalEvent(f"hyperparameters.global_batch_size: must be an integer >= 1, got {size}")
     return Requested(id=new_id(), source=source, hparams=given)
 
 
@@ -156,6 +159,8 @@ def source_of(reader: ExperimentReader, trial: int, at: str = "best") -> Source:
     wanted = {"best": record.best_of(saved.values()), "latest": max(saved.values(), default=None)}.get(at, at)
     if not saved:
         raise IllegalEvent(f"trial {trial} has no checkpoint with a validation yet")
+    if at not in ("best", "latest") and not at.isdigit():
+        raise IllegalEvent(f"the checkpoint must be best, latest or a number of batches, got {at}")
     if str(wanted) not in saved:
         named = f"at batch {at}" if at.isdigit() else at
         has = f"it has validated checkpoints at batches {', '.join(saved)}"

@@ -33,7 +33,7 @@ class Overview:
         front: with several metrics, the trials on the Pareto front.
         began, last: times of its creation and its last event, in Unix time (s).
         ran_s: total time of its drivers, in s.
-        reason: why it ended before its search did, such as "budget spent: 2 of 2 h"; or "".
+        reason: why it ended before its search did, such as "budget.time is spent"; or "".
         budget: what is ``spent`` of the ``total``, by field of the config's budget, the time in s; None without one.
         is_local: whether it is a local run: one trial, without a search.
     """

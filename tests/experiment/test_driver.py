@@ -554,7 +554,7 @@ def test_when_the_budget_is_spent_trials_save_and_leave_and_the_search_is_as_if_
     scene.driver.tick(spent(0.999), 10.0)
     assert not scene.effects
     scene.driver.tick(spent(1.0), 13.6)
-    assert [each.record for each in scene.take(Append)] == [{"event": "ended", "reason": "budget spent: 1 of 1 h"}]
+    assert [each.record for each in scene.take(Append)] == [{"event": "ended", "reason": "budget.time is spent"}]
     assert (scene.to_desk(), len(scene.take(EndRun))) == ([("close",)], 1)
     call = scene.report(1)
     assert scene.replies() == {call: "interrupt"}
@@ -564,11 +564,11 @@ def test_when_the_budget_is_spent_trials_save_and_leave_and_the_search_is_as_if_
 
 
 def test_the_search_decides_on_the_last_report_before_an_early_end() -> None:
-    scene = running(until={"loss": 0.3})
+    scene = running(budget={"slot_hours": 10})
     scene.fetch()
     scene.report(1, END, 0.2)
-    scene.driver.tick(spent(0.0), 1.0)
-    reason = "loss 0.2 of trial 0 reaches 0.3"
+    scene.driver.tick(spent(1.0), 1.0)
+    reason = "budget.slot_hours is spent"
     assert [each.record["reason"] for each in scene.take(Append) if each.record["event"] == "ended"] == [reason]
     scene.leave(1, 0, "completed")
     scene.leave(2, 1, "interrupted")
@@ -598,7 +598,7 @@ def test_with_little_left_of_the_slot_hours_a_trial_that_is_late_leaves_for_anot
     scene.decide()
     scene.driver.tick(spent(0.99, slots=0), 200.0)
     assert len(scene.take(EndRun)) == 1, "nothing else runs"
-    assert "the rest of the budget takes no trial to its next rung" in scene.driver.limits.reason
+    assert "the rest of budget.slot_hours takes no trial to its next rung" in scene.driver.limits.reason
 
 
 def test_with_little_time_left_a_trial_that_is_late_trains_on() -> None:

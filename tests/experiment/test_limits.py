@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dray.config.load import load_config
 from dray.experiment.limits import Limits
-from dray.records.metrics import MetricsLog
 from dray.records.spending import Usage
 from searchers import Exited, RandomSearch, Reported, Search, Started
 from searchers.objectives import of_names
@@ -21,10 +19,6 @@ SEARCHER: dict[str, Any] = {"name": "random", "metric": "loss", "max_length": {"
 def limits(searcher: dict[str, Any] = SEARCHER, **fields: Any) -> Limits:
     space = {"global_batch_size": 1, "lr": {"type": "double", "minval": 0, "maxval": 1}}
     return Limits(load_config({"entrypoint": "m:T", "hyperparameters": space, "searcher": searcher, **fields}))
-
-
-def validation(**values: float) -> list[dict[str, Any]]:
-    return [{"name": name, "kind": "validation", "value": value} for name, value in values.items()]
 
 
 def searched(found: Limits, *trials: Any, **search: Any) -> None:
@@ -59,30 +53,26 @@ def test_with_several_metrics_a_gain_is_one_of_the_first_objective_within_the_co
         assert found.reason == reason
 
 
+TWO = {"metric": None, "metrics": [{"name": "loss"}, {"name": "acc", "at_least": 0.5}]}
+
+
 @pytest.mark.parametrize(
     ("searcher", "until", "misses", "reaches"),
     [
-        ({}, {"loss": 0.5}, {"loss": 0.51, "acc": 0.1}, {"loss": 0.5}),
-        ({"metric": "acc", "smaller_is_better": False}, {"acc": 0.9}, {"acc": 0.8}, {"acc": 0.95}),
-        ({"metric": "acc", "smaller_is_better": False}, {"f1": 0.9}, {"f1": 0.8}, {"f1": 0.95}),
-        ({}, {"loss": 0.5, "size": 9}, {"loss": 0.4, "size": 10}, {"loss": 0.4, "size": 8}),
-        ({}, {"loss": 0.5}, {"loss": float("nan")}, {"loss": float("-inf")}),
-        (
-            {"metric": None, "metrics": [{"name": "loss"}, {"name": "acc", "at_least": 0.5}]},
-            {"acc": 0.9},
-            {"acc": 0.8},
-            {"acc": 0.91},
-        ),
+        ({}, {"loss": 0.5}, [0.51], [0.5]),
+        ({"metric": "acc", "smaller_is_better": False}, {"acc": 0.9}, [0.8], [0.95]),
+        ({}, {"loss": 0.5}, [float("nan")], [float("-inf")]),
+        (TWO, {"acc": 0.9}, [0.1, 0.8], [0.9, 0.91]),
+        (TWO, {"loss": 0.5, "acc": 0.9}, [0.4, 0.8], [0.4, 0.91]),
     ],
 )
 def test_a_target_is_reached_in_the_direction_of_its_metric(
-    searcher: dict[str, Any], until: dict[str, float], misses: dict[str, float], reaches: dict[str, float]
+    searcher: dict[str, Any], until: dict[str, float], misses: list[float], reaches: list[float]
 ) -> None:
     found = limits({**SEARCHER, **searcher}, until=until)
-    found.rows(3, validation(**misses))
-    assert not found.reason
-    found.rows(3, validation(**reaches))
-    assert f"of trial 3 reaches {next(iter(until.values())):g}" in found.reason
+    for values, is_reached in ((misses, False), (reaches, True)):
+        found.record({"event": "reported", "trial": 3, "step": 1, "value": values[0], "metrics": values})
+        assert (f"of trial 3 reaches {next(iter(until.values())):g}" in found.reason) == is_reached
 
 
 def test_a_target_that_the_search_has_reached_before_counts() -> None:
@@ -92,27 +82,13 @@ def test_a_target_that_the_search_has_reached_before_counts() -> None:
     assert found.remedy == "--until loss=VALUE"
 
 
-def test_a_target_that_earlier_runs_reached_in_another_metric_counts(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path)
-    fields = {"epochs": None, "kind": "validation", "time": 0.0}
-    # The targets are reached one by one, and then together.
-    for batches, loss, size in ((1, 0.4, 10.0), (2, 0.6, 8.0), (3, 0.5, 9.0)):
-        log.append(2, [{**fields, "batches": batches, "name": "loss", "value": loss}])
-        log.append(2, [{**fields, "batches": batches, "name": "size", "value": size}])
-    log.close()
-    for size, reason in ((8, ""), (9, "loss 0.5 of trial 2 reaches 0.5; size 9 of trial 2 reaches 9")):
-        found = limits(until={"loss": 0.5, "size": size})
-        found.read(tmp_path)
-        assert found.reason == reason
-
-
 def test_the_limit_that_is_spent_most_counts() -> None:
     found = limits(budget={"time": "2h", "slot_hours": 40})
     rates = {"time": 1.0, "slot_hours": 4 / 3600, "usd": 0.0}
     found.spend(Usage(spent={"time": 3600, "slot_hours": 30.0, "usd": 0.0}, per_s=rates))
     assert (found.usage, found.share, found.reason) == ("1 of 2 h, 30 of 40 slot-hours", 0.75, "")
     found.spend(Usage(spent={"time": 4800, "slot_hours": 40.0, "usd": 0.0}, per_s=rates))
-    assert found.reason == "budget spent: 1.33 of 2 h, 40 of 40 slot-hours"
+    assert found.reason == "budget.slot_hours is spent"
     assert found.remedy == "--budget slot_hours=80"
 
 

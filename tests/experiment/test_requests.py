@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from searchers.errors import IllegalEvent
 from searchers.events import Create, Source
 from searchers.journal import Journal
 from searchers.records import action_from_json
+from searchers.space import parse as parse_space
 from tests.records.test_result import Story, config, told
 
 
@@ -123,6 +125,13 @@ def test_a_request_that_makes_no_sense_is_an_error_at_once(
         getattr(experiment, method)(*arguments, **given)
     assert "\n" not in str(raised.value)
     assert not RequestFiles(story.directory).waiting()
+
+
+@pytest.mark.parametrize("size", [0, -1, 128.5])
+def test_a_batch_size_that_no_config_may_have_is_an_error(size: float) -> None:
+    reader: Any = SimpleNamespace(config=SimpleNamespace(space=parse_space({"global_batch_size": 64})))
+    with pytest.raises(ValueError, match=f"global_batch_size: must be an integer >= 1, got {size}"):
+        requests.add(reader, {"global_batch_size": size})
 
 
 def test_a_rejected_request_is_an_error(story: Story) -> None:

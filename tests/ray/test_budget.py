@@ -55,7 +55,7 @@ def test_a_killed_driver_goes_on_and_ends_within_its_budget(drive: Callable[...,
 
     seen = dray.Result(path).overview
     assert (seen.state, seen.trials, seen.ended) == ("COMPLETED", 1, 0)
-    assert seen.reason.startswith("budget spent: ")
+    assert seen.reason.startswith("budget.")
     assert seen.budget is not None
     assert seen.budget["time"] == {"spent": pytest.approx(ran_s(path), abs=0.1), "total": budget_s}
     [ended] = [each for each in journal(path) if each["event"] == "ended"]
