@@ -78,7 +78,7 @@ BUGS = {
     "an acknowledgement before the flush": Bug(
         ExperimentDriver, "_append", "Append(record, wait)", "Append(record, False)", 0
     ),
-    "a lease granted twice": Bug(Client, "next_trial", "if not self._is_held(trial)", "if True", 718),
+    "a lease granted twice": Bug(Client, "next_trial", "if not self._is_held(trial)", "if True", 134, requests=True),
     "a lost wakeup: the parameters of a lease": Bug(Desk, "bind", "self._answer_ranks(state.group)", "pass", 0),
     "a lost wakeup: a trial that is queued": Bug(Desk, "enqueue", "    self._match()\n", "", 3),
     "a retry outside the lock": Bug(
