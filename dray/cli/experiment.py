@@ -280,6 +280,10 @@ def extend(
         typer.Option(metavar="METRIC=VALUE", help="New target, such as validation_loss=0.04; can be repeated."),
     ] = None,
     patience: Annotated[int | None, typer.Option(help="New patience, in trials.", min=1)] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TYPE=USD", help="New price of a slot-hour, such as A100=2.9; can be repeated."),
+    ] = None,
     detach: Detach = False,
 ) -> None:
     """Extend an experiment, finished or not, with more or longer trials, or with other limits, and run it.
@@ -294,10 +298,11 @@ def extend(
         "budget": values_by_name("--budget", budget),
         "until": values_by_name("--until", until),
         "patience": patience,
+        "prices": values_by_name("--price", price),
     }
     extension = {field: value for field, value in given.items() if value}
     if not extension:
-        raise BadUse("nothing to extend; give --max-trials, --max-length, --budget, --until or --patience")
+        raise BadUse("nothing to extend; give --max-trials, --max-length, --budget, --until, --patience or --price")
     _go_on(experiment, lambda at, name: at.extend(name, **extension), detach=detach, **extension)
 
 

@@ -15,7 +15,7 @@ from dray.config.doubts import direction_doubts, doubts
 from dray.config.faults import faults_of, missing_field
 from dray.config.rules import broken_rules
 from dray.config.schema import ExperimentConfig
-from dray.config.search import LIMITS, build_method
+from dray.config.search import CHANGEABLE, build_method
 from dray.config.searcher import ClassSearcher, CustomSearcher
 from dray.config.section import ConfigNotes
 from dray.config.yaml_file import check_limits, read_mapping, with_changes
@@ -110,7 +110,7 @@ def parse_config(content: Mapping[Any, Any]) -> Parsed:
 
 
 def with_limits(config: ExperimentConfig, changes: Mapping[str, Any]) -> ExperimentConfig:
-    """A config with other values of some of ``LIMITS``; of a budget, those fields that are given.
+    """A config with other values of some of ``CHANGEABLE``; of a budget and of prices, those that are given.
 
     Raises:
         ConfigError: the new values have faults.
@@ -118,12 +118,13 @@ def with_limits(config: ExperimentConfig, changes: Mapping[str, Any]) -> Experim
     if not changes:
         return config
     now = config.to_dict()
-    if isinstance(changes.get("budget"), Mapping):
-        changes = {**changes, "budget": {**now.get("budget", {}), **changes["budget"]}}
+    for name in ("budget", "prices"):
+        if isinstance(changes.get(name), Mapping):
+            changes = {**changes, name: {**now.get(name, {}), **changes[name]}}
     parsed = parse_config({**now, **changes})
     if parsed.config is None:
         raise ConfigError(parsed.faults, "The extension")
-    return config.model_copy(update={name: getattr(parsed.config, name) for name in LIMITS})
+    return config.model_copy(update={name: getattr(parsed.config, name) for name in CHANGEABLE})
 
 
 def load_storage(section: Mapping[str, Any]) -> Location:

@@ -38,6 +38,7 @@ _NOT_CUSTOM = Custom()
 
 
 LIMITS = ("budget", "until", "patience")
+CHANGEABLE = (*LIMITS, "prices")  # by an extension
 """Fields of a config that end its search early. An extension may change them."""
 
 #: Fields that methods have under the same names.
@@ -121,7 +122,7 @@ def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
         elif record.get("event") == "limits":
             budget = record["budget"]
             limits = {**record, "budget": None if budget is None else Budget.model_validate(budget)}
-    changed = {name: limits[name] for name in LIMITS if limits}
+    changed = {name: limits[name] for name in CHANGEABLE if limits}
     return config.model_copy(update={"searcher": searcher, **changed})
 
 

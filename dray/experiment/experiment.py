@@ -174,6 +174,7 @@ class Experiment:
         budget: Mapping[str, Any] | None = None,
         until: Mapping[str, float] | None = None,
         patience: int | None = None,
+        prices: Mapping[str, float] | None = None,
         trial: type[PyTorchTrial] | None = None,
         constraint: Constraint | None = None,
         method: Method | None = None,
@@ -192,6 +193,7 @@ class Experiment:
             max_length: the new length of a trial, in the unit of the config. None: unchanged.
             budget: new totals of the config's budget, such as ``{"time": "4h"}``. Others, and None: unchanged.
             until, patience: new values of these fields of the config. None: unchanged.
+            prices: new prices by slot type. Others, and None: unchanged.
             trial: the class, if the experiment was created with one from a script or a notebook.
             constraint, method, sampler: unused objects equal to those that the experiment was created with, if they
                 were passed from Python. Classes that the config names are imported from its copy of the code.
@@ -211,7 +213,7 @@ class Experiment:
         code = directory.code if directory.code.is_dir() else None
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
         wanted: dict[str, Any] = {"max_trials": max_trials, "max_length": max_length}
-        wanted |= {"budget": budget, "until": until, "patience": patience}
+        wanted |= {"budget": budget, "until": until, "patience": patience, "prices": prices}
         self._extension = {field: value for field, value in wanted.items() if value is not None}
         self.path = directory.path
         if self._config.entrypoint is not None:

@@ -12,7 +12,7 @@ from dray._version import __version__
 from dray.config.custom import Custom
 from dray.config.load import with_limits
 from dray.config.schema import ExperimentConfig
-from dray.config.search import LIMITS, as_extended, build_search
+from dray.config.search import CHANGEABLE, as_extended, build_search
 from dray.errors import ConfigError
 from dray.experiment.limits import Limits
 from dray.experiment.request_files import RequestFiles
@@ -50,7 +50,8 @@ def open_search(
 
     Args:
         config: the config that the experiment was created with.
-        extension: new values of ``max_trials``, ``max_length``, ``budget``, ``until`` and ``patience``, if any.
+        extension: new values of ``max_trials``, ``max_length``, ``budget``, ``until``, ``patience`` and
+            ``prices``, if any.
         records: the journal's records so far.
 
     Raises:
@@ -73,10 +74,10 @@ def open_search(
     _end_stopped(search, records)
     _carry_out_requests(search, journal, records, requests)
     extended = _extended(search, as_extended(config, records), extension)
-    limited = with_limits(extended, {name: extension[name] for name in LIMITS if name in extension})
+    limited = with_limits(extended, {name: extension[name] for name in CHANGEABLE if name in extension})
     new_limits = None
     if limited != extended:
-        new_limits = {"event": "limits", **limited.model_dump(include=set(LIMITS)), "time": time.time()}
+        new_limits = {"event": "limits", **limited.model_dump(include=set(CHANGEABLE)), "time": time.time()}
         new.append(new_limits)
     limits = Limits(limited, itertools.chain(records, new))
     return OpenSearch(search=search, config=limited, records=records, limits=limits, new_limits=new_limits)

@@ -109,7 +109,8 @@ def check_prices(config: ExperimentConfig, slot_types: Iterable[str]) -> None:
     missing = sorted(set(slot_types) - (config.prices or {}).keys())
     if missing and config.budget is not None and config.budget.usd is not None:
         fault = (
-            f"required for slots of type {', '.join(missing)} with budget.usd; add it, or restrict resources.slot_type"
+            f"required for slots of type {', '.join(missing)} with budget.usd; add it, in an existing experiment with "
+            f"dray experiment extend PATH --price {missing[0]}=USD, or restrict resources.slot_type"
         )
         raise ConfigError([("prices", fault)])
 

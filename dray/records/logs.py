@@ -176,6 +176,7 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
 def _limits(record: Mapping[str, Any]) -> str:
     budget = {name: total for name, total in (record["budget"] or {}).items() if total is not None}
     given = {**{f"budget.{name}": total for name, total in budget.items()}, **flatten({"until": record["until"] or {}})}
+    given |= flatten({"prices": record.get("prices") or {}})
     given |= {} if record["patience"] is None else {"patience": record["patience"]}
     return ", ".join(f"{name} {shown(value)}" for name, value in given.items())
 

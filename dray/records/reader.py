@@ -198,6 +198,7 @@ class ExperimentReader:
                 self._ended = record["reason"]
             case "limits":
                 self._ended, self._config, self._budget = "", None, totals_of(record["budget"])
+                self._spending.prices = record.get("prices") or {}
                 self._extended.append(record)
             case "requested":
                 self._done = self._ended = ""

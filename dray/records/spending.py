@@ -54,7 +54,7 @@ class Spending:
     """
 
     def __init__(self, prices: Mapping[str, float] = _NO_PRICES) -> None:
-        self._prices = prices
+        self.prices = prices
         self._groups: dict[str, _Group] = {}
         self._is_open = self._needs_slots = False
         self._now = self._time_s = 0.0
@@ -132,8 +132,8 @@ class Spending:
         )
 
     def _usd(self, slot_s: Mapping[str, float]) -> float:
-        highest = max(self._prices.values(), default=0.0)
-        return sum(seconds * self._prices.get(kind, highest) for kind, seconds in slot_s.items()) / _HOUR_S
+        highest = max(self.prices.values(), default=0.0)
+        return sum(seconds * self.prices.get(kind, highest) for kind, seconds in slot_s.items()) / _HOUR_S
 
 
 def spending_of(config: ExperimentConfig, directory: Path) -> Spending:

@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler
 
 from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
 from dray.code.ignore import leads_to_code
-from dray.config.search import LIMITS
+from dray.config.search import CHANGEABLE
 from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
 from dray.experiment import requests
@@ -131,8 +131,8 @@ class Api:
         body = await _body(request)
         for name in ("max_trials", "max_length"):
             _whole(body, name)
-        if not body or set(body) - {"max_trials", "max_length", *LIMITS}:
-            raise BadInput(f"give some of max_trials, max_length, {', '.join(LIMITS)}, and nothing else")
+        if not body or set(body) - {"max_trials", "max_length", *CHANGEABLE}:
+            raise BadInput(f"give some of max_trials, max_length, {', '.join(CHANGEABLE)}, and nothing else")
         return answer(asdict(await asyncio.to_thread(self._control.extend, request.match_info["name"], body)))
 
     async def _fork(self, request: web.Request) -> web.StreamResponse:

@@ -148,8 +148,8 @@ class Server:
         return self._verb(name, verb)
 
     def extend(self, name: str, **extension: Any) -> Submitted:
-        """Queue an experiment again with new values of ``max_trials``, ``max_length``, ``budget``, ``until`` or
-        ``patience``, as for `dray.Experiment.resume`."""
+        """Queue an experiment again with new values of ``max_trials``, ``max_length``, ``budget``, ``until``,
+        ``patience`` or ``prices``, as for `dray.Experiment.resume`."""
         return self._verb(name, "extend", extension)
 
     def fork(self, name: str, config: Mapping[str, Any] | str) -> Submitted:

@@ -26,7 +26,7 @@ from dray.cluster.checks.node import MIN_FREE_BYTES
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.config.load import with_limits
-from dray.config.search import LIMITS
+from dray.config.search import CHANGEABLE
 from dray.desk.connection import Call, Session
 from dray.desk.effects import Say
 from dray.desk.loop import EventLoop
@@ -244,7 +244,7 @@ class Manager:
         return self._ask(self._scheduler.act, name, verb)
 
     def extend(self, name: str, extension: Mapping[str, Any]) -> Submitted:
-        limits = {field: extension[field] for field in LIMITS if field in extension}
+        limits = {field: extension[field] for field in CHANGEABLE if field in extension}
         if limits:
             self.experiment(name)  # raises if there is none
             with_limits(ExperimentDirectory(self._results / name).config(), limits)

@@ -135,6 +135,20 @@ def test_an_extension_is_recorded_once_and_changes_the_given_totals(
         assert reader.overview().usage == "2 of 4 h, 8 of 40 slot-hours"
 
 
+def test_prices_can_be_added(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dray.cluster.connection", None)  # the run would begin
+    for prices in ({"CPU": 1.0, "T4": 2.0}, {"CPU": 0.5}):
+        with pytest.raises(ImportError):
+            resume(path, budget={"time": "4h", "usd": 90}, prices=prices)
+    with closing(ExperimentReader(ExperimentDirectory(path))) as reader:
+        reader.refresh()
+        assert reader.config.prices == {"CPU": 0.5, "T4": 2.0}
+        assert reader.overview().budget["usd"] == {
+            "spent": 16.0,
+            "total": 90.0,
+        }  # the group has no type, so the highest price
+
+
 @pytest.mark.parametrize(
     ("extension", "fault"),
     [
