@@ -156,7 +156,7 @@ class ExperimentConfig(Section):
     )
     until: Annotated[dict[str, float], Field(min_length=1)] | None = Field(
         default=None,
-        description="values of metrics that the searcher compares; the experiment ends when a trial reaches all of them",
+        description="values of metrics that the searcher compares; the experiment ends when a trial reaches all",
         examples=[{"validation_loss": 0.05}],
     )
     patience: Annotated[int, Field(ge=1)] | None = Field(
