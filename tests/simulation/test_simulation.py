@@ -48,14 +48,14 @@ def test_faults_that_were_found_stay_mended() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(40, 2_040, 250))
-def test_searches_survive_two_thousand_schedules_of_faults(first: int) -> None:
+@pytest.mark.parametrize("first", range(40, 1_040, 250))
+def test_searches_survive_a_thousand_schedules_of_faults(first: int) -> None:
     assert not failures(range(first, first + 250))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(40, 1_040, 250))
-def test_searches_carry_out_five_thousand_requests_in_schedules_of_faults(first: int) -> None:
+@pytest.mark.parametrize("first", range(40, 540, 250))
+def test_searches_carry_out_thousands_of_requests_in_schedules_of_faults(first: int) -> None:
     assert not failures(range(first, first + 250), requests=True)
 
 
