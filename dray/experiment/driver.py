@@ -9,7 +9,7 @@ process dies, another one continues from the journal.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,8 +96,7 @@ class ExperimentDriver:
             default=None,
         )
         self.retention.recover(records)
-        for trial in self.search.live:
-            self._pin_source(trial)
+        self._pin_sources(self.search.live)
         for trial, reason in self._restarts.given_up.items():
             self._results.add(trial, outcome=reason)
         self._hand_over()  # in a server's process, the handle may already be waiting
@@ -121,16 +120,16 @@ class ExperimentDriver:
         except IllegalEvent as error:
             self._append({"event": "rejected", "id": request.id, "error": str(error)})
         else:
-            for trial in answer.creates:
-                self._pin_source(trial)
+            self._pin_sources(answer.creates)
             self._act(answer)
         self._requested.add(request.id)
         self._emit(Answered(request.id))
 
-    def _pin_source(self, trial: int) -> None:
-        """Keep the checkpoint that a trial begins from until it has its own."""
-        if (source := self.search.source(trial)) is not None and source.batches is not None:
-            self.retention.pin(trial, (source.trial, source.batches))
+    def _pin_sources(self, trials: Iterable[int]) -> None:
+        """Keep the checkpoint that each trial begins from until it has its own."""
+        for trial in trials:
+            if (source := self.search.source(trial)) is not None and source.batches is not None:
+                self.retention.pin(trial, (source.trial, source.batches))
 
     def close(self) -> None:
         """Let running trials save and leave; they continue in a later run. Idempotent."""
@@ -334,8 +333,7 @@ class ExperimentDriver:
                     break
                 self._results.answer(result.trial, answer.decision)
                 answers.append(answer)
-                for trial in answer.creates:  # before any decision lets a checkpoint be deleted
-                    self._pin_source(trial)
+                self._pin_sources(answer.creates)  # before any decision lets a checkpoint be deleted
         for answer in answers:
             self._act(answer)
         self._hand_over()
