@@ -72,10 +72,13 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
         and not any(path.startswith("prices") for path in wrong)
     ):
         yield Fault("prices", "required with budget.usd; for example prices: {A100: 2.9}")
-    metrics = given.get("searcher.metrics")
-    names = (
-        [each.name for each in metrics] if metrics else [given["searcher.metric"]] if "searcher.metric" in given else []
-    )
+    yield from _until(given)
+
+
+def _until(given: Mapping[str, Any]) -> Iterator[Fault]:
+    names = [each.name for each in given.get("searcher.metrics") or ()]
+    if metric := given.get("searcher.metric"):
+        names.append(metric)
     for name in given.get("until") or ():
         if names and name not in names:
             what = f"must be a metric that the searcher compares: {', '.join(names)}"
