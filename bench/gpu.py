@@ -66,6 +66,7 @@ PARTS = {
     "shard": ("FullyShard with one slot", "shard", 90),
     "tp": ("Tensor parallelism of size 1, with a plan for some of the layers", "tp", 40),
     "errors": ("Errors of a GPU, and the next trial", "errors", 40),
+    "tests": ("Tests marked `gpu`", "marked_tests", 130),
     "loader": ("Images from a loader", "loader", 50),
     "stall": ("The stall of a checkpoint of 10 GB", "stall", 100),
     "tokens": ("A GPT in bf16", "tokens", 70),
@@ -73,7 +74,6 @@ PARTS = {
     "failing": ("A device-side assert and too little memory, in a search on Ray", "failing_search", 70),
     "quarters": ("Four trials on one GPU, in a search on Ray", "quarters", 80),
     "rung": ("The stall at a rung, in a search on Ray", "rung", 90),
-    "tests": ("Tests marked `gpu`", "marked_tests", 130),
 }
 """By name: the title, the module in bench/on_gpu, and the most seconds that it may take."""
 BUDGET_S = 460

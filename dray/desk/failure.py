@@ -19,7 +19,7 @@ processes. device: a GPU error, after which the process can't use the GPU any mo
 collective, perhaps because another rank exited. died: a process died without an exception. node: it died with its node.
 hung: no progress for ``hang_timeout_s``."""
 
-_OUT_OF_MEMORY = ("out of memory", "status_alloc_failed")
+_OUT_OF_MEMORY = ("out of memory", "status_alloc_failed", "failed to cuda calloc")  # the last by NCCL
 _OUT_OF_HOST_MEMORY = ("can't allocate memory", "cannot allocate memory", "is killed by signal: killed")
 _DEVICE_ERRORS = ("cuda error", "cudnn", "cublas", "cuda driver error")
 _ERRORS_OF_PROGRAMS = (

@@ -36,6 +36,10 @@ KINDS = {
         torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error"),
         "collective",
     ),
+    "NCCL, on a full GPU": (
+        torch.distributed.DistBackendError("ncclUnhandledCudaError: Last error: Failed to CUDA calloc async 4 bytes"),
+        "oom",
+    ),
     "the store": (torch.distributed.DistNetworkError("Failed to recv, got 0 bytes"), "collective"),
     "failure of another rank": (PeerFailed("rank 1 failed while training: ValueError()"), "collective"),
     "gloo": (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:9"), "collective"),

@@ -37,6 +37,7 @@ def test_each_worker_has_a_gpu_of_its_own_and_nccl_joins_them(slots: int, digits
 
 
 def test_one_of_four_trials_on_a_gpu_uses_more_than_its_share_and_three_go_on(tmp_path: Path) -> None:
+    ray.shutdown()  # the experiments of the tests before started one in this process
     # On a cluster that is up, all groups start at the same time.
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     try:
