@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from searchers.adaptive_asha import AdaptiveASHA
     from searchers.asha import ASHA
+    from searchers.auto import Auto
     from searchers.convert import from_optuna, from_ray_tune
     from searchers.errors import FieldError, IllegalEvent, JournalError, MethodError, SpaceError
     from searchers.events import (
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "searchers.adaptive_asha": "AdaptiveASHA",
     "searchers.asha": "ASHA",
+    "searchers.auto": "Auto",
     "searchers.convert": "from_optuna from_ray_tune",
     "searchers.errors": "FieldError IllegalEvent JournalError MethodError SpaceError",
     "searchers.events": "Action Create Done DoneReason Event Exited Pause Reason Reported Requested Resume Source "

@@ -25,7 +25,7 @@ import heapq
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
@@ -91,6 +91,27 @@ class MultiFidelitySampler:
                 if self.space.allows(point) and self._memory.probably_fits(point):
                     return point
         return self._memory.sample(Random(f"{self.seed}:{trial}"))  # like RandomSampler
+
+    def choose(self, new: int, paused: Collection[int]) -> int | None:
+        """Choose the paused trial to train on, or None for the new one.
+
+        Their expected improvements at the last rung are compared per unit of length that they still need.
+        """
+        known = [trial for trial in paused if trial in self._trials and self._trials[trial].rung >= 0]
+        if not known or not self._cube.width or self._num_results < _STARTUP:
+            return None
+        rng = np.random.default_rng(Random(f"{self.seed}:{new}:choose").getrandbits(64))
+        proposal = self._proposals(rng)[0]
+        running = [trial for trial in self._live if trial not in paused]
+        results = self._results()
+        process = self._process(results, running[-_MAX_LIVE:])
+        rows, numbers = np.array([proposal, *(self._trials[trial].row for trial in known)]), np.array([-1, *known])
+        _, first = np.unique(results.trials, return_index=True)
+        ends, _ = process.of_trials(results.rows[first], results.trials[first])
+        gains = log_expected_improvement(*process.of_trials(rows, numbers), float(ends.min()) - process.noise)
+        lengths = [self._lengths[-1], *(self._lengths[-1] - self._lengths[self._trials[trial].rung] for trial in known)]
+        best = int(np.argmax(gains - np.log(lengths)))
+        return known[best - 1] if best else None
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
         self._memory.tell(event, hparams)
@@ -166,13 +187,8 @@ class MultiFidelitySampler:
 
     def _proposals(self, rng: np.random.Generator) -> Array:
         """Return candidate rows, the most promising first."""
-        if self._to_fit is not None:
-            self._fitted = fitted(self._parameters, self._to_fit, steps=_FIT_STEPS)
-            self._to_fit = None
         results = self._results()
-        live = [self._trials[trial].row for trial in itertools.islice(reversed(self._live), _MAX_LIVE)]
-        rows = np.reshape(live, (len(live), self._cube.width))
-        process = RungProcess(self._parameters, self._fitted, results, rows)
+        process = self._process(results, itertools.islice(reversed(self._live), _MAX_LIVE))
         _, first = np.unique(results.trials, return_index=True)
         rows = results.rows[first]
         expected, _ = process.at_the_end(rows)
@@ -188,6 +204,14 @@ class MultiFidelitySampler:
             candidates = np.vstack([candidates, near])
             gains = np.concatenate([gains, log_expected_improvement(*process.at_the_end(near), target)])
         return candidates[np.argsort(-gains, kind="stable")]
+
+    def _process(self, results: Results, live: Iterable[int]) -> RungProcess:
+        """Return the posterior of the newest fit, given these results and live trials."""
+        if self._to_fit is not None:
+            self._fitted = fitted(self._parameters, self._to_fit, steps=_FIT_STEPS)
+            self._to_fit = None
+        rows = [self._trials[trial].row for trial in live]
+        return RungProcess(self._parameters, self._fitted, results, np.reshape(rows, (len(rows), self._cube.width)))
 
 
 def normalised(values: Array) -> Array:

@@ -141,10 +141,20 @@ class RungProcess:
             the uncertainty of the level, which all rows share.
         """
         scaled = self._scale(rows)
-        cross = self._at_the_end(scaled)
+        return self._predicted(scaled, self._at_the_end(scaled), self._variance)
+
+    def of_trials(self, rows: Array, trials: Indices) -> tuple[Array, Array]:
+        """Like `at_the_end`, but for these trials (-1: a new one) with their own deviations d, given their results."""
+        scaled = self._scale(rows)
+        last = np.full(len(rows), self._parameters.num_rungs - 1)
+        cross = self._prior(_matern(_distances(scaled, self._scaled)), trials, last)
+        tau = float(np.exp(2 * self._theta[self._parameters.tau])[0])
+        return self._predicted(scaled, cross, (1 + tau) * self._variance)
+
+    def _predicted(self, scaled: Array, cross: Array, prior_variance: float) -> tuple[Array, Array]:
         mean = (cross + _LEVEL * (self._results.rungs == self._parameters.num_rungs - 1)) @ self._weights
         solved = self._solved(cross)
-        variance = self._variance - np.einsum("ij,ij->j", solved, solved)
+        variance = prior_variance - np.einsum("ij,ij->j", solved, solved)
         if len(self._live):
             with_live = self._variance * _matern(_distances(self._live, scaled)) - self._live_solved.T @ solved
             solved = solve_triangular(self._live_factor, with_live, lower=True, check_finite=False)

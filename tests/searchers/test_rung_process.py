@@ -43,9 +43,18 @@ def test_the_posterior_is_that_of_the_documented_covariance() -> None:
     mean = (cross + level) @ np.linalg.solve(prior, results.values)
     variance = scales[2] ** 2 - np.einsum("ij,ji->i", cross, np.linalg.solve(prior, cross.T))
 
-    found, deviation = RungProcess(parameters, theta, results, np.empty((0, len(AXES)))).at_the_end(new)
+    process = RungProcess(parameters, theta, results, np.empty((0, len(AXES))))
+    found, deviation = process.at_the_end(new)
     assert np.allclose(found, mean)
     assert np.allclose(deviation**2, variance)
+
+    trials = np.array([int(results.trials[0]), -1])  # a trial with a result, and a new one
+    rows = np.array([results.rows[0], new[0]])
+    own = np.array([[covariance(x, 2, t, *other) for other in known] for x, t in zip(rows, trials, strict=True)])
+    found, deviation = process.of_trials(rows, trials)
+    assert np.allclose(found, (own + level) @ np.linalg.solve(prior, results.values))
+    prior_variance = scales[2] ** 2 * (1 + tau**2)
+    assert np.allclose(deviation**2, prior_variance - np.einsum("ij,ji->i", own, np.linalg.solve(prior, own.T)))
 
 
 def test_the_expectation_for_a_live_trial_changes_only_deviations() -> None:
