@@ -1,16 +1,17 @@
 """Conversion of Optuna distributions and `ray.tune` domains to the hyperparameters that `parse` takes.
 
 Objects are recognized by the names of their classes and attributes, so neither library is imported. The result is plain
-JSON, as in a configuration: `parse(from_optuna({...}))`.
+JSON, as in a configuration: `parse(from_optuna({...}))`. NumPy's numbers and arrays become Python's numbers and lists.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from searchers.errors import Faults, SpaceError
+from searchers.space import plain
 
 Spec = dict[str, object]
 
@@ -21,7 +22,7 @@ def from_optuna(distributions: Mapping[str, object]) -> Spec:
     Nested mappings are converted too; everything else (constants, domains in Determined's YAML) is returned unchanged.
 
     Raises:
-        SpaceError: At least one distribution has no counterpart; the message names each.
+        SpaceError: At least one distribution has no counterpart, or a tuple as a choice; the message names each.
     """
     return _converted(distributions, _convert_optuna)
 
@@ -34,8 +35,8 @@ def from_ray_tune(domains: Mapping[str, object]) -> Spec:
     returned unchanged.
 
     Raises:
-        SpaceError: At least one domain has no counterpart (`randn` has no bounds, `sample_from` is a function); the
-            message names each.
+        SpaceError: At least one domain has no counterpart (`randn` has no bounds, `sample_from` is a function), or a
+            tuple as a choice; the message names each.
     """
     return _converted(domains, _convert_ray_tune)
 
@@ -45,7 +46,7 @@ def _converted(spec: Mapping[str, object], leaf: Callable[[object], object]) -> 
     converted = _nested(spec, "hyperparameters", leaf, faults)
     if faults:
         raise SpaceError(faults)
-    return converted
+    return cast("Spec", plain(converted))
 
 
 def _nested(spec: Mapping[str, object], path: str, leaf: Callable[[object], object], faults: Faults) -> Spec:
@@ -70,6 +71,10 @@ def _value(value: object, path: str, leaf: Callable[[object], object], faults: F
 def _branches(vals: object, path: str, leaf: Callable[[object], object], faults: Faults) -> object:
     if not isinstance(vals, list | tuple):
         return vals
+    for i, val in enumerate(vals):
+        if isinstance(val, tuple):
+            message = f"is the tuple {val!r}, which a trial would get as a list, since hyperparameters are JSON"
+            faults.append((f"{path}.vals[{i}]", f"{message}; write {list(val)!r}"))
     return [_value(val, f"{path}.vals[{i}]", leaf, faults) for i, val in enumerate(vals)]
 
 

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 from searchers.domains import Categorical, Const, Domain, Nested
 from searchers.errors import SHOWN, Faults, SpaceError, did_you_mean
@@ -141,10 +141,19 @@ def parse(hyperparameters: Mapping[str, object], *, constraint: Constraint | Non
         SpaceError: The space is invalid. `faults` lists every fault with its path, e.g. "hyperparameters.lr.minval".
     """
     faults: Faults = []
-    root = _nested(hyperparameters, PATH, faults)
+    root = _nested(plain(hyperparameters), PATH, faults)
     if faults:
         raise SpaceError(faults)
     return Space(root=root, constraint=constraint)
+
+
+def plain(value: Any) -> Any:
+    """Return a copy as from YAML: lists instead of tuples and arrays, and Python's numbers instead of NumPy's."""
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 _REQUIRED = {
@@ -205,7 +214,7 @@ def _fields(spec: Mapping[str, object], path: str, faults: Faults) -> dict[str, 
 
 
 def _categorical(vals: object, path: str, faults: Faults) -> Categorical:
-    if not isinstance(vals, list | tuple) or not vals:
+    if not isinstance(vals, list) or not vals:
         faults.append((path, f"must be a list of at least one value, got {vals!r}"))
         return Categorical(vals=())
     # If one mapping contains a domain, all mappings are spaces, e.g. {name: adam} next to {name: sgd, momentum: ...}.
@@ -308,14 +317,14 @@ def _yaml_float(value: object) -> str:
 
 
 def _json(value: object, path: str, faults: Faults) -> object:
-    """Convert the value to JSON (tuples become lists), so that a replayed journal gives the same values."""
+    """Check that the value is JSON, so that a replayed journal gives the same values."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int | float):
         if isinstance(value, int) and not is_number(value):
             faults.append((path, "must be a number that a float can hold, got a larger one"))
         return value
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [_json(item, f"{path}[{i}]", faults) for i, item in enumerate(value)]
     if isinstance(value, Mapping) and FLOAT not in value and all(isinstance(name, str) for name in value):
         return {name: _json(item, f"{path}.{name}", faults) for name, item in value.items()}

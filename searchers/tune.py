@@ -323,7 +323,9 @@ def _domains(config: Mapping[str, Any]) -> dict[str, Any]:
             message = "is in a list, and can't be searched there; use a mapping, with a name for each"
             raise SpaceError([(".".join(map(str, ("hyperparameters", *path))), message)])
         if _OBJECT in repr(getattr(domain, "categories", "")):
-            message = "has objects as choices; use their names, and look them up in the trainable"
+            message = (
+                "has objects as choices; use their names, and look them up in the trainable; for arrays, .tolist()"
+            )
             raise SpaceError([(".".join(("hyperparameters", *path)), message)])
         *outer, name = path
         inner = found

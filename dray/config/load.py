@@ -23,6 +23,7 @@ from dray.errors import ConfigError, Fault
 from dray.storage import Location
 from searchers.convert import from_optuna, from_ray_tune
 from searchers.errors import FieldError
+from searchers.space import plain
 
 log = logging.getLogger(__name__)
 
@@ -92,9 +93,9 @@ def parse_config(content: Mapping[Any, Any]) -> Parsed:
     config: ExperimentConfig | None = None
     try:
         check_limits(content)
-        plain = _plain(_with_domains(content))
+        given = plain(_with_domains(content))
         try:
-            config = ExperimentConfig.model_validate(plain, context=notes)
+            config = ExperimentConfig.model_validate(given, context=notes)
         except ValidationError as error:
             faults = faults_of(error)
         faults += broken_rules(notes.given, {fault.path for fault in faults})
@@ -146,13 +147,3 @@ def _with_domains(source: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(hyperparameters, Mapping):
         return source
     return {**source, "hyperparameters": from_ray_tune(from_optuna(hyperparameters))}
-
-
-def _plain(value: Any) -> Any:
-    """A copy made of plain lists, mappings and scalars, as from YAML: configs are stored and compared."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    # A numpy scalar has an empty shape; this does not import numpy.
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value

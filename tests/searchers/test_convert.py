@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from random import Random
 
+import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from ray import tune
@@ -58,7 +59,7 @@ def test_optuna(distribution: object, spec: object) -> None:
         (tune.qrandint(1, 9, 3), {"type": "int", "minval": 3, "maxval": 9, "step": 3}),
         (tune.qrandint(1, 9, 1), {"type": "int", "minval": 1, "maxval": 8}),
         (tune.qlograndint(4, 16, 4), {"type": "int", "minval": 4, "maxval": 16, "step": 4, "log": True}),
-        (tune.choice(["a", (1, 2)]), {"type": "categorical", "vals": ["a", (1, 2)]}),
+        (tune.choice(["a", [1, 2]]), {"type": "categorical", "vals": ["a", [1, 2]]}),
         (tune.grid_search([1, 2]), {"type": "categorical", "vals": [1, 2]}),
         (
             tune.choice([{"name": "sgd", "momentum": tune.uniform(0, 1)}, {"name": "adam"}]),
@@ -96,6 +97,38 @@ def test_medians_are_those_that_ray_draws() -> None:
     # The median of a log-uniform is the geometric mean of its ends.
     values = sorted(drawn(from_ray_tune({"x": tune.loguniform(1e-4, 1e-2)})))  # type: ignore[type-var]
     assert math.isclose(values[DRAWS // 2], 1e-3, rel_tol=0.2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("domain", "spec"),
+    [
+        (tune.uniform(np.float32(0), 1), {"type": "double", "minval": 0.0, "maxval": 1.0}),
+        (tune.quniform(0, 2, np.float32(0.5)), {"type": "double", "minval": 0.0, "maxval": 2.0, "step": 0.5}),
+        (tune.randint(np.int64(1), 4), {"type": "int", "minval": 1, "maxval": 3}),
+        (tune.qrandint(np.int64(1), 9, np.int64(3)), {"type": "int", "minval": 3, "maxval": 9, "step": 3}),
+        (tune.choice(np.arange(3)), {"type": "categorical", "vals": [0, 1, 2]}),
+        (tune.grid_search(np.arange(2)), {"type": "categorical", "vals": [0, 1]}),
+        (CategoricalDistribution(np.array([0.5, 1])), {"type": "categorical", "vals": [0.5, 1.0]}),
+        (FloatDistribution(0, 2, step=np.float32(0.5)), {"type": "double", "minval": 0.0, "maxval": 2.0, "step": 0.5}),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ({"type": "int", "minval": np.int64(1), "maxval": 2}, {"type": "int", "minval": 1, "maxval": 2}),
+        ({"type": "categorical", "vals": np.arange(2)}, {"type": "categorical", "vals": [0, 1]}),
+    ],
+)
+def test_numbers_and_arrays_of_numpy(domain: object, spec: object) -> None:
+    converted = from_ray_tune(from_optuna({"x": domain}))
+    assert json.dumps(converted) == json.dumps({"x": spec})
+
+
+def test_numbers_and_arrays_of_numpy_in_the_form_of_yaml() -> None:
+    space = parse_space({"a": {"type": "categorical", "vals": np.arange(2)}, "b": np.float32(0.5), "c": (1, 2)})
+    assert space == parse_space({"a": {"type": "categorical", "vals": [0, 1]}, "b": 0.5, "c": [1, 2]})
+
+
+@pytest.mark.parametrize("domain", [tune.choice([(64, 64), 3]), tune.grid_search([(64, 64), 3])])
+def test_tuples_as_choices_are_rejected_because_trials_would_get_lists(domain: object) -> None:
+    with pytest.raises(SpaceError, match=r"hyperparameters\.x\.vals\[0\]: is the tuple \(64, 64\).*write \[64, 64\]"):
+        from_ray_tune({"x": domain})
 
 
 def test_domains_without_a_counterpart_are_all_named_by_path() -> None:
