@@ -1,20 +1,18 @@
-"""The methods that search_quality.py compares: dray's methods and samplers, and Ray's and Optuna's own classes.
+"""The searches that search_quality.py compares, by name: dray's methods and samplers, and those of other libraries.
 
-Each is called as its own driver calls it, without processes, in a simulation; `WAYS` has them by name. A new one is one
-more entry: a function of a problem and a number of workers that returns a method and a sampler.
+Each peer is called as its own driver calls it, event by event and without processes. A library is imported when a
+search needs it, so that a missing one only drops its ways. A new way is one more entry of `WAYS`.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import optuna
-from ray.tune.schedulers import AsyncHyperBandScheduler
-from ray.tune.search.optuna import OptunaSearch
+from datetime import datetime
+from importlib.metadata import version
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from searchers import (
     ASHA,
@@ -23,18 +21,22 @@ from searchers import (
     Event,
     Exited,
     Method,
+    Pause,
+    PromotionASHA,
     RandomSampler,
     RandomSearch,
     Reported,
+    Resume,
     Sampler,
     Space,
     Stop,
 )
-from searchers.adaptive_asha import AdaptiveASHA
+from searchers.domains import Categorical, built, parameters
 from searchers.multi_fidelity import MultiFidelitySampler
-from searchers.optuna_sampler import OptunaSampler
-from searchers.optuna_space import from_optuna_trial, to_optuna
-from searchers.promotion import PromotionASHA
+from searchers.numeric import Int, Log
+
+if TYPE_CHECKING:
+    import optuna
 
 DIVISOR = 3
 ENDLESS = 100_000
@@ -47,7 +49,7 @@ class Problem(Protocol):
     Attributes:
         seed: The seed of the search.
         space: The space to draw from.
-        rungs: Lengths at which trials are compared, ascending; the last is that of a full training.
+        rungs: Lengths at which trials report, ascending; the last is that of a full training.
     """
 
     seed: int
@@ -64,7 +66,7 @@ class Problem(Protocol):
         """The regret of a configuration trained to the end: 0 for the best one, 1 for the median one."""
 
 
-# ------------------------------------------------------------------------------------------------------------ the peers
+# ---------------------------------------------------------------------------------------------------------- simple ways
 class Peer:
     """Runs as many trials as workers, without end; `continues` decides whether a trial continues."""
 
@@ -77,37 +79,45 @@ class Peer:
     def on(self, event: Event) -> list[Action]:
         if isinstance(event, Reported) and not self.continues(event):
             return [Stop(trial=event.trial)]
-        if isinstance(event, Exited):
-            self._created += 1
-            return [Create(trial=self._created - 1)]
-        return []
+        return [self._next()] if isinstance(event, Exited) else []
 
     def continues(self, report: Reported) -> bool:
         return True
 
+    def _next(self) -> Action:
+        self._created += 1
+        return Create(trial=self._created - 1)
 
-class PlainRule(Peer):
-    """The stopping rule transcribed literally: a sorted list for each rung.
 
-    Args:
-        problem, workers: as for `Peer`.
-        share: how many of a number of trials at a rung continue.
+class OneThenTop(Peer):
+    """Trains all trials to the first rung, and the best four of each round to the end.
+
+    A round has as many trials as make their first rungs cost as much as four full trainings.
     """
 
-    def __init__(self, problem: Problem, workers: int, share: Callable[[int], int] = lambda n: n // DIVISOR) -> None:
+    TOP = 4
+
+    def __init__(self, problem: Problem, workers: int) -> None:
         super().__init__(problem, workers)
-        self._share = share
-        self._values: list[list[float]] = [[] for _ in self.rungs]
+        self._size = self.TOP * self.rungs[-1] // self.rungs[0]
+        self._round: list[tuple[float, int]] = []
+        self._best: list[int] = []
 
-    def continues(self, report: Reported) -> bool:
-        rung = self.rungs.index(int(report.step))
-        values, value = self._values[rung], report.value
-        assert value is not None
-        index = bisect_left(values, value)
-        values.insert(index, value)
-        return rung == len(self.rungs) - 1 or index < max(self._share(len(values)), 1)
+    def on(self, event: Event) -> list[Action]:
+        if not isinstance(event, Reported) or event.step > self.rungs[0]:
+            return super().on(event)
+        assert event.value is not None
+        self._round.append((event.value, event.trial))
+        if len(self._round) == self._size:
+            self._best += [trial for _, trial in sorted(self._round)[: self.TOP]]
+            self._round = []
+        return [Pause(trial=event.trial), self._next()]
+
+    def _next(self) -> Action:
+        return Resume(trial=self._best.pop(0)) if self._best else super()._next()
 
 
+# ---------------------------------------------------------------------------------------------------------- Ray, Optuna
 @dataclass(frozen=True)
 class TuneTrial:
     """The part of a Tune trial that its scheduler needs."""
@@ -119,6 +129,8 @@ class RayASHA(Peer):
     """Ray Tune's scheduler itself, called as Tune calls it."""
 
     def __init__(self, problem: Problem, workers: int) -> None:
+        from ray.tune.schedulers import AsyncHyperBandScheduler
+
         super().__init__(problem, workers)
         self._scheduler = AsyncHyperBandScheduler(
             time_attr="step",
@@ -143,23 +155,28 @@ class RayASHA(Peer):
         self._last[report.trial] = {"step": report.step, "loss": report.value}
         decision = self._scheduler.on_trial_result(None, trial, self._last[report.trial])
         # In Tune, its STOP at max_t ends a trial; here, trials end by themselves.
-        return bool(decision == AsyncHyperBandScheduler.CONTINUE or report.step >= self.rungs[-1])
+        return bool(decision == self._scheduler.CONTINUE or report.step >= self.rungs[-1])
 
 
 class RayOptuna:
     """Ray Tune's OptunaSearch itself, called as Tune calls it: it sees a stopped trial as complete."""
 
     def __init__(self, problem: Problem) -> None:
+        from ray.tune.search.optuna import OptunaSearch
+
+        from searchers.optuna_space import to_optuna
+
         self._space, self._distributions = problem.space, to_optuna(problem.space)
         self._search = OptunaSearch(space=self._suggest, metric="loss", mode="min", seed=problem.seed)
         self._last: dict[int, dict[str, Any]] = {}
 
     def _suggest(self, trial: optuna.Trial) -> None:
+        from searchers.optuna_space import from_optuna_trial
+
         from_optuna_trial(self._space.root, trial, self._distributions)
 
     def ask(self, trial: int) -> dict[str, object]:
-        suggested = optuna.trial.FixedTrial(self._search.suggest(str(trial)))
-        return from_optuna_trial(self._space.root, suggested, self._distributions)  # type: ignore[arg-type]
+        return point(self._space, self._search.suggest(str(trial)))
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
         match event:
@@ -173,25 +190,33 @@ class RayOptuna:
 class Optuna(Peer):
     """A study of Optuna with TPE, and a pruner: method and sampler in one, as its `optimize` does it."""
 
-    def __init__(self, problem: Problem, workers: int, pruner: optuna.pruners.BasePruner) -> None:
+    def __init__(self, problem: Problem, workers: int, pruner: Callable[[Problem], optuna.pruners.BasePruner]) -> None:
+        import optuna
+
+        from searchers.optuna_space import to_optuna
+
         super().__init__(problem, workers)
         # Hyperband derives a trial's bracket from the study's name.
         self._study = optuna.create_study(
-            study_name=str(problem.seed), sampler=optuna.samplers.TPESampler(seed=problem.seed), pruner=pruner
+            study_name=str(problem.seed), sampler=optuna.samplers.TPESampler(seed=problem.seed), pruner=pruner(problem)
         )
         self._space, self._distributions = problem.space, to_optuna(problem.space)
         self._trials: dict[int, optuna.Trial] = {}
         self._last: dict[int, float] = {}
 
     def ask(self, trial: int) -> dict[str, object]:
+        from searchers.optuna_space import from_optuna_trial
+
         self._trials[trial] = self._study.ask()
         return from_optuna_trial(self._space.root, self._trials[trial], self._distributions)
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
         if isinstance(event, Exited):
+            from optuna.trial import TrialState
+
             trial = self._trials.pop(event.trial)
             if event.reason == "stopped":
-                self._study.tell(trial, state=optuna.trial.TrialState.PRUNED)  # with its last value, by Optuna's rule
+                self._study.tell(trial, state=TrialState.PRUNED)  # with its last value, by Optuna's rule
             else:
                 self._study.tell(trial, self._last.pop(event.trial))
 
@@ -203,37 +228,246 @@ class Optuna(Peer):
         return report.step >= self.rungs[-1] or not trial.should_prune()
 
 
+# ------------------------------------------------------------------------------------------ Syne Tune, DEHB, HpBandSter
+def point(space: Space, params: Mapping[str, Any]) -> dict[str, object]:
+    """The point with these flat parameters: a category by its index, numbers rounded to their domains.
+
+    Parameters of other branches of a conditional space are ignored.
+    """
+
+    def value_of(name: str, domain: Any) -> Any:
+        if isinstance(domain, Categorical):
+            return int(params[name])
+        low, high = domain.bounds if isinstance(domain, Log) else (domain.minval, domain.maxval)
+        return domain.nearest(min(max(params[name], low), high))
+
+    found = built(space.root, value_of)
+    assert isinstance(found, dict)
+    return found
+
+
+def flat(space: Space, category: Callable[..., Any], number: Callable[..., Any]) -> dict[str, Any]:
+    """The space in the terms of a peer.
+
+    Args:
+        category: given a name and the number of categories.
+        number: given a name, the ends, whether it is an integer, and whether its scale is logarithmic.
+    """
+    found = {}
+    for each in parameters(space.root):
+        match each.domain:
+            case Categorical(vals=vals):
+                found[each.name] = category(each.name, len(vals))
+            case Log(bounds=(low, high)):
+                found[each.name] = number(each.name, low, high, False, True)
+            case domain:
+                integer = isinstance(domain, Int)
+                log = isinstance(domain, Int) and domain.log
+                found[each.name] = number(each.name, domain.minval, domain.maxval, integer, log)
+    return found
+
+
+class SyneTune(Peer):
+    """A scheduler of Syne Tune with its searcher: method and sampler in one, as its `Tuner` does it."""
+
+    def __init__(self, problem: Problem, workers: int, name: str) -> None:
+        from syne_tune import config_space
+        from syne_tune.optimizer import baselines
+
+        kinds = {  # by whether it is an integer, and logarithmic
+            (False, False): config_space.uniform,
+            (False, True): config_space.loguniform,
+            (True, False): config_space.randint,
+            (True, True): config_space.lograndint,
+        }
+        super().__init__(problem, workers)
+        self._space = problem.space
+        self._scheduler = getattr(baselines, name)(
+            flat(
+                problem.space,
+                lambda name, count: config_space.choice(list(range(count))),
+                lambda name, low, high, *kind: kinds[kind](low, high),
+            ),
+            metric="loss",
+            time_attr="step",
+            max_t=self.rungs[-1],
+            grace_period=self.rungs[0],
+            reduction_factor=DIVISOR,
+            random_seed=problem.seed,
+        )
+        self._trials: dict[int, Any] = {}
+
+    def ask(self, trial: int) -> dict[str, object]:
+        from syne_tune.backend.trial_status import Trial
+
+        config = self._scheduler.suggest().config
+        self._trials[trial] = Trial(trial, config, datetime.min)
+        self._scheduler.on_trial_add(self._trials[trial])
+        return point(self._space, config)
+
+    def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
+        pass
+
+    def continues(self, report: Reported) -> bool:
+        trial = self._trials[report.trial]
+        decision = self._scheduler.on_trial_result(trial, {"loss": report.value, "step": int(report.step)})
+        if decision != "STOP":
+            return True
+        # Also at `max_t`, where the trial ends by itself here.
+        self._scheduler.on_trial_remove(self._trials.pop(report.trial))
+        return report.step >= self.rungs[-1]
+
+
+class Evaluations(Peer):
+    """Method and sampler of a library that evaluates points at a rung, each time from the beginning of training."""
+
+    def __init__(self, problem: Problem, workers: int) -> None:
+        import ConfigSpace
+
+        super().__init__(problem, workers)
+        self.space = ConfigSpace.ConfigurationSpace(seed=problem.seed)
+        kinds = {True: ConfigSpace.UniformIntegerHyperparameter, False: ConfigSpace.UniformFloatHyperparameter}
+        self.space.add(
+            *flat(
+                problem.space,
+                lambda name, count: ConfigSpace.CategoricalHyperparameter(name, list(range(count))),
+                lambda name, low, high, integer, log: kinds[integer](name, low, high, log=log),
+            ).values()
+        )
+        self._problem, self._jobs = problem, dict[int, tuple[Any, int]]()
+
+    def ask(self, trial: int) -> dict[str, object]:
+        job, config, rung = self.job()
+        self._jobs[trial] = job, rung
+        return point(self._problem.space, config)
+
+    def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
+        pass
+
+    def continues(self, report: Reported) -> bool:
+        job, rung = self._jobs[report.trial]
+        if report.step < self.rungs[rung]:
+            return True
+        assert report.value is not None
+        self.finish(job, report.value)
+        return report.step >= self.rungs[-1]
+
+    def job(self) -> tuple[Any, Mapping[str, Any], int]:
+        """The next job, its configuration, and the number of the rung to evaluate it at."""
+        raise NotImplementedError
+
+    def finish(self, job: Any, loss: float) -> None:
+        raise NotImplementedError
+
+
+class Dehb(Evaluations):
+    """DEHB, by its `ask` and `tell`."""
+
+    def __init__(self, problem: Problem, workers: int) -> None:
+        from dehb import DEHB
+        from loguru import logger
+
+        super().__init__(problem, workers)
+        self._log = tempfile.TemporaryDirectory()
+        top = len(self.rungs) - 1
+        self._dehb = DEHB(
+            f=None,
+            cs=self.space,
+            min_fidelity=DIVISOR**-top,
+            max_fidelity=1,
+            eta=DIVISOR,
+            n_workers=1,
+            seed=problem.seed,
+            save_freq="end",
+            output_path=self._log.name,
+        )
+        logger.remove()  # it also logs to a file
+        self._rungs = {float(fidelity): rung for rung, fidelity in enumerate(self._dehb.fidelities)}
+
+    def job(self) -> tuple[Any, Mapping[str, Any], int]:
+        job = self._dehb.ask()
+        return job, job["config"], self._rungs[float(job["fidelity"])]
+
+    def finish(self, job: Any, loss: float) -> None:
+        self._dehb.tell(job, {"fitness": loss, "cost": job["fidelity"]})
+
+
+class Bohb(Evaluations):
+    """HpBandSter's BOHB: its iterations and its model, called as its `Master` calls them."""
+
+    def __init__(self, problem: Problem, workers: int) -> None:
+        import numpy as np
+        from hpbandster.optimizers.config_generators.bohb import BOHB
+
+        super().__init__(problem, workers)
+        np.random.seed(problem.seed)  # its model draws from NumPy's global generator
+        self._model = BOHB(self.space)
+        count = len(self.rungs)
+        self._master = SimpleNamespace(
+            max_SH_iter=count, eta=DIVISOR, budgets=np.arange(count), config_generator=self._model
+        )
+        self._iterations: list[Any] = []
+
+    def job(self) -> tuple[Any, Mapping[str, Any], int]:
+        from hpbandster.core.dispatcher import Job
+        from hpbandster.optimizers import BOHB
+
+        for iteration in self._iterations:
+            if not iteration.is_finished and (run := iteration.get_next_run()) is not None:
+                break
+        else:
+            number = len(self._iterations)
+            iteration = BOHB.get_next_iteration(self._master, number, {"result_logger": None})
+            self._iterations.append(iteration)
+            run = iteration.get_next_run()
+        key, config, rung = run
+        job = Job(key, config=config, budget=rung)
+        job.timestamps = {"submitted": 0, "started": 0, "finished": 0}
+        return (iteration, job), config, int(rung)
+
+    def finish(self, job: Any, loss: float) -> None:
+        iteration, done = job
+        done.result = {"loss": loss, "info": {}}
+        iteration.register_result(done)
+        self._model.new_result(done)
+
+
 # -------------------------------------------------------------------------------------------------- methods, samplers
-Make = Callable[[Problem, int], tuple[Method, Sampler]]
+Make = Callable[[Problem, int], tuple[Any, Any]]
 
 
-def _asha(kind: type[ASHA] | type[PromotionASHA], *, skips: bool = False) -> Callable[[Problem, int], Method]:
+@dataclass(frozen=True)
+class Way:
+    """A search: a description, the function that makes its method and sampler, and the libraries that it uses."""
+
+    what: str
+    make: Make
+    libraries: tuple[str, ...] = ()
+
+    @property
+    def versions(self) -> list[str]:
+        """The versions of its libraries."""
+        return [f"{library} {version(library)}" for library in self.libraries]
+
+
+def _asha(kind: type[ASHA] | type[PromotionASHA]) -> Callable[[Problem, int], Method]:
     return lambda problem, workers: kind(
         max_trials=ENDLESS,
         max_length=problem.rungs[-1],
         num_rungs=len(problem.rungs),
         divisor=DIVISOR,
         max_concurrent_trials=workers,
-        skip_uninformative_rungs=skips,
     )
 
 
-def _adaptive(problem: Problem, workers: int) -> Method:
-    return AdaptiveASHA(
-        max_trials=ENDLESS,
-        max_length=problem.rungs[-1],
-        divisor=DIVISOR,
-        max_rungs=len(problem.rungs),
-        max_concurrent_trials=workers,
-    )
+def _auto(problem: Problem, workers: int) -> Method:
+    from searchers.auto import Auto
+
+    return Auto(max_trials=ENDLESS, max_length=problem.rungs[-1], max_concurrent_trials=workers)
 
 
 def _full(problem: Problem, workers: int) -> Method:
     return RandomSearch(max_trials=ENDLESS, max_length=problem.rungs[-1], max_concurrent_trials=workers)
-
-
-def _rounded_up(problem: Problem, workers: int) -> Method:
-    return PlainRule(problem, workers, lambda n: math.ceil(n / DIVISOR))
 
 
 def _random(problem: Problem) -> Sampler:
@@ -242,6 +476,8 @@ def _random(problem: Problem) -> Sampler:
 
 
 def _tpe(problem: Problem) -> Sampler:
+    from searchers.optuna_sampler import OptunaSampler
+
     return OptunaSampler(problem.space, seed=problem.seed, rungs=problem.rungs)
 
 
@@ -253,49 +489,55 @@ def _both(method: Callable[[Problem, int], Any], sampler: Callable[[Problem], An
     return lambda problem, workers: (method(problem, workers), sampler(problem))
 
 
-def _study(pruner: Callable[[Problem], optuna.pruners.BasePruner]) -> Make:
-    def make(problem: Problem, workers: int) -> tuple[Any, Any]:
-        study = Optuna(problem, workers, pruner(problem))
-        return study, study
+def _one(make: Callable[..., Any], *arguments: Any) -> Make:
+    """Method and sampler in one."""
 
-    return make
+    def made(problem: Problem, workers: int) -> tuple[Any, Any]:
+        both = make(problem, workers, *arguments)
+        return both, both
+
+    return made
 
 
 def _halving(problem: Problem) -> optuna.pruners.BasePruner:
-    return optuna.pruners.SuccessiveHalvingPruner(min_resource=problem.rungs[0], reduction_factor=DIVISOR)
+    from optuna.pruners import SuccessiveHalvingPruner
+
+    return SuccessiveHalvingPruner(min_resource=problem.rungs[0], reduction_factor=DIVISOR)
 
 
 def _hyperband(problem: Problem) -> optuna.pruners.BasePruner:
-    return optuna.pruners.HyperbandPruner(
-        min_resource=problem.rungs[0], max_resource=problem.rungs[-1], reduction_factor=DIVISOR
-    )
+    from optuna.pruners import HyperbandPruner
+
+    return HyperbandPruner(min_resource=problem.rungs[0], max_resource=problem.rungs[-1], reduction_factor=DIVISOR)
 
 
-_METHODS = {
-    "stopping": ("dray's ASHA, stopping", _asha(ASHA)),
-    "promotion": ("dray's ASHA, promotion", _asha(PromotionASHA)),
-    "stopping-skipping": ("dray's ASHA, stopping, that skips rungs", _asha(ASHA, skips=True)),
-    "promotion-skipping": ("dray's ASHA, promotion, that skips rungs", _asha(PromotionASHA, skips=True)),
-    "adaptive": ("dray's adaptive ASHA", _adaptive),
+def _none(problem: Problem) -> optuna.pruners.BasePruner:
+    from optuna.pruners import NopPruner
+
+    return NopPruner()
+
+
+_RAY, _BOHB = ("ray", "optuna"), ("hpbandster", "ConfigSpace")
+
+WAYS: dict[str, Way] = {
+    "auto": Way("dray's `auto`", _both(_auto, _multi_fidelity)),
+    "promotion+multi_fidelity": Way(
+        "dray's ASHA, promotion; multi_fidelity", _both(_asha(PromotionASHA), _multi_fidelity)
+    ),
+    "stopping+tpe": Way("dray's ASHA, stopping; tpe", _both(_asha(ASHA), _tpe), ("optuna",)),
+    "promotion+random": Way("dray's ASHA, promotion; random", _both(_asha(PromotionASHA), _random)),
+    "stopping+random": Way("dray's ASHA, stopping; random", _both(_asha(ASHA), _random)),
+    "ray+optuna": Way("Ray's ASHA with OptunaSearch", _both(RayASHA, RayOptuna), _RAY),
+    "ray+random": Way("Ray's ASHA; random", _both(RayASHA, _random), _RAY[:1]),
+    "optuna+hyperband": Way("Optuna's TPE with HyperbandPruner", _one(Optuna, _hyperband), ("optuna",)),
+    "optuna+halving": Way("Optuna's TPE with SuccessiveHalvingPruner", _one(Optuna, _halving), ("optuna",)),
+    "optuna+full": Way("Optuna's TPE, full trainings", _one(Optuna, _none), ("optuna",)),
+    "syne-tune+asha": Way("Syne Tune's ASHA", _one(SyneTune, "ASHA"), ("syne_tune",)),
+    "syne-tune+bohb": Way("Syne Tune's BOHB", _one(SyneTune, "BOHB"), ("syne_tune",)),
+    "syne-tune+cqr": Way("Syne Tune's ASHACQR", _one(SyneTune, "ASHACQR"), ("syne_tune",)),
+    "dehb": Way("DEHB", _one(Dehb), ("dehb", "ConfigSpace")),
+    "bohb": Way("HpBandSter's BOHB", _one(Bohb), _BOHB),
+    "one-then-top": Way("the first rung for all, then the best four to the end", _both(OneThenTop, _random)),
+    "full": Way("random, full trainings", _both(_full, _random)),
 }
-_SAMPLERS = {"random": _random, "tpe": _tpe, "multi_fidelity": _multi_fidelity}
-
-OURS: dict[str, tuple[str, Make]] = {
-    f"{method}+{sampler}": (f"{what}; {sampler}", _both(make, sample))
-    for method, (what, make) in _METHODS.items()
-    for sampler, sample in _SAMPLERS.items()
-}
-"""dray's methods with its samplers."""
-
-WAYS: dict[str, tuple[str, Make]] = {
-    "full": ("random, full trainings", _both(_full, _random)),
-    "rule": ("the stopping rule, transcribed; random", _both(PlainRule, _random)),
-    "ceil": ("the stopping rule with ceil(n / divisor); random", _both(_rounded_up, _random)),
-    **OURS,
-    "ray": ("Ray's ASHA; random", _both(RayASHA, _random)),
-    "ray+tpe": ("Ray's ASHA with OptunaSearch", _both(RayASHA, RayOptuna)),
-    "optuna+halving": ("Optuna's TPE with SuccessiveHalvingPruner", _study(_halving)),
-    "optuna+hyperband": ("Optuna's TPE with HyperbandPruner", _study(_hyperband)),
-    "optuna+full": ("Optuna's TPE, full trainings", _study(lambda problem: optuna.pruners.NopPruner())),
-}
-"""By name: a description, and the function that makes it."""
+"""By name."""
