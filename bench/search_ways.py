@@ -517,7 +517,7 @@ def _none(problem: Problem) -> optuna.pruners.BasePruner:
     return NopPruner()
 
 
-_RAY, _BOHB = ("ray", "optuna"), ("hpbandster", "ConfigSpace")
+_RAY = ("ray", "optuna")
 
 WAYS: dict[str, Way] = {
     "auto": Way("dray's `auto`", _both(_auto, _multi_fidelity)),
@@ -536,7 +536,7 @@ WAYS: dict[str, Way] = {
     "syne-tune+bohb": Way("Syne Tune's BOHB", _one(SyneTune, "BOHB"), ("syne_tune",)),
     "syne-tune+cqr": Way("Syne Tune's ASHACQR", _one(SyneTune, "ASHACQR"), ("syne_tune",)),
     "dehb": Way("DEHB", _one(Dehb), ("dehb", "ConfigSpace")),
-    "bohb": Way("HpBandSter's BOHB", _one(Bohb), _BOHB),
+    "bohb": Way("HpBandSter's BOHB", _one(Bohb), ("hpbandster", "ConfigSpace")),
     "one-then-top": Way("the first rung for all, then the best four to the end", _both(OneThenTop, _random)),
     "full": Way("random, full trainings", _both(_full, _random)),
 }
