@@ -200,11 +200,11 @@ def _x(time: float) -> float:
 
 def _y(regret: float) -> float:
     bottom = HEIGHT - 34
-    return bottom - (bottom - TOP) * math.log(max(regret, LEAST) / LEAST) / math.log(MOST / LEAST)
+    return bottom - (bottom - TOP) * math.log(min(max(regret, LEAST), MOST) / LEAST) / math.log(MOST / LEAST)
 
 
 def _panel(title: str, lines: Mapping[str, npt.NDArray[np.float64]]) -> str:
-    parts = [f'<text x="{LEFT}" y="{TOP - 8}">{escape(title)}</text>']
+    parts = [f'<text x="{LEFT}" y="{TOP - 8}">{escape(title)}</text>', f'<text x="4" y="{TOP - 8}">regret</text>']
     for time in (1, 2, 5, 10, 20, 50):
         parts.append(f'<path d="M{_x(time):.1f} {_y(MOST)}V{_y(LEAST)}" stroke="#e4e4e4"/>')
         parts.append(f'<text x="{_x(time):.1f}" y="{_y(LEAST) + 14}" text-anchor="middle">{time}</text>')

@@ -135,9 +135,13 @@ def search(way: str, case: Case, tables: Path = CURVES) -> Found:
 
 def _search(unit: tuple[str, Case, Path]) -> Found:
     """In a process of its own."""
+    _silence_peers()
+    return search(*unit)
+
+
+def _silence_peers() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    return search(*unit)
 
 
 def searches(units: Sequence[tuple[str, Case, Path]], jobs: int, minutes: float) -> Iterator[Found]:
@@ -185,6 +189,7 @@ def main() -> None:
     if "kept" in options.problems and options.tasks:
         parser.error("--tasks: the kept tasks are used once, all together")
 
+    _silence_peers()
     ways = [way for way in options.ways if _is_installed(way)]
     regimes = options.regimes or [*DEFAULT, "three", "four"]
     cases = [
