@@ -113,6 +113,9 @@ def report(paper: Paper, found: Sequence[Found]) -> None:
     paper.say("\n".join(sorted({each.machine for each in found})))
     libraries = {library for each in found for library in each.versions}
     paper.say(f"Libraries: {', '.join(sorted(libraries)) or 'none but dray'}.")
+    paper.say()
+    ways = {each.way for each in found}
+    paper.table(["way", "what"], [[name, way.what] for name, way in WAYS.items() if name in ways])
     for (problems, regime), group in grouped(found).items():
         main, *others = group
         keys = list(group[main])

@@ -39,9 +39,10 @@ from typing import Any
 
 from _measure import Paper, machine
 from recorded_problems import CURVES, KEPT, TUNE_ON, RecordedProblem, recording
-from search_page import Found, Trace, page, report
+from search_page import INCUMBENTS, Found, page, report
+from search_peers import Problem
 from search_problems import REGIMES, CurveProblem, Regime
-from search_ways import WAYS, Problem
+from search_ways import WAYS
 
 from searchers import Action, Event, Reported, Search
 from searchers.simulate import Curve, simulate
@@ -81,33 +82,27 @@ class Case:
 def search(way: str, case: Case, tables: Path = CURVES) -> Found:
     """Simulate a search of a case."""
     problem, regime = case.problem(tables)
-    began = time.process_time()
     method, sampler = WAYS[way].make(problem, regime.workers)
     whole = Search(
         method, problem.space, seed=problem.seed, smaller_is_better=True, log=lambda record: None, sampler=sampler
     )
     full = problem.rungs[-1] / regime.workers  # time of a full training per training
-    lowest: tuple[float, int] | None = None
-    highest: tuple[float, float, int] | None = None
-    traces: dict[str, Trace] = {"lowest": [(0.0, 1.0)], "highest": [(0.0, 1.0)]}
-
-    def put(incumbent: str, now: float, trial: int) -> None:
-        regret = round(problem.regret(whole.trials[trial].hparams or {}), 5)
-        if regret != traces[incumbent][-1][1]:
-            traces[incumbent].append((round(now / full, 3), regret))
+    best: dict[str, tuple[float, ...]] = {}
+    traces: dict[str, list[tuple[float, float]]] = {incumbent: [(0.0, 1.0)] for incumbent in INCUMBENTS}
 
     def watch(now: float, event: Event, actions: list[Action]) -> None:
-        nonlocal lowest, highest
         if not isinstance(event, Reported) or event.value is None:
             return
         loss = event.value if math.isfinite(event.value) else math.inf
-        if lowest is None or (loss, event.trial) < lowest:
-            lowest = loss, event.trial
-            put("lowest", now, event.trial)
-        if highest is None or (-event.step, loss, event.trial) < highest:
-            highest = -event.step, loss, event.trial
-            put("highest", now, event.trial)
+        for incumbent, rank in (("lowest", (loss, event.trial)), ("highest", (-event.step, loss, event.trial))):
+            if incumbent in best and rank >= best[incumbent]:
+                continue
+            best[incumbent] = rank
+            regret = round(problem.regret(whole.trials[event.trial].hparams or {}), 5)
+            if regret != traces[incumbent][-1][1]:
+                traces[incumbent].append((round(now / full, 3), regret))
 
+    began = time.process_time()
     simulate(
         whole,
         regime.workers,
@@ -126,8 +121,7 @@ def search(way: str, case: Case, tables: Path = CURVES) -> Found:
         way=way,
         trials=len(whole.trials),
         cpu_s=round(time.process_time() - began, 2),
-        lowest=traces["lowest"],
-        highest=traces["highest"],
+        **traces,
         machine=machine().splitlines()[0],
         versions=WAYS[way].versions,
     )

@@ -51,8 +51,9 @@ class InOrder:
 def test_both_incumbents_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     import search_quality
     from search_page import at
+    from search_peers import Peer
     from search_problems import Regime
-    from search_ways import Peer, Way
+    from search_ways import Way
 
     regime = Regime(noise=0.0, workers=1, trainings=2.99)
     monkeypatch.setattr(search_quality, "JITTER", 0.0)
@@ -116,7 +117,7 @@ def test_the_page_compares_the_cases_that_all_ways_have() -> None:
     report(paper, searches)
     text = paper.text("")
     assert "2 searches of each way on 2 tasks, seeds 0 to 0." in text
-    rows = {cells[1].strip(): cells[2:-1] for line in text.splitlines() if len(cells := line.split("|")) > 3}
+    rows = {cells[1].strip(): cells[2:-1] for line in text.splitlines() if len(cells := line.split("|")) > 4}
     assert [cell.split()[0] for cell in rows["promotion+multi_fidelity"]][:4] == ["1.000", "1.000", "1.000", "0.200"]
     # +0.3 on one task and -0.1 on the other.
     assert rows["ray+optuna"][0].strip() == "+0.100 (-0.100 .. +0.300)"
