@@ -1,4 +1,4 @@
-"""Problems for multi-fidelity search from recorded learning curves: small real tasks, trained by dray (curves/).
+"""Problems for multi-fidelity search from tables of learning curves: small real tasks that dray trained (curves/).
 
 USE `KEPT` ONLY ONCE. Develop and tune on `TUNE_ON`, as often as you like. `KEPT` is held out for the final figures of a
 finished method: if you look at it, change the method and look again, you have tuned on it, and no data is left to show
@@ -17,6 +17,9 @@ logarithm because a median cross entropy may be twenty times the best one, which
 same. Regret is normalised: 0 is the best of many points, 1 the median one. Time is in epochs: all points of a task cost
 the same.
 
+curves/public_tables.py gives public tables the same form. A table with one training of each configuration has no
+deviations.
+
 Sources: Eggensperger et al., "Efficient Benchmarking of Hyperparameter Optimizers via Surrogates" (2015), for problems
 from recorded trainings; Geurts et al., "Extremely randomized trees" (2006).
 """
@@ -24,10 +27,12 @@ from recorded trainings; Geurts et al., "Extremely randomized trees" (2006).
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -47,12 +52,13 @@ TUNE_ON = ("digits_mlp", "diabetes_mlp", "code_origin", "docs_gru", "digits_vit"
 KEPT = ("digits_cnn", "cancer_mlp", "code_tags", "code_transformer", "pixels")
 """Held-out tasks, to be used once."""
 
-THREE_RUNGS, FOUR_RUNGS = (3, 9, 27), (1, 3, 9, 27)
-"""Rungs, in epochs. Little is known after the first epoch."""
+DIVISOR = 3
+"""Of the rungs: 3, 9, 27 epochs, or 1, 3, 9, 27. Little is known after the first epoch."""
 
 _NUM_TREES, _LEAST_IN_LEAF = 64, 2
 _NUM_POINTS = 4000
 """Random points, which together with the recorded ones determine the best and the median."""
+_LEAST_LOSS = 1e-6
 _ORDINARY = 0.95
 """The quantile at which losses are clipped, also non-finite ones: one diverged loss would outweigh all others."""
 
@@ -75,7 +81,7 @@ class Recording:
         self.space, self.configs, self.losses = space, configs, losses
         self._cube = UnitCube(space)
         self._rows = np.stack([self._cube.row(config) for config in configs])
-        logs = np.log(losses)
+        logs = np.log(np.maximum(losses, _LEAST_LOSS))
         most = np.quantile(logs[np.isfinite(logs)], _ORDINARY)
         logs = np.minimum(np.nan_to_num(logs, nan=most, posinf=most), most)
         self.means: Array = logs.mean(axis=1)
@@ -108,13 +114,13 @@ class Recording:
 
 
 @cache
-def recording(task: str) -> Recording:
-    """The recording of a task, from its table.
+def recording(task: str, tables: Path = CURVES) -> Recording:
+    """The recording of a task, from its table in a directory.
 
     Raises:
         FileNotFoundError: There is none.
     """
-    table = pq.read_table(CURVES / f"{task}.parquet")
+    table = pq.read_table(tables / f"{task}.parquet")
     space = parse_space(json.loads(table.schema.metadata[b"space"]))
     seeds = np.array(table["seed"])
     losses = np.array(table["losses"].to_pylist(), dtype=float)
@@ -128,11 +134,19 @@ class RecordedProblem:
     Args:
         recorded: The task's recording.
         seed: Decides which training of each configuration the trials begin with.
-        rungs: Epochs at which trials are compared, ascending; the last one is a full training.
+        num_rungs: How many rungs; the last one is a full training.
+        useless: The report at the first rung is that of another, random configuration.
+
+    Attributes:
+        rungs: Epochs at which trials are compared, ascending.
     """
 
-    def __init__(self, recorded: Recording, seed: int = 0, *, rungs: Sequence[int] = THREE_RUNGS) -> None:
-        self.recorded, self.seed, self.rungs = recorded, seed, tuple(rungs)
+    def __init__(self, recorded: Recording, seed: int = 0, *, num_rungs: int = 3, useless: bool = False) -> None:
+        epochs = recorded.losses.shape[2]
+        if epochs < DIVISOR ** (num_rungs - 1):
+            raise ValueError(f"curves of {epochs} epochs are too short for {num_rungs} rungs")
+        self.recorded, self.seed, self.useless = recorded, seed, useless
+        self.rungs = tuple(epochs // DIVISOR**rung for rung in reversed(range(num_rungs)))
         self.space = recorded.space
         self._trials: Counter[int] = Counter()  # by the nearest configuration
 
@@ -142,6 +156,10 @@ class RecordedProblem:
         training = (self.seed + self._trials[nearest]) % self.recorded.losses.shape[1]
         self._trials[nearest] += 1
         losses = self.recorded.curve(config, training)
+        if self.useless:
+            first = self.rungs[0] - 1
+            other = Random(f"{self.seed}:{sorted(config.items())}").randrange(len(self.recorded.means))
+            losses[first] = math.exp(self.recorded.means[other, first])
         return lambda t: float(losses[int(t) - 1])
 
     def cost(self, config: Mapping[str, Any]) -> float:

@@ -176,7 +176,7 @@ class Regime:
     workers: int = 4
     start_cost: float = 0.0
     resume_cost: float = 0.0
-    trainings: float = 8.0
+    trainings: float = 12.5
 
 
 REGIMES = {
@@ -185,7 +185,6 @@ REGIMES = {
     "many": Regime(workers=32, trainings=2.5),
     "noise": Regime(noise=0.10),
     "crossing": Regime(crossing=0.75),
-    "mute": Regime(mute=1),
-    "without-mute": Regime(mute=1, first=3),
+    "useless": Regime(mute=3, first=3),
     "hard": Regime(crossing=0.5, noise=0.05, workers=32, start_cost=10, resume_cost=5, trainings=2.5),
 }

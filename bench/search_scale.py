@@ -24,8 +24,8 @@ from typing import Any
 import optuna
 from _measure import Paper, machine, verdict
 from ray.tune.schedulers import AsyncHyperBandScheduler
+from search_peers import TuneTrial
 from search_problems import SPACE
-from search_ways import TuneTrial
 
 from searchers import (
     ASHA,
