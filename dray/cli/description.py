@@ -19,6 +19,8 @@ from dray.text import counted, duration, shown, some
 
 if TYPE_CHECKING:
     from dray.records.local_runs import LocalRun
+    from dray.records.reader import ExperimentReader
+    from dray.records.trial_record import TrialRecord
 
 _FRONT_SHOWN = 20
 
@@ -88,7 +90,8 @@ def as_json(read: ReadExperiment) -> dict[str, Any]:
         "submitted": None if submitted is None else asdict(submitted),
         "smaller_is_better": reader.sign == 1,
         "states": reader.states,
-        "best": _best(read),
+        "best": _best(read, reader.best()),
+        "best_of_longest": _best(read, reader.best_of_longest()),
         "front": _front(read),
         "diverged": reader.nan_since(),
         "restarts": sum(failure["again"] for failure in failures),
@@ -105,7 +108,7 @@ def describe(read: ReadExperiment) -> None:
     reader = read.reader
     records = journal(read.stored)[: reader.records]  # it may have grown since
     seen, submitted = server.seen(reader.overview())
-    best, config, searcher = _best(read), reader.config, reader.config.searcher
+    best, config, searcher = _best(read, reader.best()), reader.config, reader.config.searcher
     order = "smaller is better" if reader.sign == 1 else "larger is better"
     compared = [f"{reader.metric}, {order}"]
     if searcher.objectives is not None:
@@ -116,8 +119,9 @@ def describe(read: ReadExperiment) -> None:
         states = states.replace(" running", " interrupted")
     storage, front, best_line = read.stored.directory.storage, reader.front(), reader.no_best_reason()
     if best is not None:
-        what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {best['batches']} batches"
-        best_line = f"{what}\n{shown(flatten(best['hparams']))}"
+        best_line = _result(reader, best)
+    longest = _best(read, reader.best_of_longest())
+    longest_line = "" if longest is None or longest == best else _result(reader, longest)
     show.fields(
         [
             ("experiment", f"{seen.label}  {seen.state}"),
@@ -140,6 +144,7 @@ def describe(read: ReadExperiment) -> None:
             ("best", best_line),
             ("Pareto front", front and f"{counted(len(front), 'trial')}: {some(front, _FRONT_SHOWN)}"),
             ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
+            ("best of the longest", longest_line),
             ("failures", "\n".join(_failure_lines(reader.failures))),
             ("next", reader.next_summary() if seen.reason else ""),
             ("resume with", f"dray experiment resume {read.stored.where}" if seen.state == "STOPPED" else ""),
@@ -150,8 +155,13 @@ def describe(read: ReadExperiment) -> None:
         show.lines(best_trials(reader, width=show.console().width))
 
 
-def _best(read: ReadExperiment) -> dict[str, Any] | None:
-    if (trial := read.reader.best()) is None:
+def _result(reader: ExperimentReader, best: Mapping[str, Any]) -> str:
+    what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {best['batches']} batches"
+    return f"{what}\n{shown(flatten(best['hparams']))}"
+
+
+def _best(read: ReadExperiment, trial: TrialRecord | None) -> dict[str, Any] | None:
+    if trial is None:
         return None
     return {
         "trial": trial.id,

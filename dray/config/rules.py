@@ -156,7 +156,7 @@ def _length(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
             what = "required with searcher.max_time: the time is checked whenever a trial validates; "
             yield Fault("min_validation_period", f"{what}for example min_validation_period: {{epochs: 1}}")
     elif "searcher.max_length" not in given:
-        has_rungs = given.get("searcher.name") in ("asha", "async_halving", "adaptive_asha", "pbt")
+        has_rungs = given.get("searcher.name") in ("asha", "async_halving", "adaptive_asha", "auto", "pbt")
         if has_rungs or not is_program:
             yield missing_field("searcher.max_length")
 

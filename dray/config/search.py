@@ -12,18 +12,21 @@ from dray.config.schema import ExperimentConfig
 from dray.config.searcher import (
     AdaptiveASHASearcher,
     ASHASearcher,
+    AutoSearcher,
     ClassSearcher,
     CustomSearcher,
     GridSearcher,
     PBTSearcher,
     RandomSearcher,
     SamplerChoice,
+    Searcher,
     SingleSearcher,
 )
 from dray.config.sections import Budget
 from dray.errors import Fault
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
+from searchers.auto import Auto
 from searchers.errors import FieldError
 from searchers.method import MAX_TRIALS, Method
 from searchers.objectives import Objectives
@@ -67,6 +70,8 @@ def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Meth
             return (ASHA if searcher.variant == "stopping" else PromotionASHA)(**fields, pareto=pareto)
         case AdaptiveASHASearcher():
             return AdaptiveASHA(**fields, variant=searcher.variant, pareto=pareto)
+        case AutoSearcher():
+            return Auto(**fields, pareto=pareto)
         case PBTSearcher():
             return PBT(
                 population=searcher.population,
@@ -84,6 +89,13 @@ def rungs_of(config: ExperimentConfig) -> tuple[float, ...]:
     # The user's method is in the experiment's code, which may not be importable here.
     is_own = isinstance(config.searcher, CustomSearcher | ClassSearcher)
     return () if is_own else tuple(build_method(config).rungs)
+
+
+def sampler_of(searcher: Searcher) -> SamplerChoice:
+    """The sampler that a search draws its hyperparameters from; `grid` and `single` ignore it."""
+    if isinstance(searcher, AutoSearcher):
+        return SamplerChoice(name="multi_fidelity" if searcher.metrics is None else "tpe")
+    return getattr(searcher, "sampler", SamplerChoice())
 
 
 def build_sampler(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Sampler:
@@ -151,7 +163,7 @@ def sampling_faults(
 
 def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequence[float]) -> Sampler:
     searcher, seed = config.searcher, config.reproducibility.experiment_seed
-    choice = getattr(searcher, "sampler", SamplerChoice())
+    choice = sampler_of(searcher)
     if custom.sampler is not None or is_class(choice.name):
         chosen = custom.new_sampler(choice, space, seed=seed, rungs=rungs)
     elif isinstance(searcher, GridSearcher):

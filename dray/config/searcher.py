@@ -241,13 +241,18 @@ class _Concurrent(Searcher):
     )
 
 
-class SamplingSearcher(Searcher):
+class _Pointed(Searcher):
+    """A method that draws hyperparameters, but may begin with given ones."""
+
+    points: Points = Field(default_factory=list, description=_POINTS, examples=[[{"lr": 0.01}]])
+
+
+class SamplingSearcher(_Pointed):
     """A method that draws hyperparameters from a sampler."""
 
     sampler: SamplerField = Field(
         default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"]
     )
-    points: Points = Field(default_factory=list, description=_POINTS, examples=[[{"lr": 0.01}]])
 
     @classmethod
     def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
@@ -255,7 +260,7 @@ class SamplingSearcher(Searcher):
         return {name: value for name, value in raw.items() if (name, value) != ("warm_start", [])}
 
 
-class _Budgeted(_Concurrent, SamplingSearcher):
+class _Budgeted(_Concurrent):
     """A method that runs a given number of trials."""
 
     max_trials: MaxTrials | None = Field(
@@ -272,7 +277,7 @@ class _Budgeted(_Concurrent, SamplingSearcher):
         return self.model_copy(update={"max_trials": count})
 
 
-class _Halving(_Budgeted, _Timed):
+class _Halving(_Budgeted, SamplingSearcher, _Timed):
     """A method that compares trials at rungs."""
 
     divisor: Annotated[float, AfterValidator(int_if_whole)] = Field(
@@ -311,7 +316,7 @@ class GridSearcher(_Concurrent):
     name: Literal["grid"] = _NAME
 
 
-class RandomSearcher(_Budgeted):
+class RandomSearcher(_Budgeted, SamplingSearcher):
     """Independent trials of the same length."""
 
     name: Literal["random"] = _NAME
@@ -336,6 +341,12 @@ class AdaptiveASHASearcher(_Halving):
         description="number of rungs of each bracket, instead of mode",
         examples=[[3, 2]],
     )
+
+
+class AutoSearcher(_Budgeted, _Pointed):
+    """The recommended search: asynchronous successive halving that needs no settings, with a model."""
+
+    name: Literal["auto"] = _NAME
 
 
 class PBTSearcher(SamplingSearcher):
@@ -392,6 +403,7 @@ METHODS: dict[str, type[Searcher]] = {
     "asha": ASHASearcher,
     "async_halving": ASHASearcher,
     "adaptive_asha": AdaptiveASHASearcher,
+    "auto": AutoSearcher,
     "pbt": PBTSearcher,
     "custom": CustomSearcher,
     CLASS: ClassSearcher,

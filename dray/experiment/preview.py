@@ -15,20 +15,19 @@ from rich.text import Text
 from dray.config.custom import Custom
 from dray.config.resources import SlotRange
 from dray.config.schema import ExperimentConfig
-from dray.config.search import build_method
+from dray.config.search import build_method, sampler_of
 from dray.config.searcher import (
     AdaptiveASHASearcher,
     ASHASearcher,
     PBTSearcher,
-    SamplerChoice,
     SamplingSearcher,
-    Searcher,
 )
 from dray.display.text import rough_time, searched_line
 from dray.errors import ConfigError
 from dray.experiment.rates import unit_of
 from dray.records.spending import totals_of
 from dray.text import counted, rough
+from searchers.auto import THAWING, Auto
 from searchers.method import Method
 from searchers.pbt import PBT
 from searchers.previews import WORKERS, Preview, Range, Rates, expected, is_certain, is_endless, is_simulated
@@ -111,6 +110,8 @@ class SearchPreview:
             )
             more = f"up to about {count * (len(pbt.rungs) - 1):,} more trials continue from the best"
             lines.append(f"{line}: {more}")
+        if isinstance(auto := self.method, Auto):
+            lines += _explained(auto, self.config)
         if getattr(self.config.searcher, "skip_uninformative_rungs", False):
             lines.append("at rungs that predict the next one poorly, more trials continue")
         if is_simulated(self.method):
@@ -219,7 +220,7 @@ def preview_search(
     try:
         seen = expected(
             make,
-            learns=_learns(config.searcher),
+            learns=sampler_of(config.searcher).name != "random",
             workers=workers,
             rates=rates,
             max_wall_s=limits.get("time", math.inf),
@@ -232,10 +233,22 @@ def preview_search(
     )
 
 
-def _learns(searcher: Searcher) -> bool:
-    """Whether hyperparameters are drawn by a sampler that learns from results."""
-    choice = getattr(searcher, "sampler", None)
-    return isinstance(choice, SamplerChoice) and choice.name != "random"
+def _explained(auto: Auto, config: ExperimentConfig) -> list[str]:
+    """What the search will do, for which nothing is configured."""
+    unit, lines = config.searcher.unit, list[str]()
+    if rungs := ", ".join(f"{rung:,}" for rung in auto.rungs[:-1]):
+        lines.append(
+            f"each trial pauses after {rungs} {unit}; the best {1 / auto.divisor:.0%} there continue, and more from a "
+            "length that predicts the next one poorly"
+        )
+    if config.searcher.metrics is not None:
+        return [*lines, "hyperparameters are random at first, then proposed by tpe"]
+    return [
+        *lines,
+        "hyperparameters are random until there are 12 results; then a model of all results proposes most of them",
+        f"until all trials together have trained as long as {THAWING} full ones, the model also chooses the trials "
+        "that continue",
+    ]
 
 
 def _price(config: ExperimentConfig) -> float | None:

@@ -384,6 +384,12 @@ class ExperimentReader:
         """The best eligible trial; with several metrics, the best in the first objective."""
         return next((trial for trial in self.ranked()[:1] if trial.is_eligible), None)
 
+    def best_of_longest(self) -> TrialRecord | None:
+        """The best of the eligible trials that trained the longest."""
+        eligible = self.eligible()
+        longest = max((trial.last_step for trial in eligible), default=0.0)
+        return next((trial for trial in eligible if trial.last_step == longest), None)
+
     @property
     def varying(self) -> list[str]:
         """Dotted names of the hyperparameters that differ between trials, or that only some trials have, in the

@@ -9,8 +9,9 @@ from typing import Any
 
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
-from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher
+from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, AutoSearcher
 from dray.training.units import amount
+from searchers.auto import DIVISOR
 from searchers.events import Reported
 from searchers.records import event_from_json
 from searchers.rung import Rung
@@ -49,10 +50,17 @@ class RungEstimate:
 def rung_estimates(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> list[RungEstimate]:
     """The estimate for each rung but the last of an ASHA search on one metric; [] for other searches."""
     searcher = config.searcher
-    if not isinstance(searcher, ASHASearcher | AdaptiveASHASearcher) or searcher.metrics is not None:
+    if searcher.metrics is not None:
         return []
+    match searcher:
+        case ASHASearcher() | AdaptiveASHASearcher():
+            divisor, skips = searcher.divisor, searcher.skip_uninformative_rungs
+        case AutoSearcher():
+            divisor, skips = DIVISOR, True
+        case _:
+            return []
     lengths = dict.fromkeys(int(length) for length in build_method(config).rungs)
-    rungs = [Rung(length=length, divisor=searcher.divisor) for length in lengths]
+    rungs = [Rung(length=length, divisor=divisor) for length in lengths]
     reached: dict[int, int] = {}
     for record in records:
         if record.get("event") == "reported":
@@ -72,7 +80,7 @@ def rung_estimates(config: ExperimentConfig, records: Iterable[Mapping[str, Any]
             trials=len(rung.values),
             compared=rung.compared,
             correlation=None if rung.compared < _LEAST else round(rung.correlation, 3),
-            continues=1 / (rung.divisor if searcher.skip_uninformative_rungs else searcher.divisor),
+            continues=1 / (rung.divisor if skips else divisor),
         )
         for rung in rungs[:-1]
     ]

@@ -305,6 +305,18 @@ def test_describe_shows_the_best_trial_and_its_checkpoint(digits: ExperimentDire
     assert str(digits.trial(trial) / "checkpoint_10") in shown
 
 
+def test_describe_shows_the_best_of_the_longest_trials_if_it_is_another_one(home: Path, dray: Dray) -> None:
+    story = happened(home / "story")
+    found = dray("e", "describe", "story", "--json").value
+    assert found["best"] == found["best_of_longest"], "trial 0 was trained for 30 batches, all others for 10"
+    assert "longest" not in dray("e", "describe", "story").out
+    with Journal(story.journal) as journal:
+        journal.append({"event": "reported", "trial": 7, "step": 40, "value": 0.7, "actions": []})
+    found = dray("e", "describe", "story", "--json").value
+    assert (found["best"]["trial"], found["best_of_longest"]["trial"]) == (0, 7)
+    assert re.search(r"best of the longest +trial 7: validation_loss 0.25 after 20", dray("e", "describe", "story").out)
+
+
 def test_describe_says_how_well_each_rung_ranks(digits: ExperimentDirectory, dray: Dray) -> None:
     first, second = dray("e", "describe", "digits", "--json").value["rungs"]
     assert (first["length"], first["trials"], first["continues"]) == (1, TRIALS, 0.25)

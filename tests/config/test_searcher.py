@@ -251,7 +251,7 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
         ({"name": "sync_halving"}, "searcher.name", "sync_halving was removed from Determined; use asha"),
         ({"name": "custom", "options": {}}, "searcher.options", "custom has no such field; remove it, or use"),
         ({"name": "a:B", "max_trials": 3}, "searcher.max_trials", "remove it, or put it below options, if the class"),
-        ({"name": "a:b:c"}, "searcher.name", "adaptive_asha, pbt, custom, module:Class, got 'a:b:c'"),
+        ({"name": "a:b:c"}, "searcher.name", "adaptive_asha, auto, pbt, custom, module:Class, got 'a:b:c'"),
         ({"name": "custom", "points": [{"lr": 3}]}, "searcher.points[0].lr", "got 3"),
         ({**ASHA_3, "variant": "promotion", "stop_once": True}, "searcher.stop_once", "true means variant:"),
         ({**ASHA_3, "max_time": 60}, "searcher.time_metric", "missing required field; the unit of max_time"),

@@ -70,6 +70,16 @@ def test_a_population_trains_its_length_once() -> None:
     assert "every 2 epochs, the worst 2 of 8 are replaced: up to about 14 more trials" in below
 
 
+def test_auto_explains_what_it_does() -> None:
+    config = load_config(EXAMPLES / "auto.yaml")
+    rows, below = shown(config)
+    assert [row[2] for row in rows] == ["1", "3", "9", "27"]
+    assert rows[0][3] == "64"
+    assert "64 trials, expected total" in below
+    assert "pauses after 1, 3, 9 epochs; the best 33% there continue" in below
+    assert "a model of all results proposes most of them" in below
+
+
 def test_grid_has_its_points() -> None:
     rows, below = shown(load_config(EXAMPLES / "grid.yaml"))
     assert rows == [["1", "1", "8", "8", "8", "64"]]

@@ -57,5 +57,10 @@ def test_more_continue_from_a_useless_rung_only_if_it_may_be_skipped(skips: bool
     assert first.continues == pytest.approx(share)
 
 
+def test_auto_skips_rungs() -> None:
+    first, *_ = rung_estimates(config({"name": "auto", "max_trials": 600, "max_length": {"epochs": 9}}), journal(0.0))
+    assert first.continues == pytest.approx(1.0)
+
+
 def test_other_methods_have_none() -> None:
     assert rung_estimates(config({"name": "random", "max_length": {"epochs": 9}}), journal(0.9)) == []

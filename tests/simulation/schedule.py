@@ -101,6 +101,24 @@ def _population(random: Random, setup: Setup, sampler: str) -> Setup:
     return replace(setup, searcher=tuple(searcher.items()), points=0, extensions=extensions, max_slots=max_slots)
 
 
+def with_auto(schedule: Schedule) -> Schedule:
+    """Let the experiments of a schedule be searches by `auto`, most of them long enough for choices by its model."""
+    random = Random(f"auto:{schedule.seed}")
+
+    def as_auto(setup: Setup) -> Setup:
+        searcher: dict[str, Any] = {
+            "name": "auto",
+            "max_length": random.choice((4, 9, 9, 27)),
+            "max_trials": random.choice((5, 9, 12, 16)),
+            "max_concurrent_trials": random.choice((1, 2, 4, 8)),
+        }
+        name = random.choice((None, None, None, "max_trials", "max_length"))
+        extensions = () if name is None else (((name, 2 * searcher[name]),),)
+        return replace(setup, searcher=tuple(searcher.items()), points=0, extensions=extensions)
+
+    return replace(schedule, setups=tuple(map(as_auto, schedule.setups)))
+
+
 def with_budgets(schedule: Schedule) -> Schedule:
     """Give each experiment a budget that is spent several times before its search is done."""
     random = Random(f"budgets:{schedule.seed}")
@@ -116,10 +134,17 @@ def with_budgets(schedule: Schedule) -> Schedule:
 
 
 def drawn(
-    seed: int, *, faults: bool = True, requests: bool = False, pbt: bool = False, budgets: bool = False
+    seed: int,
+    *,
+    faults: bool = True,
+    requests: bool = False,
+    pbt: bool = False,
+    auto: bool = False,
+    budgets: bool = False,
 ) -> Schedule:
-    """Draw the schedule of a seed; on demand with a person's requests, populations and budgets."""
+    """Draw the schedule of a seed; on demand with a person's requests, populations or `auto`, and budgets."""
     schedule = schedule_of(seed, faults=faults)
+    schedule = with_auto(schedule) if auto else schedule
     schedule = with_population(schedule) if pbt else schedule
     schedule = with_requests(schedule) if requests else schedule
     return with_budgets(schedule) if budgets else schedule

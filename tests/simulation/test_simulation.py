@@ -39,6 +39,10 @@ def test_populations_survive_schedules_of_faults_and_requests() -> None:
     assert not failures(range(5), pbt=True, requests=True)
 
 
+def test_searches_by_auto_survive_schedules_of_faults_and_requests() -> None:
+    assert not failures(range(6), auto=True, requests=True)
+
+
 def test_searches_keep_their_budgets_in_schedules_of_faults() -> None:
     assert not failures(range(30), requests=True, budgets=True)
 
@@ -63,6 +67,12 @@ def test_searches_carry_out_thousands_of_requests_in_schedules_of_faults(first: 
 def test_populations_survive_two_hundred_schedules_of_faults_and_requests() -> None:
     assert not failures(range(100), pbt=True)
     assert not failures(range(100, 200), pbt=True, requests=True)
+
+
+@pytest.mark.slow
+def test_searches_by_auto_survive_a_hundred_schedules_of_faults_and_requests() -> None:
+    assert not failures(range(6, 56), auto=True)
+    assert not failures(range(56, 106), auto=True, requests=True)
 
 
 @pytest.mark.slow
