@@ -50,7 +50,8 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
         points, sampler = given.get("searcher.points", []), given.get("searcher.sampler", SamplerChoice())
         metrics = given.get("searcher.metrics")
         objectives = None if metrics is None else objectives_of(metrics)
-        yield from sampling_faults(given["searcher.name"], sampler, points, given["space"], objectives)
+        prior = given.get("searcher.prior", {})
+        yield from sampling_faults(given["searcher.name"], sampler, points, given["space"], objectives, prior)
     if "resources.slot_type" in given and given.get("resources.slot") == "cpu":
         yield Fault("resources.slot_type", "is about GPUs, but resources.slot is cpu; remove one of them")
     asked, most = given.get(_SLOTS, 1), given.get("resources.max_slots")

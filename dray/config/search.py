@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from dray.config.custom import Custom
@@ -30,7 +31,7 @@ from searchers.objectives import Objectives
 from searchers.pbt import PBT, Explorer
 from searchers.promotion import PromotionASHA
 from searchers.random_search import Grid, RandomSearch, Single
-from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler, named_sampler
+from searchers.samplers import FirstPoints, GridSampler, Prior, RandomSampler, Sampler, check_use, named_sampler
 from searchers.search import Record, Search
 from searchers.space import Space
 
@@ -132,15 +133,19 @@ def sampling_faults(
     points: Sequence[Mapping[str, Any]],
     space: Space,
     objectives: Objectives | None = None,
+    prior: Prior = MappingProxyType({}),
 ) -> Iterator[Fault]:
-    """The faults of a sampler or of first points that don't fit the space."""
+    """The faults of a sampler, of first points or of beliefs that don't fit the space."""
 
     def make_sampler() -> object:
         if method == "grid":
             return GridSampler(space)
         if is_class(choice.name) or method == "pbt" or choice.name == "pb2":
+            check_use(prior, choice.name)
             return None  # the rules check the samplers of pbt
-        return named_sampler(choice.name, space, seed=0, rungs=(), options=choice.options, objectives=objectives)
+        return named_sampler(
+            choice.name, space, seed=0, rungs=(), options=choice.options, objectives=objectives, prior=prior
+        )
 
     for make in (make_sampler, lambda: FirstPoints(space, points, RandomSampler(space, seed=0))):
         try:
@@ -160,7 +165,13 @@ def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequ
         chosen = _population_sampler(searcher, space, seed)
     else:
         chosen = named_sampler(
-            choice.name, space, seed=seed, rungs=rungs, options=choice.options, objectives=searcher.objectives
+            choice.name,
+            space,
+            seed=seed,
+            rungs=rungs,
+            options=choice.options,
+            objectives=searcher.objectives,
+            prior=getattr(searcher, "prior", {}),
         )
     points = getattr(searcher, "points", [])
     return FirstPoints(space, points, chosen) if points else chosen
