@@ -9,7 +9,8 @@
     previews                             the expected course of a search
     space, domains, numeric              hyperparameter spaces: their YAML and their domains
     samplers, convert                    draws from a space; spaces converted from Optuna and Ray Tune
-    memory_model                            where trials fit in memory, for samplers that learn
+    memory_model                         where trials fit in memory, for samplers that learn
+    beliefs                              a person's beliefs about good hyperparameters, for multi_fidelity
     search, views                        the object that a driver holds, and its view of each trial
     journal, records                     the append-only log and its JSON; replaying it restores a search
     simulate                             a search in virtual time

@@ -33,9 +33,11 @@ from types import MappingProxyType
 import numpy as np
 from scipy.special import erfcx, ndtr
 
+from searchers.beliefs import Belief
 from searchers.events import FAILURES, Event, Exited, Reported, Started, assert_never
 from searchers.memory_model import MemoryModel
 from searchers.rung_process import Array, Parameters, Results, RungProcess, fitted
+from searchers.samplers import Prior
 from searchers.space import Space
 from searchers.unit_cube import UnitCube
 
@@ -49,7 +51,7 @@ _MAX_RESULTS, _MAX_LIVE = 240, 64
 
 _GROWTH, _FIT_STEPS = 1.15, 25
 
-_NUM_RANDOM, _NUM_NEAR, _NUM_BEST = 400, 200, 10
+_NUM_RANDOM, _NUM_BELIEVED, _NUM_NEAR, _NUM_BEST = 400, 100, 200, 10
 _SCALES = (0.2, 0.07, 0.03, 0.012)
 """The candidates are random points and neighbours of the best points, then ever closer neighbours of the best
 candidates."""
@@ -69,10 +71,12 @@ class MultiFidelitySampler:
         space: The space to draw from.
         seed: Any integer.
         rungs: `Method.rungs`. Without rungs, a trial's last value counts once the trial has completed.
+        prior: Beliefs about good hyperparameters.
     """
 
-    def __init__(self, space: Space, *, seed: int, rungs: Sequence[float]) -> None:
+    def __init__(self, space: Space, *, seed: int, rungs: Sequence[float], prior: Prior = MappingProxyType({})) -> None:
         self.space, self.seed = space, seed
+        self._belief = Belief(space, prior)
         self._cube = UnitCube(space)
         self._memory = MemoryModel(space)
         self._trials: dict[int, _Trial] = {}
@@ -84,12 +88,11 @@ class MultiFidelitySampler:
         self.extended(rungs)
 
     def ask(self, trial: int) -> dict[str, object]:
-        if not self._is_random(trial):
-            rng = np.random.default_rng(Random(f"{self.seed}:{trial}:multi-fidelity").getrandbits(64))
-            for row in self._proposals(rng):
-                point = self._cube.point(row)
-                if self.space.allows(point) and self._memory.probably_fits(point):
-                    return point
+        rng = np.random.default_rng(Random(f"{self.seed}:{trial}:multi-fidelity").getrandbits(64))
+        for row in self._believed(rng) if self._is_random(trial) else self._proposals(rng):
+            point = self._cube.point(row)
+            if self.space.allows(point) and self._memory.probably_fits(point):
+                return point
         return self._memory.sample(Random(f"{self.seed}:{trial}"))  # like RandomSampler
 
     def choose(self, new: int, paused: Collection[int]) -> int | None:
@@ -179,10 +182,10 @@ class MultiFidelitySampler:
                 rungs += [number] * len(chosen)
                 values.append(normalised(np.array([known[trial] for trial in chosen])))
         return Results(
-            rows=np.array([self._trials[trial].row for trial in trials]),
-            rungs=np.array(rungs),
-            trials=np.array(trials),
-            values=np.concatenate(values),
+            rows=np.reshape([self._trials[trial].row for trial in trials], (len(trials), self._cube.width)),
+            rungs=np.array(rungs, np.intp),
+            trials=np.array(trials, np.intp),
+            values=np.concatenate([np.zeros(0), *values]),
         )
 
     def _proposals(self, rng: np.random.Generator) -> Array:
@@ -197,13 +200,24 @@ class MultiFidelitySampler:
 
         near = self._cube.near(rng, np.resize(best, (_NUM_NEAR, self._cube.width)), _SCALES[0])
         candidates = np.vstack([self._cube.random(rng, _NUM_RANDOM), near])
-        gains = log_expected_improvement(*process.at_the_end(candidates), target)
+        if self._belief:
+            candidates = np.vstack([candidates, self._belief.random(rng, _NUM_BELIEVED)])
+        weight = self._belief.weight(results, self._num_results)
+
+        def gains_of(rows: Array) -> Array:
+            return log_expected_improvement(*process.at_the_end(rows), target) + weight * self._belief.log_density(rows)
+
+        gains = gains_of(candidates)
         for scale in _SCALES[1:]:
             best = candidates[np.argsort(-gains, kind="stable")[:_NUM_BEST]]
             near = self._cube.near(rng, np.repeat(best, _NUM_BEST, axis=0), scale)
             candidates = np.vstack([candidates, near])
-            gains = np.concatenate([gains, log_expected_improvement(*process.at_the_end(near), target)])
+            gains = np.concatenate([gains, gains_of(near)])
         return candidates[np.argsort(-gains, kind="stable")]
+
+    def _believed(self, rng: np.random.Generator) -> Array:
+        """Return random rows from the belief, or none if a trial is to be drawn from the whole space."""
+        return self._belief.random(rng, _NUM_BELIEVED if rng.random() < self._belief.trust(self._results()) else 0)
 
     def _process(self, results: Results, live: Iterable[int]) -> RungProcess:
         """Return the posterior of the newest fit, given these results and live trials."""

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from searchers.errors import FieldError, SpaceError
 from searchers.events import Event, Source
@@ -18,6 +18,9 @@ from searchers.method import Choose
 from searchers.objectives import Objectives
 from searchers.records import hparams_from_json, hparams_to_json
 from searchers.space import PATH, Space
+
+Prior: TypeAlias = Mapping[str, Mapping[str, object]]
+"""Beliefs by the dotted names of hyperparameters, such as `{"lr": {"around": 1e-3, "within": 3}}`."""
 
 
 @runtime_checkable
@@ -197,13 +200,18 @@ def named_sampler(
     rungs: Sequence[float],
     options: Mapping[str, object] = MappingProxyType({}),
     objectives: Objectives | None = None,
+    prior: Prior = MappingProxyType({}),
 ) -> Sampler:
     """Create the sampler "random", "multi_fidelity", or one of `OptunaSampler`, which documents the arguments.
 
+    Args:
+        prior: Beliefs, see `searchers.beliefs`.
+
     Raises:
-        FieldError: The sampler does not exist, or does not take these options or objectives. Paths begin with
-            `searcher.sampler`.
+        FieldError: The sampler does not exist, or does not take these options, objectives or beliefs. Paths begin with
+            `searcher`.
     """
+    check_use(prior, name)
     # Optuna and scipy take most of a second to import, so they are imported only when needed.
     if name not in ("random", "multi_fidelity"):
         from searchers.optuna_sampler import OptunaSampler
@@ -219,4 +227,10 @@ def named_sampler(
         raise FieldError([("searcher.sampler.name", f"{message}. Use tpe, gp, nsga2 or random")])
     from searchers.multi_fidelity import MultiFidelitySampler
 
-    return MultiFidelitySampler(space, seed=seed, rungs=rungs)
+    return MultiFidelitySampler(space, seed=seed, rungs=rungs, prior=prior)
+
+
+def check_use(prior: Prior, name: str) -> None:
+    """Raise `FieldError` if there are beliefs that a sampler of this name would ignore."""
+    if prior and name != "multi_fidelity":
+        raise FieldError([("searcher.prior", f"has no effect with sampler {name}; use multi_fidelity, or remove it")])

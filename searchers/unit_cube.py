@@ -23,38 +23,47 @@ _MIDDLE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Axis:
+class Axis:
     domain: Categorical | Int | Double | Log
     columns: slice
     parent: int | None  # the column of the category that it belongs to; None if unconditional
 
+    def where_present(self, rows: Array, values: Array) -> Array:
+        """Replace the values of the rows that lack this hyperparameter by 0."""
+        return values if self.parent is None else np.where(rows[:, self.parent] == 1, values, 0.0)
+
 
 class UnitCube:
-    """The encoding of one space, in rows of `width` columns."""
+    """The encoding of one space, in rows of `width` columns.
+
+    Attributes:
+        by_name: The columns of each hyperparameter, by its name in `parameters`.
+        axes: The number of the hyperparameter of each column, shape (width,).
+    """
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self._axes: dict[str, _Axis] = {}
+        self.by_name: dict[str, Axis] = {}
         self.width = 0
         for each in parameters(space.root):
             count = len(each.domain.vals) if isinstance(each.domain, Categorical) else 1
-            column = None if each.parent is None else self._axes[each.parent[0]].columns.start + each.parent[1]
+            column = None if each.parent is None else self.by_name[each.parent[0]].columns.start + each.parent[1]
             columns = slice(self.width, self.width + count)
-            self._axes[each.name] = _Axis(domain=each.domain, columns=columns, parent=column)
+            self.by_name[each.name] = Axis(domain=each.domain, columns=columns, parent=column)
             self.width += count
-        counts = [axis.columns.stop - axis.columns.start for axis in self._axes.values()]
-        self.axes = np.repeat(np.arange(len(counts), dtype=np.intp), counts)  # hyperparameter by column, shape (width,)
+        counts = [axis.columns.stop - axis.columns.start for axis in self.by_name.values()]
+        self.axes = np.repeat(np.arange(len(counts), dtype=np.intp), counts)
 
     def row(self, point: Mapping[str, object]) -> Array:
         """Encode a point as a row of shape (width,)."""
         row = np.full(self.width, _MIDDLE)
         for name, value in flattened(self.space.root, point):
-            axis = self._axes[name]
+            axis = self.by_name[name]
             if isinstance(axis.domain, Categorical):
                 row[axis.columns] = 0.0
                 row[axis.columns.start + int(value)] = 1.0
             else:
-                row[axis.columns] = _place(axis.domain, value)
+                row[axis.columns] = place(axis.domain, value)
         return row
 
     def point(self, row: Array) -> dict[str, object]:
@@ -62,7 +71,7 @@ class UnitCube:
         the category."""
 
         def value_of(name: str, domain: Categorical | Int | Double | Log) -> float:
-            columns = self._axes[name].columns
+            columns = self.by_name[name].columns
             if isinstance(domain, Categorical):
                 return int(np.argmax(row[columns]))
             return _value(domain, float(row[columns.start]))
@@ -75,16 +84,16 @@ class UnitCube:
         """Return which columns encode the numbers of this point, shape (width,)."""
         columns = np.zeros(self.width, np.bool_)
         for name, _ in flattened(self.space.root, point):
-            columns[self._axes[name].columns] = not isinstance(self._axes[name].domain, Categorical)
+            columns[self.by_name[name].columns] = not isinstance(self.by_name[name].domain, Categorical)
         return columns
 
     def random(self, rng: np.random.Generator, count: int) -> Array:
         """Draw independent uniform points as rows of shape (count, width), ignoring the space's constraint."""
         rows = rng.random((count, self.width))
-        for axis in self._axes.values():
+        for axis in self.by_name.values():
             if isinstance(axis.domain, Categorical):
                 rows[:, axis.columns] = np.eye(len(axis.domain.vals))[rng.integers(0, len(axis.domain.vals), count)]
-        return self._without_absent(rows)
+        return self.without_absent(rows)
 
     def near(self, rng: np.random.Generator, rows: Array, scale: float) -> Array:
         """Draw one neighbour of each row.
@@ -95,21 +104,21 @@ class UnitCube:
         fresh = self.random(rng, len(rows))
         moved = np.where(rng.random(rows.shape) < 0.5, rows + rng.normal(0, scale, rows.shape), rows)
         moved = 1 - np.abs(1 - np.abs(moved) % 2)
-        for axis in self._axes.values():
+        for axis in self.by_name.values():
             if isinstance(axis.domain, Categorical):
                 redrawn = rng.random((len(rows), 1)) < scale
                 moved[:, axis.columns] = np.where(redrawn, fresh[:, axis.columns], rows[:, axis.columns])
-        for axis in self._axes.values():
+        for axis in self.by_name.values():
             if axis.parent is not None and not isinstance(axis.domain, Categorical):
                 # The hyperparameter exists now, but not in the original row.
                 is_new = (moved[:, axis.parent] > rows[:, axis.parent])[:, None]
                 moved[:, axis.columns] = np.where(is_new, rng.random((len(rows), 1)), moved[:, axis.columns])
-        return self._without_absent(moved)
+        return self.without_absent(moved)
 
-    def _without_absent(self, rows: Array) -> Array:
+    def without_absent(self, rows: Array) -> Array:
         """Set the columns of absent hyperparameters to 0.5."""
         # Parents come before children.
-        for axis in self._axes.values():
+        for axis in self.by_name.values():
             if axis.parent is not None:
                 rows[rows[:, axis.parent] != 1, axis.columns] = _MIDDLE
         return rows
@@ -126,7 +135,14 @@ def _scale(domain: Int | Double | Log) -> tuple[float, float, bool]:
             return low, high, True
 
 
-def _place(domain: Int | Double | Log, value: float) -> float:
+def distance(domain: Int | Double | Log, within: float) -> float:
+    """Return the length of a distance in a number's range, or of a factor in a logarithmic one, in the unit cube."""
+    low, high, log = _scale(domain)
+    return math.log(within) / math.log(high / low) if log else within / (high - low)
+
+
+def place(domain: Int | Double | Log, value: float) -> float:
+    """Return the place of a number in its range, from 0 to 1."""
     low, high, log = _scale(domain)
     if log:
         low, high, value = math.log(low), math.log(high), math.log(max(value, low))

@@ -47,10 +47,13 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
         yield from _metrics(given, wrong)
         yield from _length(given, wrong)
     if "space" in given and "searcher.name" in given:
-        points, sampler = given.get("searcher.points", []), given.get("searcher.sampler", SamplerChoice())
-        metrics = given.get("searcher.metrics")
+        points, metrics = given.get("searcher.points", []), given.get("searcher.metrics")
+        sampler = given.get("searcher.sampler", SamplerChoice())
+        if given["searcher.name"] == "auto":
+            sampler = auto_sampler(metrics)
         objectives = None if metrics is None else objectives_of(metrics)
-        yield from sampling_faults(given["searcher.name"], sampler, points, given["space"], objectives)
+        prior = given.get("searcher.prior", {})
+        yield from sampling_faults(given["searcher.name"], sampler, points, given["space"], objectives, prior)
     if "resources.slot_type" in given and given.get("resources.slot") == "cpu":
         yield Fault("resources.slot_type", "is about GPUs, but resources.slot is cpu; remove one of them")
     asked, most = given.get(_SLOTS, 1), given.get("resources.max_slots")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from dray.config.custom import Custom
@@ -33,7 +34,7 @@ from searchers.objectives import Objectives
 from searchers.pbt import PBT, Explorer
 from searchers.promotion import PromotionASHA
 from searchers.random_search import Grid, RandomSearch, Single
-from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler, named_sampler
+from searchers.samplers import FirstPoints, GridSampler, Prior, RandomSampler, Sampler, check_use, named_sampler
 from searchers.search import Record, Search
 from searchers.space import Space
 
@@ -91,10 +92,14 @@ def rungs_of(config: ExperimentConfig) -> tuple[float, ...]:
     return () if is_own else tuple(build_method(config).rungs)
 
 
+def auto_sampler(metrics: object) -> SamplerChoice:
+    return SamplerChoice(name="multi_fidelity" if metrics is None else "tpe")
+
+
 def sampler_of(searcher: Searcher) -> SamplerChoice:
     """The sampler that a search draws its hyperparameters from; `grid` and `single` ignore it."""
     if isinstance(searcher, AutoSearcher):
-        return SamplerChoice(name="multi_fidelity" if searcher.metrics is None else "tpe")
+        return auto_sampler(searcher.metrics)
     return getattr(searcher, "sampler", SamplerChoice())
 
 
@@ -144,15 +149,19 @@ def sampling_faults(
     points: Sequence[Mapping[str, Any]],
     space: Space,
     objectives: Objectives | None = None,
+    prior: Prior = MappingProxyType({}),
 ) -> Iterator[Fault]:
-    """The faults of a sampler or of first points that don't fit the space."""
+    """The faults of a sampler, of first points or of beliefs that don't fit the space."""
 
     def make_sampler() -> object:
         if method == "grid":
             return GridSampler(space)
         if is_class(choice.name) or method == "pbt" or choice.name == "pb2":
+            check_use(prior, choice.name)
             return None  # the rules check the samplers of pbt
-        return named_sampler(choice.name, space, seed=0, rungs=(), options=choice.options, objectives=objectives)
+        return named_sampler(
+            choice.name, space, seed=0, rungs=(), options=choice.options, objectives=objectives, prior=prior
+        )
 
     for make in (make_sampler, lambda: FirstPoints(space, points, RandomSampler(space, seed=0))):
         try:
@@ -172,7 +181,13 @@ def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequ
         chosen = _population_sampler(searcher, space, seed)
     else:
         chosen = named_sampler(
-            choice.name, space, seed=seed, rungs=rungs, options=choice.options, objectives=searcher.objectives
+            choice.name,
+            space,
+            seed=seed,
+            rungs=rungs,
+            options=choice.options,
+            objectives=searcher.objectives,
+            prior=getattr(searcher, "prior", {}),
         )
     points = getattr(searcher, "points", [])
     return FirstPoints(space, points, chosen) if points else chosen

@@ -268,6 +268,11 @@ class _Budgeted(_Concurrent):
         description="number of trials; may be omitted if budget, until or patience ends the search",
         examples=[64],
     )
+    prior: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="beliefs about the best values of hyperparameters, by dotted name, for multi_fidelity",
+        examples=[{"lr": {"around": 0.001, "within": 3}}],
+    )
 
     @property
     def trial_count(self) -> int | None:

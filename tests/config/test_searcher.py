@@ -191,6 +191,23 @@ def test_first_points_come_first_and_constants_may_be_left_out() -> None:
     assert sampler.ask(1) == loaded.space.sample(Random("7:1"))
 
 
+def test_beliefs_are_for_multi_fidelity() -> None:
+    belief = {"lr": {"around": 0.01, "within": 1.01}}
+    sampler = build_sampler(load({**ASHA_3, "sampler": "multi_fidelity", "prior": belief}))
+    draws = [float(str(sampler.ask(trial)["lr"])) for trial in range(20)]
+    assert 6 <= sum(0.0095 < lr < 0.0105 for lr in draws) < 20
+    for fields in (ASHA_3, {**ASHA_3, "sampler": "tpe"}, {**ASHA_3, "sampler": "my:Sampler"}):
+        assert "use multi_fidelity" in faults({**fields, "prior": belief})["searcher.prior"]
+    wrong = {
+        **ASHA_3,
+        "sampler": "multi_fidelity",
+        "prior": {"lr": {"around": 1, "within": 3}, "x": {"around": 1}, "y": 1},
+    }
+    assert set(faults(wrong)) == {"searcher.prior.y"}
+    del wrong["prior"]["y"]
+    assert set(faults(wrong)) == {"searcher.prior.lr.around", "searcher.prior.x"}
+
+
 def test_constraint_from_python_is_met_by_every_draw() -> None:
     space = {"a": {"type": "int", "minval": 1, "maxval": 9}, "b": {"type": "int", "minval": 1, "maxval": 9}}
     loaded = load({**ASHA_3, "max_trials": 16}, hyperparameters=space)

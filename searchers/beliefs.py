@@ -1,0 +1,166 @@
+"""A person's beliefs about good hyperparameters, for a sampler with a model.
+
+A belief is a density over the rows of a space (see `unit_cube`), relative to the uniform density:
+
+    p(x) = (1 - _UNIFORM) * b_1(x_1) * b_2(x_2) * ... + _UNIFORM
+
+with one factor for each hyperparameter that has a belief. For a number, b is a normal density around the believed
+value, cut off at the ends of the range. Its standard deviation is `within`: a factor on a logarithmic range, else a
+distance. For a categorical, the believed value has the probability `_CATEGORY`, and the others share the rest. The
+uniform part excludes nothing, however wrong the belief.
+
+A belief is trusted as much as the trials in its region do better than the others at the same rungs: this share of the
+random trials is drawn from it, and the model's proposals are weighted by p to a power that is proportional to the trust
+and decreases with the number of results.
+
+Sources: Mallik et al., "PriorBand: Practical Hyperparameter Optimization in the Age of Deep Learning" (arXiv
+2306.12370), for random trials; Hvarfner et al., "piBO: Augmenting Acquisition Functions with User Beliefs for Bayesian
+Optimization" (arXiv 2204.11051), for proposals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from scipy.special import expit, ndtr, ndtri
+
+from searchers.domains import Categorical, Const, Nested, same
+from searchers.errors import Faults, FieldError, did_you_mean
+from searchers.numeric import Int, Log, is_number
+from searchers.rung_process import Array, Results
+from searchers.samplers import Prior
+from searchers.space import Space
+from searchers.unit_cube import Axis, UnitCube, distance, place
+
+_UNIFORM, _CATEGORY = 0.1, 0.75
+
+_BETA = 10.0
+"""The power of the density is this, times the trust, divided by the number of results."""
+
+_BETTER, _WEIGHT = 0.8, 6
+"""The prior probability that a trial from the belief is better than another one, and its weight in trials."""
+
+
+class Belief:
+    """The density, and how much it is trusted.
+
+    Args:
+        space: The space of the hyperparameters.
+        prior: May be empty; then the trust is 0.
+
+    Raises:
+        FieldError: A name, a value or a deviation is invalid; every fault is listed, e.g. `searcher.prior.lr.within`.
+    """
+
+    def __init__(self, space: Space, prior: Prior) -> None:
+        self._cube = UnitCube(space)
+        self._numbers: list[tuple[Axis, float, float]] = []  # with mean and standard deviation in the unit cube
+        self._categories: list[tuple[Axis, Array]] = []  # with the probability of each category
+        known, faults = self._cube.by_name, Faults()
+        for name, belief in prior.items():
+            path = f"searcher.prior.{name}"
+            if name in known:
+                self._add(known[name], belief, path, faults)
+            else:
+                hint = did_you_mean(name, known, f"; there are: {', '.join(known) or 'none'}")
+                faults.append((path, f"is not a hyperparameter that is searched{hint}"))
+        if faults:
+            raise FieldError(faults)
+
+    def _add(self, axis: Axis, belief: Mapping[str, object], path: str, faults: Faults) -> None:
+        domain, before = axis.domain, len(faults)
+        kind, fields = "number", ["around", "within"]
+        if isinstance(domain, Categorical):
+            kind, fields = "categorical", ["around"]
+        faults += [(f"{path}.{name}", "is required") for name in fields if name not in belief]
+        unknown = f"unknown field; a belief about a {kind} has {' and '.join(fields)}"
+        faults += [(f"{path}.{name}", unknown) for name in belief if name not in fields]
+        if len(faults) > before:
+            return
+        around, within = belief["around"], belief.get("within")
+        if isinstance(domain, Categorical):
+            named = np.array([_is_named(val, around) for val in domain.vals])
+            if named.sum() == 1:
+                others = (1 - _CATEGORY) / max(len(named) - 1, 1)
+                self._categories.append((axis, np.where(named, _CATEGORY, others)))
+            else:
+                domain.check(around, f"{path}.around", faults)
+            return
+        domain.check(around, f"{path}.around", faults)
+        is_log = isinstance(domain, Log) or (isinstance(domain, Int) and domain.log)
+        if not is_number(within) or within <= is_log:
+            least = "a factor > 1" if is_log else "a distance > 0"
+            faults.append((f"{path}.within", f"must be {least}, got {within!r}"))
+        elif len(faults) == before and is_number(around):
+            # Within these bounds, no density is 0 or infinite.
+            deviation = min(max(distance(domain, within), 1e-3), 10.0)
+            self._numbers.append((axis, place(domain, around), deviation))
+
+    def random(self, rng: np.random.Generator, count: int) -> Array:
+        """Draw rows from the density, shape (count, width), ignoring the space's constraint."""
+        rows = self._cube.random(rng, count)
+        believed = rng.random(count) >= _UNIFORM
+        for axis, mean, deviation in self._numbers:
+            low, high = ndtr(-mean / deviation), ndtr((1 - mean) / deviation)
+            drawn = mean + deviation * ndtri(rng.uniform(low, high, count))
+            rows[believed, axis.columns.start] = np.clip(drawn, 0, 1)[believed]
+        for axis, chances in self._categories:
+            drawn = np.eye(len(chances))[rng.choice(len(chances), count, p=chances)]
+            rows[believed, axis.columns] = drawn[believed]
+        return self._cube.without_absent(rows)
+
+    def log_density(self, rows: Array) -> Array:
+        """Return the logarithm of the density at these rows, shape (n,)."""
+        density: Array = np.logaddexp(self._log_believed(rows), math.log(_UNIFORM))
+        return density
+
+    def _log_believed(self, rows: Array) -> Array:
+        """Return the logarithm of the density without its uniform part."""
+        total = np.full(len(rows), math.log(1 - _UNIFORM))
+        for axis, mean, deviation in self._numbers:
+            mass = ndtr((1 - mean) / deviation) - ndtr(-mean / deviation)
+            z = (rows[:, axis.columns.start] - mean) / deviation
+            total += axis.where_present(rows, -(z**2) / 2 - math.log(math.sqrt(2 * math.pi) * deviation * mass))
+        for axis, chances in self._categories:
+            relative = np.log(len(chances) * chances)
+            total += axis.where_present(rows, relative[rows[:, axis.columns].argmax(axis=1)])
+        return total
+
+    def trust(self, results: Results) -> float:
+        """Return how much better the trials of the believed region are than the others, from 0 (no better) to 1.
+
+        A pair of trials is compared at each rung that both have reached. A trial counts for the region in proportion to
+        the probability that it was drawn from the belief, if it was drawn from either the belief or the whole space.
+        """
+        if not self:
+            return 0.0
+        inside = np.clip(expit(self._log_believed(results.rows)), 1e-9, 1 - 1e-9)  # otherwise there could be no pair
+        better, weight = _BETTER * _WEIGHT, float(_WEIGHT)
+        for rung in np.unique(results.rungs):
+            here = results.rungs == rung
+            share, values = inside[here], results.values[here]
+            pairs = share[:, None] * (1 - share)
+            count = min(share.sum(), (1 - share).sum())
+            wins = (values[:, None] < values) + (values[:, None] == values) / 2
+            better += count * float((pairs * wins).sum() / pairs.sum())
+            weight += count
+        return max(2 * better / weight - 1, 0.0)
+
+    def weight(self, results: Results, count: int) -> float:
+        """Return the power of the density in proposals after this number of results."""
+        return _BETA * self.trust(results) / count
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers or self._categories)
+
+
+def _is_named(val: object, around: object) -> bool:
+    """Whether `around` is this category or, for one with hyperparameters of its own, consists of constants of it."""
+    if not isinstance(val, Nested):
+        return same(val, around)
+    constants = {name: domain.val for name, domain in val.domains if isinstance(domain, Const)}
+    return isinstance(around, Mapping) and all(
+        name in constants and same(constants[name], value) for name, value in around.items()
+    )
