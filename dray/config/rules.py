@@ -14,7 +14,7 @@ from dray.config.faults import missing_field
 from dray.config.length import Length
 from dray.config.resources import SlotRange, even_sizes
 from dray.config.schema import constant
-from dray.config.search import LIMITS, sampling_faults
+from dray.config.search import LIMITS, auto_sampler, sampling_faults
 from dray.config.searcher import COUNTED, METHODS, SamplerChoice, Searcher, objectives_of
 from dray.errors import Fault
 from dray.script import Script
