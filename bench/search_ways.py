@@ -84,10 +84,12 @@ def _asha(kind: type[ASHA] | type[PromotionASHA]) -> Callable[[Problem, int], Me
     )
 
 
-def _auto(problem: Problem, workers: int) -> Method:
+def _auto(problem: Problem, workers: int) -> tuple[Method, Sampler]:
+    """It chooses its rungs itself, independently of the steps at which trials report."""
     from searchers.auto import Auto
 
-    return Auto(max_trials=ENDLESS, max_length=problem.rungs[-1], max_concurrent_trials=workers)
+    method = Auto(max_trials=ENDLESS, max_length=problem.rungs[-1], max_concurrent_trials=workers)
+    return method, MultiFidelitySampler(problem.space, seed=problem.seed, rungs=method.rungs)
 
 
 def _full(problem: Problem, workers: int) -> Method:
@@ -126,7 +128,7 @@ def _one(make: Callable[..., Any], *arguments: Any) -> Make:
 _RAY = ("ray", "optuna")
 
 WAYS: dict[str, Way] = {
-    "auto": Way("dray's `auto`", _both(_auto, _multi_fidelity)),
+    "auto": Way("dray's `auto`", _auto),
     "promotion+multi_fidelity": Way(
         "dray's ASHA, promotion; multi_fidelity", _both(_asha(PromotionASHA), _multi_fidelity)
     ),
