@@ -94,7 +94,7 @@ def grouped(found: Sequence[Found]) -> dict[tuple[str, str], Group]:
     for each in found:
         groups.setdefault((each.problems, each.regime), {}).setdefault(each.way, {})[each.task, each.seed] = each
     complete: dict[tuple[str, str], Group] = {}
-    for name, group in groups.items():
+    for name, group in sorted(groups.items()):
         keys = sorted(set.intersection(*(set(by_key) for by_key in group.values())))
         if keys:
             ways = sorted(group, key=list(WAYS).index)

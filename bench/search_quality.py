@@ -139,11 +139,11 @@ def _silence_peers() -> None:
 
 
 def searches(units: Sequence[tuple[str, Case, Path]], jobs: int, minutes: float) -> Iterator[Found]:
-    """The outcomes, in the order of the units, of those that end in time."""
+    """The outcomes of those that end in time, as they end."""
     ends = time.monotonic() + 60 * minutes
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        outcomes = pool.imap(_search, units)
+        outcomes = pool.imap_unordered(_search, units)
         for _ in units:
             try:
                 yield outcomes.next(max(ends - time.monotonic(), 0.0))
