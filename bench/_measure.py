@@ -206,7 +206,7 @@ class Paper:
     def say(self, text: str = "") -> None:
         """Print one line or several."""
         print(text, flush=True)
-        self._lines += text.splitlines() or [""]
+        self._lines += text.split("\n")
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table, in Markdown's form, with columns aligned."""
