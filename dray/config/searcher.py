@@ -254,11 +254,6 @@ class SamplingSearcher(_Pointed):
         default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"]
     )
 
-    @classmethod
-    def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        # Stored configs of older experiments have the default of a removed field.
-        return {name: value for name, value in raw.items() if (name, value) != ("warm_start", [])}
-
 
 class _Budgeted(_Concurrent):
     """A method that runs a given number of trials."""
@@ -306,7 +301,7 @@ class _Halving(_Budgeted, SamplingSearcher, _Timed):
     @classmethod
     def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
         replace_older_field(raw, cls.place, "stop_once", "variant", {True: "stopping", False: "promotion"})
-        return super().with_current_fields(raw)
+        return raw
 
 
 class SingleSearcher(Searcher):

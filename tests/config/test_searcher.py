@@ -178,11 +178,6 @@ def test_the_multi_fidelity_sampler_has_no_options() -> None:
     }
 
 
-def test_stored_configs_with_the_default_of_a_removed_field_still_load() -> None:
-    assert load({**ASHA_3, "warm_start": []}) == load(ASHA_3)
-    assert list(faults({**ASHA_3, "warm_start": ["digits"]})) == ["searcher.warm_start"]
-
-
 def test_first_points_come_first_and_constants_may_be_left_out() -> None:
     space = {"lr": LR, "layers": {"type": "int", "minval": 1, "maxval": 4}, "batch": 64}
     loaded = load({**ASHA_3, "points": [{"lr": 0.01, "layers": 2}]}, hyperparameters=space)
