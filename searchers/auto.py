@@ -1,10 +1,13 @@
-"""The recommended search method: promotion ASHA that needs no settings, and begins with freeze-thaw.
+"""The recommended search method: promotion ASHA that needs no settings.
 
-The rungs are chosen here, and skipped as far as they are uninformative (see `searchers.rung`). While the trials have
-trained for less than eight full trainings together, too few have been compared for ASHA's rule: then the search asks a
-model for each free slot which paused trial, or a new one, promises the largest improvement at the last rung per unit of
-length that it still has to train. A trial thus pauses at each rung, and may continue even if it is not one of the best
-1/divisor there.
+It compares trials at up to five lengths of at least one unit. Uninformative rungs are skipped (see `searchers.rung`),
+so that a short first rung does little harm.
+
+A short `max_length` leaves room for three rungs or fewer. ASHA then promotes its first trials late, and the search
+begins with freeze-thaw: while all trials together have trained for less than eight full trainings, a model chooses for
+each free slot the paused trial, or a new one, that promises the largest improvement at the last rung per unit of length
+that it still has to train. A trial thus pauses at each rung, and may continue even if it is not one of the best
+1/divisor there. With more rungs, promotions by rank were better from the beginning.
 
 Source: Swersky, Snoek and Adams, "Freeze-Thaw Bayesian Optimization" (arXiv 1406.3896).
 """
@@ -18,9 +21,12 @@ from searchers.promotion import PromotionASHA
 from searchers.rung import rungs_that_fit
 
 DIVISOR = 3
-NUM_RUNGS = 4
-THAWING = 8
-"""Full trainings during which the model chooses."""
+MAX_RUNGS = 5
+
+THAWED_RUNGS = 3
+"""The most rungs with which a search begins with freeze-thaw."""
+THAWED_TRAININGS = 8
+"""Full trainings for which it does so."""
 
 
 class Auto(PromotionASHA):
@@ -30,7 +36,11 @@ class Auto(PromotionASHA):
         max_trials, max_length, max_concurrent_trials, pareto: As in `ASHA`.
 
     Attributes:
-        choose: Set by a `Search` whose sampler can choose. Without it, ASHA's rule applies from the beginning.
+        choose: Set by a `Search` whose sampler can choose. Without it, or with several objectives, ASHA's rule applies
+            from the beginning.
+
+    >>> Auto(max_trials=64, max_length=27).rungs, Auto(max_trials=64, max_length=1000).rungs
+    ((1, 3, 9, 27), (12, 37, 111, 333, 1000))
     """
 
     def __init__(
@@ -41,13 +51,19 @@ class Auto(PromotionASHA):
         super().__init__(
             max_trials=max_trials,
             max_length=max_length,
-            num_rungs=rungs_that_fit(length=max_length, divisor=DIVISOR, at_most=NUM_RUNGS),
+            num_rungs=rungs_that_fit(length=max_length, divisor=DIVISOR, at_most=MAX_RUNGS),
             divisor=DIVISOR,
             max_concurrent_trials=max_concurrent_trials,
             skip_uninformative_rungs=not pareto,
             pareto=pareto,
         )
-        self._left: float = 0 if pareto else THAWING * max_length  # length to train until ASHA's rule applies
+        thaws = len(self._rungs) <= THAWED_RUNGS and not pareto
+        self._left: float = THAWED_TRAININGS * max_length if thaws else 0  # length to train until ASHA's rule applies
+
+    @property
+    def thaws(self) -> bool:
+        """Whether a model, if there is one, still chooses the trials that continue."""
+        return self._left > 0 and self._slots.may_create
 
     def _report(self, number: int, step: float, value: float | Losses) -> list[Action]:
         if self._left > 0 and step > (before := self._trained.get(number, 0.0)):
@@ -56,10 +72,10 @@ class Auto(PromotionASHA):
         return super()._report(number, step, value)
 
     def _promotable(self) -> int | None:
-        if self.choose is not None and self._slots.may_create and self._left > 0:
-            paused = [trial for rung in self._rungs for trial in rung.paused]
-            return self.choose(self._slots.counts.created, paused) if paused else None
-        return super()._promotable()
+        if self.choose is None or not self.thaws:
+            return super()._promotable()
+        paused = [trial for rung in self._rungs for trial in rung.paused]
+        return self.choose(self._slots.counts.created, paused) if paused else None
 
     def _add_rungs(self, max_length: int) -> tuple[list[Action], list[int]]:
         self._left = 0  # the sampler does not know the new rungs yet

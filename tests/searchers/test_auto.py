@@ -1,4 +1,4 @@
-"""The recommended method: its choices by a fake model in closed form (rungs 1, 3, 9, 27), its replay and its limits."""
+"""The recommended method: its choices by a fake model in closed form (rungs 1, 3, 9), its replay and its limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from searchers import (
     Started,
     Stop,
 )
-from searchers.auto import THAWING
+from searchers.auto import THAWED_TRAININGS
 from searchers.events import Action, Event
 from searchers.search import Record, Search
 from searchers.simulate import Curve, simulate
@@ -53,7 +53,7 @@ class Dice(RandomSampler):
         return Random(f"{self.seed}:{new}:{sorted(paused)}").choice([None, *sorted(paused)])
 
 
-def auto(max_trials: int = 64, max_concurrent_trials: int = 1, max_length: int = 27) -> Auto:
+def auto(max_trials: int = 64, max_concurrent_trials: int = 1, max_length: int = 9) -> Auto:
     return Auto(max_trials=max_trials, max_length=max_length, max_concurrent_trials=max_concurrent_trials)
 
 
@@ -73,15 +73,14 @@ def reported(search: Search, trial: int, step: float, value: float) -> list[Acti
 
 
 def test_the_sampler_chooses_after_it_learned_of_the_report() -> None:
-    sampler = Asked(None, 0, 0, 1, None)
+    sampler = Asked(None, 1, 0, None)
     search = started(sampler)
     assert reported(search, 0, 1, 0.5) == [Pause(trial=0), Create(trial=1)]
-    assert reported(search, 1, 1, 0.9) == [Pause(trial=1), Resume(trial=0)]
-    assert reported(search, 0, 3, 0.4) == [], "chosen at once, it is not paused"
-    assert reported(search, 0, 9, 0.3) == [Pause(trial=0), Resume(trial=1)], "though it is the worse one"
-    assert reported(search, 1, 3, 0.8) == [Pause(trial=1), Create(trial=2)]
-    assert sampler.questions == [(1, [0], 1), (2, [0, 1], 2), (2, [0, 1], 3), (2, [0, 1], 4), (2, [0, 1], 5)]
-    assert ranked(search.method) == [[(0, 0.5), (1, 0.9)], [(0, 0.4), (1, 0.8)], [(0, 0.3)], []]
+    assert reported(search, 1, 1, 0.9) == [], "chosen at once, it is not paused, though it is the worse one"
+    assert reported(search, 1, 3, 0.8) == [Pause(trial=1), Resume(trial=0)]
+    assert reported(search, 0, 3, 0.4) == [Pause(trial=0), Create(trial=2)]
+    assert sampler.questions == [(1, [0], 1), (2, [0, 1], 2), (2, [0, 1], 3), (2, [0, 1], 4)]
+    assert ranked(search.method) == [[(0, 0.5), (1, 0.9)], [(0, 0.4), (1, 0.8)], []]
 
 
 def test_a_choice_is_recorded_and_replayed_whatever_the_model_would_choose_now() -> None:
@@ -118,14 +117,14 @@ def test_a_record_without_the_right_choices_is_an_error(choices: object, message
 def test_random_histories_replay_with_another_model(seed: int) -> None:
     """With failures, late reports, requests and extensions, cut at a random place and continued by the same model."""
     log: list[Record] = []
-    extensions = [Extension(max_trials=40), Extension(max_length=81)]
-    search = new_search(auto(24, 4, 27), log=log, sampler=Dice(LINE, seed))
+    extensions = [Extension(max_trials=40), Extension(max_length=27)]
+    search = new_search(auto(24, 4), log=log, sampler=Dice(LINE, seed))
     play(search, seed, extensions=extensions, requests=6)
     assert any("choices" in record for record in log)
-    replayed = new_search(auto(24, 4, 27), sampler=Dice(LINE, seed + 1)).replay(log)
+    replayed = new_search(auto(24, 4), sampler=Dice(LINE, seed + 1)).replay(log)
     assert str(dict(replayed.trials)) == str(dict(search.trials))
     cut, rest = Random(seed).randrange(len(log)), list[Record]()
-    again = new_search(auto(24, 4, 27), log=rest, sampler=Dice(LINE, seed)).replay(log[:cut])
+    again = new_search(auto(24, 4), log=rest, sampler=Dice(LINE, seed)).replay(log[:cut])
     for record in log[cut:]:
         repeat(again, record)
     assert rest == log[cut:]
@@ -135,11 +134,20 @@ def test_after_eight_full_trainings_the_rule_of_asha_applies() -> None:
     """Only new trials are chosen, so that none is promoted before."""
     sampler = Asked(*[None] * 1000)
     search = started(sampler, max_trials=1000)
-    for trial in range(THAWING * 27 - 1):
+    for trial in range(THAWED_TRAININGS * 9 - 1):
         assert reported(search, trial, 1, 1 - trial / 1000) == [Pause(trial=trial), Create(trial=trial + 1)]
     asked = len(sampler.questions)
-    assert reported(search, THAWING * 27 - 1, 1, 0) == [], "the best of all, it continues"
+    assert reported(search, THAWED_TRAININGS * 9 - 1, 1, 0) == [], "the best of all, it continues"
     assert len(sampler.questions) == asked
+
+
+def test_with_more_than_three_rungs_the_rule_of_asha_applies_from_the_beginning() -> None:
+    sampler = Asked()
+    search = started(sampler, max_length=27)
+    for trial in range(2):
+        reported(search, trial, 1, trial)
+    assert reported(search, 2, 1, 2) == [Pause(trial=2), Resume(trial=0)]
+    assert sampler.questions == []
 
 
 def test_when_no_trial_is_left_to_create_the_rule_of_asha_applies() -> None:
@@ -180,7 +188,7 @@ def test_the_model_need_not_exist() -> None:
     assert reported(search, 2, 1, 0.4) == [], "the best of three"
 
 
-@pytest.mark.parametrize(("length", "rungs"), [(1, (1,)), (2, (2,)), (8, (2, 8)), (100, (3, 11, 33, 100))])
+@pytest.mark.parametrize(("length", "rungs"), [(1, (1,)), (2, (2,)), (8, (2, 8)), (100, (1, 3, 11, 33, 100))])
 def test_rungs_are_at_least_a_unit_long(length: int, rungs: tuple[int, ...]) -> None:
     assert auto(max_length=length).rungs == rungs
 

@@ -96,10 +96,10 @@ METHODS = {
     **methods(AdaptiveASHA, **ADAPTIVE),
     **methods(
         Auto,
-        plain=(20, {"max_length": 27, "max_concurrent_trials": 4}),
+        plain=(20, {"max_length": 9, "max_concurrent_trials": 4}),
         several_objectives=(20, {"max_length": 9, "pareto": True}),
     ),
-    **methods(choosing, by_model=(20, {"max_length": 27, "max_concurrent_trials": 4})),
+    **methods(choosing, by_model=(20, {"max_length": 9, "max_concurrent_trials": 4})),
 }
 HALVING = [name for name in METHODS if "ASHA" in name or name.startswith(("Auto", "choosing"))]
 
