@@ -55,7 +55,8 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
     The method determines the number of trials, so `tune.TuneConfig` needs `num_samples=-1`.
 
     Args:
-        method: A new `Single`, `RandomSearch`, `Grid`, `ASHA`, `PromotionASHA`, `AdaptiveASHA`, or your own method.
+        method: A new `Single`, `RandomSearch`, `Grid`, `ASHA`, `PromotionASHA`, `AdaptiveASHA` or `Auto`, or your own
+            method. `Auto` is meant for the sampler "multi_fidelity".
         space: Domains of `ray.tune`, Optuna distributions, domains as in an experiment file, or a `Space`. The default
             is the domains in the `param_space` of the `Tuner`. `Grid` tries the points of the space's grid.
         sampler: "random", "multi_fidelity", "tpe", "gp", "nsga2", "cmaes" or the name of a class in `optuna.samplers`;

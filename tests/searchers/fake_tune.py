@@ -10,7 +10,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from searchers import ASHA, AdaptiveASHA, Journal, Method, PromotionASHA, RandomSearch, Single, TrialView, parse_space
+from searchers import (
+    ASHA,
+    AdaptiveASHA,
+    Auto,
+    Journal,
+    Method,
+    PromotionASHA,
+    RandomSearch,
+    Single,
+    TrialView,
+    parse_space,
+)
 from searchers.search import Record
 from searchers.tune import Scheduler, Searcher
 
@@ -32,6 +43,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "promotion, one at a time": lambda: PromotionASHA(
         max_trials=8, max_length=LENGTH, num_rungs=3, divisor=2, max_concurrent_trials=1
     ),
+    "auto": lambda: Auto(max_trials=18, max_length=LENGTH, max_concurrent_trials=5),
     "adaptive": lambda: AdaptiveASHA(max_trials=15, max_length=LENGTH, divisor=3, max_concurrent_trials=6),
     "adaptive, promotion": lambda: AdaptiveASHA(
         max_trials=15, max_length=LENGTH, divisor=3, variant="promotion", max_concurrent_trials=6
