@@ -188,6 +188,17 @@ def test_the_model_need_not_exist() -> None:
     assert reported(search, 2, 1, 0.4) == [], "the best of three"
 
 
+def test_a_report_that_crosses_several_rungs_is_ranked_at_the_last_of_them() -> None:
+    """Trials report at 9 and 27 only, so one in three continues from there."""
+    method = auto(max_length=27)
+    method.start()
+    for trial in range(2):
+        assert report(method, trial, 9, 1 - trial) == [Pause(trial=trial), Create(trial=trial + 1)]
+    assert report(method, 2, 9, 2) == [Pause(trial=2), Resume(trial=1)]
+    assert ranked(method) == [[], [], [(0, 1), (1, 0), (2, 2)], []]
+    assert method.progress({}) == pytest.approx(3 / 1.2 / 64)
+
+
 @pytest.mark.parametrize(("length", "rungs"), [(1, (1,)), (2, (2,)), (8, (2, 8)), (100, (1, 3, 11, 33, 100))])
 def test_rungs_are_at_least_a_unit_long(length: int, rungs: tuple[int, ...]) -> None:
     assert auto(max_length=length).rungs == rungs
