@@ -1,8 +1,8 @@
 """The recommended search method: promotion ASHA that needs no settings.
 
 It compares trials at up to five lengths of at least one unit. Uninformative rungs are skipped (see `searchers.rung`),
-so that a short first rung does little harm. A report that crosses several rungs is ranked only at the last of these:
-twice on the same report, one in nine trials would continue.
+so that a short first rung does little harm. A report that crosses several rungs is ranked only at the last of them: if
+it were ranked at two, only one in nine trials would continue on the same information.
 
 A short `max_length` leaves room for three rungs or fewer. ASHA then promotes its first trials late, and the search
 begins with freeze-thaw: while all trials together have trained for less than eight full trainings, a model chooses for
@@ -18,7 +18,7 @@ from __future__ import annotations
 from searchers.events import Action
 from searchers.method import Choose
 from searchers.objectives import Losses
-from searchers.promotion import PromotionASHA
+from searchers.promotion import PromotionASHA, Trial
 from searchers.rung import rungs_that_fit
 
 DIVISOR = 3
@@ -67,20 +67,20 @@ class Auto(PromotionASHA):
         return self._left > 0 and self._slots.may_create
 
     def _report(self, number: int, step: float, value: float | Losses) -> list[Action]:
-        trial = self._trials[number]
-        while (
-            self._slots.has_slot(number)
-            and trial.next + 1 < len(self._rungs)
-            and step >= self._rungs[trial.next + 1].length
-        ):
-            self._unranked += trial.next == 0
-            self._rungs[trial.next].num_approaching -= 1
-            trial.next += 1
-            self._rungs[trial.next].num_approaching += 1
+        if self._slots.has_slot(number):
+            self._skip_crossed(self._trials[number], step)
         if self._left > 0 and step > (before := self._trained.get(number, 0.0)):
             self._left -= step - before
             self._trained[number] = step
         return super()._report(number, step, value)
+
+    def _skip_crossed(self, trial: Trial, step: float) -> None:
+        """Let a running trial pass the rungs that it crossed, except the last of them, without being ranked there."""
+        while trial.next + 1 < len(self._rungs) and step >= self._rungs[trial.next + 1].length:
+            self._unranked += trial.next == 0
+            self._rungs[trial.next].num_approaching -= 1
+            trial.next += 1
+            self._rungs[trial.next].num_approaching += 1
 
     def _promotable(self) -> int | None:
         if self.choose is None or not self.thaws:
