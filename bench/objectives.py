@@ -139,6 +139,8 @@ WAYS = {
     "promotion-tpe": Way("ASHA, promotion; TPE", promotion, "tpe"),
     "stopping-nsga2": Way("ASHA, stopping; NSGA-II", stopping, "nsga2"),
     "promotion-nsga2": Way("ASHA, promotion; NSGA-II", promotion, "nsga2"),
+    "stopping-multi_fidelity": Way("ASHA, stopping; multi_fidelity", stopping, "multi_fidelity"),
+    "promotion-multi_fidelity": Way("ASHA, promotion; multi_fidelity", promotion, "multi_fidelity"),
     "loss-tpe": Way("ASHA, stopping; TPE; the loss alone", stopping, "tpe", (1.0, 0.0)),
     "sum-tpe": Way("ASHA, stopping; TPE; loss + size", stopping, "tpe", (1.0, 1.0)),
 }

@@ -108,7 +108,7 @@ def search(way: str, case: Case, tables: Path = CURVES) -> Found:
         whole,
         regime.workers,
         lambda config: Curve(problem.curve(config), problem.cost(config)),
-        reports=sorted({*problem.rungs, *method.rungs}),
+        reports=problem.rungs,
         start_cost=regime.start_cost,
         resume_cost=regime.resume_cost,
         noise=regime.noise,

@@ -85,7 +85,7 @@ def _asha(kind: type[ASHA] | type[PromotionASHA]) -> Callable[[Problem, int], Me
 
 
 def _auto(problem: Problem, workers: int) -> tuple[Method, Sampler]:
-    """It chooses its rungs itself; its trials report at those, too."""
+    """It chooses its rungs itself, independently of the steps at which trials report."""
     from searchers.auto import Auto
 
     method = Auto(max_trials=ENDLESS, max_length=problem.rungs[-1], max_concurrent_trials=workers)

@@ -105,6 +105,11 @@ class Objectives:
         return tuple(metric for metric in self.metrics if metric.is_constraint)
 
     @property
+    def num_limits(self) -> int:
+        """The number of `Losses.excesses`."""
+        return sum((metric.at_most is not None) + (metric.at_least is not None) for metric in self.constraints)
+
+    @property
     def first(self) -> Metric:
         """The first objective, used where only one can be shown or compared."""
         return self.objectives[0]

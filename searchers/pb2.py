@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from searchers.events import FAILURES, Event, Exited, Reported, Source, Started, assert_never
 from searchers.memory_model import MemoryModel
-from searchers.multi_fidelity import normalised
 from searchers.pbt import Explorer
 from searchers.rung_process import Array, Parameters, Results, RungProcess, fitted
+from searchers.rung_results import normalised
 from searchers.space import Space
 from searchers.unit_cube import UnitCube
 
@@ -37,7 +37,7 @@ number of trials in the model that have not reported."""
 
 _FIT_STEPS = 25
 
-_EXPLORATION = 1.5  # standard deviations by which the confidence bound is better than the mean
+_EXPLORATION = 1.0  # standard deviations by which the confidence bound is better than the mean
 
 _NUM_RANDOM, _NUM_BEST = 400, 10
 _SCALES = (0.2, 0.07, 0.03, 0.012)
@@ -154,7 +154,9 @@ class PB2:
         started = [(row, self._at[trial]) for trial, row in self._proposed.items() if row is not None][-_MAX_LIVE:]
         live = np.reshape([row for row, _ in started], (len(started), self._cube.width))
         places = self._places([at for _, at in started])
-        return RungProcess(self._parameters, self._fitted, results, np.hstack([live, places]))
+        process = RungProcess(self._parameters, self._fitted, results)
+        process.expect(np.hstack([live, places]))
+        return process
 
     def _places(self, at: Sequence[tuple[float, float]]) -> Array:
         """Scale lengths by those in the model, and replace metrics by their ranks; shape (len(at), 2)."""

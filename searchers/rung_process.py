@@ -11,6 +11,7 @@ The loss of a trial with hyperparameters x at rung r is
 * d is the deviation of a trial from others with the same hyperparameters (due to initial weights and batch order),
   independent between trials, with the same chain.
 * m_r is the rung's level, with a wide prior: trials at higher rungs are selected, so the means of rungs differ.
+  The levels are independent, or have a large part in common if the results of all rungs have the same scale.
 * s_r is the rung's scale and sigma_r the scale of its noise; an uninformative rung is all noise.
 
 The parameters maximise the posterior density, under priors wide enough for normalised values.
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import cho_solve, cholesky, lapack, solve_triangular
+from scipy.linalg import blas, cho_solve, cholesky, lapack
 from scipy.optimize import minimize
 
 Array = npt.NDArray[np.float64]
@@ -34,6 +35,8 @@ Indices = npt.NDArray[np.intp]
 
 _LEVEL = 4.0  # the prior variance of a rung's level, in normalised units
 _JITTER = 1e-6
+
+_BLOCK = 64  # rows predicted at a time, so that their matrices fit in the processor's cache
 
 # Mean and standard deviation of the parameters' normal priors, in logarithms.
 _LENGTH = (np.log(0.7), 0.8)
@@ -54,10 +57,18 @@ class Results:
 
 
 class Parameters:
-    """The process's parameters, as slices of a vector of logarithms. `axes`: see `UnitCube`."""
+    """The process's parameters, as slices of a vector of logarithms.
 
-    def __init__(self, axes: Indices, num_rungs: int) -> None:
+    Args:
+        axes: See `UnitCube`.
+        num_rungs: The number of rungs.
+        common_level: Whether the rungs' levels hardly differ. They do in results that are normalised for each rung.
+    """
+
+    def __init__(self, axes: Indices, num_rungs: int, *, common_level: bool = False) -> None:
         self.axes, self.num_rungs = axes, num_rungs
+        apart, together = (_LEVEL / 16, _LEVEL) if common_level else (_LEVEL, 0.0)
+        self.levels = apart * np.eye(num_rungs) + together  # prior covariance of the rungs' levels
         count = int(axes.max()) + 1 if len(axes) else 0
         ends = np.cumsum([count, num_rungs - 1, num_rungs, 1, num_rungs])
         self.lengths, self.distances, self.scales, self.tau, self.sigma = (
@@ -81,92 +92,104 @@ class RungProcess:
         parameters: The layout of `theta`.
         theta: Logarithms of the parameters.
         results: At least one result.
-        live: Hyperparameters of live trials, shape (k, width), for which f is assumed to be as expected at the last
-            rung. This reduces the deviations near them, and leaves all expectations unchanged.
     """
 
-    def __init__(self, parameters: Parameters, theta: Array, results: Results, live: Array) -> None:
-        self._parameters, self._theta, self._results = parameters, theta, results
+    def __init__(self, parameters: Parameters, theta: Array, results: Results) -> None:
+        self._parameters, self._theta, self.results = parameters, theta, results
         noise = np.exp(theta[parameters.sigma])
         self.noise = float(noise[-1])  # standard deviation at the last rung
         self._scaled = self._scale(results.rows)
-        self._scales, self._chain = np.exp(theta[parameters.scales]), parameters.chain(theta)
-        covariance = self._prior(_matern(_distances(self._scaled, self._scaled)), results.trials, results.rungs)
-        covariance += _LEVEL * (results.rungs[:, None] == results.rungs[None])
-        covariance[np.diag_indices_from(covariance)] += noise[results.rungs] ** 2 + _JITTER
+        scales, chain, rungs = np.exp(theta[parameters.scales]), parameters.chain(theta), results.rungs
+        self._tau = float(np.exp(2 * theta[parameters.tau])[0])
+        covariance = _matern(self._scaled, self._scaled)
+        covariance += self._tau * (results.trials[:, None] == results.trials)
+        covariance *= (scales[:, None] * scales * chain)[rungs][:, rungs]
+        covariance += parameters.levels[rungs][:, rungs]
+        covariance[np.diag_indices_from(covariance)] += noise[rungs] ** 2 + _JITTER
         self._factor = cholesky(covariance, lower=True, check_finite=False)
         self._weights = cho_solve((self._factor, True), results.values, check_finite=False)
+        # At the last rung, a trial's covariance with a result is the kernel times the first of these plus the second.
+        self._from_kernel = (scales[-1] * scales[rungs] * chain[-1][rungs])[:, None]
+        self._from_level = parameters.levels[-1][rungs][:, None]
+        self._variance = float(scales[-1] ** 2)  # prior variance of f at the last rung
+        # While no result says anything about the last level, its variance would only be added to all others.
+        self._level = float(parameters.levels[-1, -1]) if self._from_level.any() else 0.0
+        self.expect(np.empty((0, results.rows.shape[1])))
+
+    def expect(self, live: Array) -> None:
+        """Assume that these live trials, and no others, end as expected.
+
+        This reduces the deviations near them, and leaves all expectations unchanged.
+
+        Args:
+            live: Hyperparameters, shape (k, width).
+        """
         self._live = self._scale(live)
-        self._live_solved = self._solved(self._at_the_end(self._live))
-        among = self._variance * _matern(_distances(self._live, self._live)) - self._live_solved.T @ self._live_solved
+        self._live_solved = self._solved(self._covariance(_matern(self._scaled, self._live)))
+        among = self._variance * _matern(self._live, self._live) + self._level
+        among -= self._live_solved.T @ self._live_solved
         among[np.diag_indices_from(among)] += _JITTER * self._variance
         self._live_factor = cholesky(among, lower=True, check_finite=False)
-
-    @property
-    def _variance(self) -> float:
-        """The prior variance of f at the last rung."""
-        return float(self._scales[-1] ** 2)
 
     def _scale(self, rows: Array) -> Array:
         scaled: Array = rows / np.exp(self._theta[self._parameters.lengths])[self._parameters.axes]
         return scaled
 
-    def _at_the_end(self, scaled: Array) -> Array:
-        """Return the covariance of f at the last rung, for new trials, with the results."""
-        count = len(scaled)
-        last = np.full(count, self._parameters.num_rungs - 1)
-        return self._prior(_matern(_distances(scaled, self._scaled)), np.full(count, -1), last)
-
-    def _solved(self, cross: Array) -> Array:
-        solved: Array = solve_triangular(self._factor, cross.T, lower=True, check_finite=False)
-        return solved
-
-    def _prior(self, kernel: Array, trials: Indices, rungs: Indices) -> Array:
-        """Return the covariance of these trials at these rungs with the results, without levels and noise."""
-        results = self._results
-        tau = np.exp(2 * self._theta[self._parameters.tau])
-        chain = self._chain[rungs][:, results.rungs]
-        scales = self._scales[rungs][:, None] * self._scales[results.rungs]
-        covariance: Array = scales * chain * (kernel + tau * (trials[:, None] == results.trials[None]))
+    def _covariance(self, kernel: Array) -> Array:
+        """Return the covariance of results with trials at the last rung, from their kernel; shape (n, m)."""
+        covariance: Array = self._from_kernel * kernel + self._from_level
         return covariance
 
+    def _solved(self, covariance: Array) -> Array:
+        solved: Array = blas.dtrsm(1.0, self._factor, covariance, lower=True)
+        return solved
+
     def at_the_end(self, rows: Array) -> tuple[Array, Array]:
-        """Predict f at the last rung for new trials.
+        """Predict the last rung for new trials.
 
         Args:
             rows: Hyperparameters, shape (m, width).
 
         Returns:
-            Mean and standard deviation, shape (m,), in the unit of that rung's values. The deviation excludes noise and
-            the uncertainty of the level, which all rows share.
+            Mean and standard deviation, shape (m,), in the unit of that rung's values. The deviation excludes noise
+            and the deviations d of the trials.
         """
-        scaled = self._scale(rows)
-        return self._predicted(scaled, self._at_the_end(scaled), self._variance)
+        return self._predicted(rows, None)
 
     def of_trials(self, rows: Array, trials: Indices) -> tuple[Array, Array]:
         """Like `at_the_end`, but for these trials (-1: a new one) with their own deviations d, given their results."""
-        scaled = self._scale(rows)
-        last = np.full(len(rows), self._parameters.num_rungs - 1)
-        cross = self._prior(_matern(_distances(scaled, self._scaled)), trials, last)
-        tau = float(np.exp(2 * self._theta[self._parameters.tau])[0])
-        return self._predicted(scaled, cross, (1 + tau) * self._variance)
+        return self._predicted(rows, trials)
 
-    def _predicted(self, scaled: Array, cross: Array, prior_variance: float) -> tuple[Array, Array]:
-        mean = (cross + _LEVEL * (self._results.rungs == self._parameters.num_rungs - 1)) @ self._weights
-        solved = self._solved(cross)
-        variance = prior_variance - np.einsum("ij,ij->j", solved, solved)
-        if len(self._live):
-            with_live = self._variance * _matern(_distances(self._live, scaled)) - self._live_solved.T @ solved
-            solved = solve_triangular(self._live_factor, with_live, lower=True, check_finite=False)
-            variance -= np.einsum("ij,ij->j", solved, solved)
+    def _predicted(self, rows: Array, trials: Indices | None) -> tuple[Array, Array]:
+        mean, variance = np.empty(len(rows)), np.empty(len(rows))
+        prior_variance = self._level + self._variance * (1.0 if trials is None else 1.0 + self._tau)
+        for begin in range(0, len(rows), _BLOCK):
+            block = slice(begin, begin + _BLOCK)
+            scaled = self._scale(rows[block])
+            kernel = _matern(self._scaled, scaled)
+            if trials is not None:
+                kernel += self._tau * (self.results.trials[:, None] == trials[block])
+            covariance = self._covariance(kernel)
+            mean[block] = self._weights @ covariance
+            solved = self._solved(covariance)
+            variance[block] = prior_variance - np.einsum("ij,ij->j", solved, solved)
+            if len(self._live):
+                with_live = self._variance * _matern(self._live, scaled) + self._level - self._live_solved.T @ solved
+                solved = blas.dtrsm(1.0, self._live_factor, with_live, lower=True)
+                variance[block] -= np.einsum("ij,ij->j", solved, solved)
         return mean, np.sqrt(np.maximum(variance, 1e-10))
 
 
-def fitted(parameters: Parameters, results: Results, *, steps: int) -> Array:
-    """Maximise the posterior density by at most `steps` steps of L-BFGS from the prior mean; returns log parameters."""
+def fitted(parameters: Parameters, results: Results, *, steps: int, start: Array | None = None) -> Array:
+    """Maximise the posterior density by at most `steps` steps of L-BFGS, and return log parameters.
+
+    The steps begin at `start` or at the prior mean, whichever has the higher density.
+    """
+    density = _Density(parameters, results)
+    starts = [parameters.mean] if start is None else [parameters.mean, start]
     found = minimize(
-        _Density(parameters, results),
-        parameters.mean,
+        density,
+        min(starts, key=lambda theta: density(theta)[0]),
         jac=True,
         method="L-BFGS-B",
         # Within four deviations every covariance matrix can be factorised.
@@ -177,68 +200,73 @@ def fitted(parameters: Parameters, results: Results, *, steps: int) -> Array:
 
 
 class _Density:
-    """The negative log posterior density of the parameters, and its gradient."""
+    """The negative log posterior density of the parameters, and its gradient.
+
+    All matrices are symmetric, so only the elements below their diagonals are computed: "pairs" of results.
+    """
 
     def __init__(self, parameters: Parameters, results: Results) -> None:
         self._parameters, self._results = parameters, results
         rungs, rows = results.rungs, results.rows
-        self._same_trial = (results.trials[:, None] == results.trials[None]).astype(np.float64)
-        self._level = _LEVEL * (rungs[:, None] == rungs[None])
-        count = parameters.lengths.stop
-        # Squared differences, summed over the columns of each hyperparameter: shape (hyperparameters, n * n).
-        self._squares = np.zeros((count, len(rows) ** 2))
+        self._pairs = one, other = np.tril_indices(len(rows), -1)
+        self._same_trial = (results.trials[one] == results.trials[other]).astype(np.float64)
+        self._levels = parameters.levels[rungs[one], rungs[other]]
+        # Squared differences, summed over the columns of each hyperparameter: shape (hyperparameters, pairs).
+        self._squares = np.zeros((parameters.lengths.stop, len(one)))
         for column, axis in enumerate(parameters.axes):
-            self._squares[axis] += ((rows[:, None, column] - rows[None, :, column]) ** 2).ravel()
-        low, high = np.minimum(rungs[:, None], rungs[None]), np.maximum(rungs[:, None], rungs[None])
-        # For each pair of neighbouring rungs, the pairs of results on either side of it.
-        self._between = [(low <= step) & (high > step) for step in range(parameters.num_rungs - 1)]
+            self._squares[axis] += (rows[one, column] - rows[other, column]) ** 2
+        self._rung_pairs = rungs[one] * parameters.num_rungs + rungs[other]
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
-        parameters, results = self._parameters, self._results
-        n = len(results.values)
+        parameters, rungs, values = self._parameters, self._results.rungs, self._results.values
         inverse_squares = np.exp(-2 * theta[parameters.lengths])
-        distance = np.sqrt(5 * (inverse_squares @ self._squares)).reshape(n, n)
+        distance = np.sqrt(5 * (inverse_squares @ self._squares))
         decay = np.exp(-distance)
-        kernel = (1 + distance + distance**2 / 3) * decay
-        scales = np.exp(theta[parameters.scales])[results.rungs]
-        common = scales[:, None] * scales * parameters.chain(theta)[results.rungs][:, results.rungs]
+        scales = np.exp(theta[parameters.scales])
+        common = (scales[:, None] * scales * parameters.chain(theta)).ravel()[self._rung_pairs]
         tau = float(np.exp(2 * theta[parameters.tau])[0])
         sigma = np.exp(2 * theta[parameters.sigma])
-        signal = common * (kernel + tau * self._same_trial)
-        covariance = signal + self._level
-        covariance[np.diag_indices(n)] += sigma[results.rungs] + _JITTER
+        signal = common * ((1 + distance + distance**2 / 3) * decay + tau * self._same_trial)
+        own_signal = scales[rungs] ** 2 * (1 + tau)
+        covariance = np.diag(own_signal + parameters.levels[rungs, rungs] + sigma[rungs] + _JITTER)
+        covariance[self._pairs] = signal + self._levels
         factor = cholesky(covariance, lower=True, check_finite=False)
-        weights = cho_solve((factor, True), results.values, check_finite=False)
+        weights = cho_solve((factor, True), values, check_finite=False)
         inverse, _ = lapack.dpotri(factor, lower=True)
-        inverse = np.tril(inverse) + np.tril(inverse, -1).T
         off = (theta - parameters.mean) / parameters.deviation
-        value = 0.5 * results.values @ weights + np.log(np.diag(factor)).sum() + 0.5 * off @ off
+        value = 0.5 * values @ weights + np.log(np.diag(factor)).sum() + 0.5 * off @ off
 
+        # Derivatives with respect to the covariances of pairs, each of which is in the matrix twice, and the variances.
+        one, other = self._pairs
+        outer = inverse[self._pairs] - weights[one] * weights[other]
+        own_outer = 0.5 * (np.diag(inverse) - weights**2)
         gradient = off / parameters.deviation
-        outer = 0.5 * (inverse - np.outer(weights, weights))  # derivative with respect to the covariance
-        by_signal = outer * signal
         by_distance = outer * common * (1 + distance) * decay * (5 / 3)
-        gradient[parameters.lengths] += (self._squares @ by_distance.ravel()) * inverse_squares
-        steps = np.exp(theta[parameters.distances])
-        for step, between in enumerate(self._between):
-            gradient[parameters.distances.start + step] -= steps[step] * by_signal[between].sum()
-        gradient[parameters.scales] += 2 * np.bincount(
-            results.rungs, weights=by_signal.sum(axis=1), minlength=parameters.num_rungs
-        )
-        gradient[parameters.tau] += 2 * tau * (outer * common * self._same_trial).sum()
-        by_noise = np.bincount(results.rungs, weights=np.diag(outer), minlength=parameters.num_rungs)
-        gradient[parameters.sigma] += 2 * sigma * by_noise
+        gradient[parameters.lengths] += (self._squares @ by_distance) * inverse_squares
+        count = parameters.num_rungs
+        by_rungs = np.bincount(self._rung_pairs, weights=outer * signal, minlength=count**2).reshape(count, count)
+        by_rungs += by_rungs.T
+        for step, distance_between in enumerate(np.exp(theta[parameters.distances])):
+            gradient[parameters.distances.start + step] -= distance_between * by_rungs[: step + 1, step + 1 :].sum()
+        by_rung = np.bincount(rungs, weights=own_outer * own_signal, minlength=count)
+        gradient[parameters.scales] += by_rungs.sum(axis=0) + 2 * by_rung
+        gradient[parameters.tau] += 2 * tau * ((outer * common) @ self._same_trial + own_outer @ scales[rungs] ** 2)
+        gradient[parameters.sigma] += 2 * sigma * np.bincount(rungs, weights=own_outer, minlength=count)
         return float(value), gradient
 
 
-def _distances(rows: Array, others: Array) -> Array:
-    """Return the Euclidean distances between all pairs."""
-    squares = (rows**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2 * rows @ others.T
-    distances: Array = np.sqrt(np.maximum(squares, 0.0))
-    return distances
-
-
-def _matern(distances: Array) -> Array:
-    scaled = np.sqrt(5.0) * distances
-    kernel: Array = (1 + scaled + scaled**2 / 3) * np.exp(-scaled)
+def _matern(rows: Array, others: Array) -> Array:
+    """Return the kernel of all pairs of scaled hyperparameters."""
+    squares = -2 * rows @ others.T
+    squares += np.einsum("ij,ij->i", rows, rows)[:, None]
+    squares += np.einsum("ij,ij->i", others, others)
+    np.maximum(squares, 0.0, out=squares)
+    squares *= 5
+    distances = np.sqrt(squares, out=squares)
+    decay = np.exp(-distances)
+    kernel: Array = distances * (1 / 3)
+    kernel += 1.0
+    kernel *= distances
+    kernel += 1.0
+    kernel *= decay
     return kernel

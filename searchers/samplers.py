@@ -221,13 +221,9 @@ def named_sampler(
         raise FieldError([("searcher.sampler.options", f"{name} has no options, got {options}; remove them")])
     if name == "random":
         return RandomSampler(space, seed)
-    if objectives is not None:
-        metrics = "; ".join(map(str, objectives.metrics))
-        message = f"multi_fidelity takes one objective without constraints, but searcher.metrics has: {metrics}"
-        raise FieldError([("searcher.sampler.name", f"{message}. Use tpe, gp, nsga2 or random")])
     from searchers.multi_fidelity import MultiFidelitySampler
 
-    return MultiFidelitySampler(space, seed=seed, rungs=rungs, prior=prior)
+    return MultiFidelitySampler(space, seed=seed, rungs=rungs, objectives=objectives, prior=prior)
 
 
 def check_use(prior: Prior, name: str) -> None:

@@ -14,7 +14,7 @@ from dray.config.faults import missing_field
 from dray.config.length import Length
 from dray.config.resources import SlotRange, even_sizes
 from dray.config.schema import constant
-from dray.config.search import LIMITS, auto_sampler, sampling_faults
+from dray.config.search import AUTO_SAMPLER, LIMITS, sampling_faults
 from dray.config.searcher import COUNTED, METHODS, SamplerChoice, Searcher, objectives_of
 from dray.errors import Fault
 from dray.script import Script
@@ -50,7 +50,7 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
         points, metrics = given.get("searcher.points", []), given.get("searcher.metrics")
         sampler = given.get("searcher.sampler", SamplerChoice())
         if given["searcher.name"] == "auto":
-            sampler = auto_sampler(metrics)
+            sampler = AUTO_SAMPLER
         objectives = None if metrics is None else objectives_of(metrics)
         prior = given.get("searcher.prior", {})
         yield from sampling_faults(given["searcher.name"], sampler, points, given["space"], objectives, prior)

@@ -40,6 +40,7 @@ from searchers.space import Space
 
 _NOT_CUSTOM = Custom()
 
+AUTO_SAMPLER = SamplerChoice(name="multi_fidelity")
 
 LIMITS = ("budget", "until", "patience")
 CHANGEABLE = (*LIMITS, "prices")  # by an extension
@@ -92,14 +93,10 @@ def rungs_of(config: ExperimentConfig) -> tuple[float, ...]:
     return () if is_own else tuple(build_method(config).rungs)
 
 
-def auto_sampler(metrics: object) -> SamplerChoice:
-    return SamplerChoice(name="multi_fidelity" if metrics is None else "tpe")
-
-
 def sampler_of(searcher: Searcher) -> SamplerChoice:
     """The sampler that a search draws its hyperparameters from; `grid` and `single` ignore it."""
     if isinstance(searcher, AutoSearcher):
-        return auto_sampler(searcher.metrics)
+        return AUTO_SAMPLER
     return getattr(searcher, "sampler", SamplerChoice())
 
 

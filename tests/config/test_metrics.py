@@ -122,12 +122,11 @@ def test_an_entry_is_checked_whatever_the_method() -> None:
     assert {"searcher.name", "searcher.metrics[0].name"} <= set(found)
 
 
-@pytest.mark.parametrize("name", ["cmaes", "multi_fidelity"])
-def test_sampler_that_takes_one_objective_is_refused(name: str) -> None:
-    [(path, what)] = faults(config(sampler=name)).items()
+def test_sampler_that_takes_one_objective_is_refused() -> None:
+    [(path, what)] = faults(config(sampler="cmaes")).items()
     assert path == "searcher.sampler.name"
     assert what == (
-        f"{name} takes one objective without constraints, but searcher.metrics has: val_loss, smaller is better; "
+        "cmaes takes one objective without constraints, but searcher.metrics has: val_loss, smaller is better; "
         "tokens_per_s, larger is better; memory_mb at most 8000. Use tpe, gp, nsga2 or random"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from random import Random
 
 import pytest
 
-from searchers import Exited, RandomSampler, Reported, Started, parse_space
+from searchers import Exited, Losses, Metric, Objectives, RandomSampler, Reported, Space, Started, parse_space
 from searchers.multi_fidelity import MultiFidelitySampler
 
 LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
@@ -108,10 +109,98 @@ def test_trials_asked_at_the_same_time_differ() -> None:
     assert min(abs(one - other) for one in drawn for other in drawn if one is not other) > 0.01
 
 
-@pytest.mark.parametrize("value", [1.0, math.inf, 1e300, -1e300])
+@pytest.mark.parametrize("value", [1.0, math.inf, 1e308, -1e308, 5e-324])
 def test_equal_infinite_and_huge_values_are_survived(value: float) -> None:
-    sampler = knowing(lambda x, step: value, reach=lambda trial: 1, trials=12)
-    assert all(0 <= x <= 1 for x in proposed(sampler))
+    for curve in (lambda x, step: value, lambda x, step: value if x < 0.5 else -value / 2):
+        assert all(0 <= x <= 1 for x in proposed(knowing(curve, reach=lambda trial: 1, trials=12)))
+
+
+SQUARE = parse_space({name: {"type": "double", "minval": 0, "maxval": 1} for name in ("x", "y")})
+
+
+def knowing_several(
+    losses: Callable[[float, float, int], Losses], *metrics: Metric, space: Space = SQUARE, trials: int = 40
+) -> MultiFidelitySampler:
+    """Create a sampler after random trials, of which every third one reached the end."""
+    sampler = MultiFidelitySampler(space, seed=7, rungs=RUNGS, objectives=Objectives(metrics))
+    for trial in range(trials):
+        point = space.sample(Random(trial))
+        sampler.tell(Started(trial=trial), point)
+        for step in RUNGS if trial % 3 == 0 else RUNGS[:1]:
+            found = losses(float(str(point["x"])), float(str(point["y"])), step)
+            sampler.tell(Reported(trial=trial, step=step, value=found.values[0], losses=found), point)
+        sampler.tell(Exited(trial=trial, reason="completed" if trial % 3 == 0 else "stopped"), point)
+    return sampler
+
+
+def proposed_points(sampler: MultiFidelitySampler, count: int = 20) -> list[tuple[float, float]]:
+    """Return (x, y) of the next trials that are not random, each started before the next is asked for."""
+    found = []
+    for trial in (trial for trial in itertools.count(101) if trial % 10 not in (0, 5)):
+        if len(found) == count:
+            return found
+        point = sampler.ask(trial)
+        sampler.tell(Started(trial=trial), point)
+        found.append((float(str(point["x"])), float(str(point["y"]))))
+    raise AssertionError
+
+
+LOSS, SIZE = Metric(name="loss"), Metric(name="size")
+
+
+def test_with_two_objectives_proposals_are_spread_over_the_front() -> None:
+    """The loss is 1 - size at best, at y = .3, and falls as the trial trains; the size is x."""
+    points = proposed_points(
+        knowing_several(lambda x, y, step: Losses((1 - x + 3 * abs(y - 0.3) + 0.1 / step, x)), LOSS, SIZE)
+    )
+    assert sum(abs(y - 0.3) for _, y in points) / len(points) < 0.1
+    sizes = sorted(x for x, _ in points)
+    assert sizes[0] < 0.2
+    assert sizes[-1] > 0.8
+    assert max(after - before for before, after in itertools.pairwise(sizes)) < 0.4
+
+
+@pytest.mark.parametrize("reaches_the_end", [True, False])
+def test_a_constraint_is_learned_also_before_a_trial_reaches_the_end(reaches_the_end: bool) -> None:
+    """The loss is smallest at x = 1, but x must be at most .4."""
+    sampler = knowing_several(
+        lambda x, y, step: Losses((-x + abs(y - 0.3),), ((x - 0.4) / 0.4,)), LOSS, Metric(name="size", at_most=0.4)
+    )
+    if not reaches_the_end:
+        sampler.extended((*RUNGS, 64))
+    points = proposed_points(sampler, 8)
+    assert all(0.2 < x < 0.45 for x, _ in points)
+
+
+def test_while_no_trial_keeps_the_constraints_they_alone_count() -> None:
+    points = proposed_points(
+        knowing_several(lambda x, y, step: Losses((x,), (1.01 - x,)), LOSS, Metric(name="size", at_least=1.01)), 4
+    )
+    assert all(x > 0.9 for x, _ in points)
+
+
+def test_where_a_metric_is_not_finite_nothing_is_proposed() -> None:
+    sampler = knowing_several(lambda x, y, step: Losses((y, x)), LOSS, SIZE, trials=0)
+    for trial in range(40):
+        point = SQUARE.sample(Random(trial))
+        x, y = float(str(point["x"])), float(str(point["y"]))
+        sampler.tell(Started(trial=trial), point)
+        losses = Losses((abs(y - 0.5), -x)) if x < 0.7 else None
+        sampler.tell(Reported(trial=trial, step=1, value=math.inf, losses=losses), point)
+        sampler.tell(Exited(trial=trial, reason="stopped"), point)
+    assert sum(x < 0.75 for x, _ in proposed_points(sampler, 8)) >= 7
+
+
+@pytest.mark.parametrize("values", [(1e308, -1e308), (-1e308, 1e308), (5e-324, 0.0)])
+def test_huge_and_tiny_values_of_several_metrics_are_survived(values: tuple[float, float]) -> None:
+    sampler = knowing_several(
+        lambda x, y, step: Losses((values[int(x < 0.5)], values[int(y < 0.5)]), (values[int(x < 0.3)],)),
+        LOSS,
+        SIZE,
+        Metric(name="time", at_most=1.0),
+        trials=16,
+    )
+    assert all(0 <= x <= 1 for x, _ in proposed_points(sampler, 2))
 
 
 def test_a_space_of_constants_has_one_point() -> None:

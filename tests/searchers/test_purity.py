@@ -10,7 +10,16 @@ from pathlib import Path
 import searchers
 
 PACKAGE = Path(searchers.__file__).parent
-NUMERICAL = {"memory_model.py", "multi_fidelity.py", "pb2.py", "rung_process.py", "unit_cube.py"}
+NUMERICAL = {
+    "acquisition.py",
+    "beliefs.py",
+    "memory_model.py",
+    "multi_fidelity.py",
+    "pb2.py",
+    "rung_process.py",
+    "rung_results.py",
+    "unit_cube.py",
+}
 ADAPTERS = {"ray_tune.py", "tune.py", "optuna_sampler.py", "optuna_space.py", "optuna_trials.py"}
 
 

@@ -21,9 +21,13 @@ def drawn(seed: int, n: int, num_rungs: int) -> Results:
     )
 
 
-def test_the_posterior_is_that_of_the_documented_covariance() -> None:
-    """Recompute the posterior pair by pair from the formulas at the top of the module."""
-    parameters, results = Parameters(AXES, 3), drawn(0, 12, 3)
+@pytest.mark.parametrize("common_level", [False, True])
+@pytest.mark.parametrize("reached", [2, 3])
+def test_the_posterior_is_that_of_the_documented_covariance(common_level: bool, reached: int) -> None:
+    """Recompute the posterior pair by pair from the formulas at the top of the module, with results at all three rungs
+    or at two. Only a level of which something is known counts for the deviation."""
+    parameters, results = Parameters(AXES, 3, common_level=common_level), drawn(0, 12, reached)
+    levels = 4.0 + 0.25 * np.eye(3) if common_level else 4.0 * np.eye(3)
     theta = parameters.mean + np.random.default_rng(1).normal(0, 0.3, len(parameters.mean))
     lengths, distances = np.exp(theta[0:3]), np.exp(theta[3:5])
     scales, tau, sigma = np.exp(theta[5:8]), np.exp(theta[8]), np.exp(theta[9:12])
@@ -35,47 +39,47 @@ def test_the_posterior_is_that_of_the_documented_covariance() -> None:
         return float(scales[r] * scales[s] * np.exp(-abs(places[r] - places[s])) * (kernel + tau**2 * (t == u)))
 
     known = list(zip(results.rows, results.rungs, results.trials, strict=True))
-    prior = np.array([[covariance(*one, *other) + 4.0 * (one[1] == other[1]) for other in known] for one in known])
+    prior = np.array([[covariance(*one, *other) + levels[one[1], other[1]] for other in known] for one in known])
     prior += np.diag(sigma[results.rungs] ** 2 + 1e-6)
     new = np.random.default_rng(2).random((5, len(AXES)))
-    cross = np.array([[covariance(x, 2, -1, *other) for other in known] for x in new])
-    level = np.array([4.0 * (rung == 2) for rung in results.rungs])
-    mean = (cross + level) @ np.linalg.solve(prior, results.values)
-    variance = scales[2] ** 2 - np.einsum("ij,ji->i", cross, np.linalg.solve(prior, cross.T))
-
-    process = RungProcess(parameters, theta, results, np.empty((0, len(AXES))))
-    found, deviation = process.at_the_end(new)
-    assert np.allclose(found, mean)
-    assert np.allclose(deviation**2, variance)
-
-    trials = np.array([int(results.trials[0]), -1])  # a trial with a result, and a new one
-    rows = np.array([results.rows[0], new[0]])
-    own = np.array([[covariance(x, 2, t, *other) for other in known] for x, t in zip(rows, trials, strict=True)])
-    found, deviation = process.of_trials(rows, trials)
-    assert np.allclose(found, (own + level) @ np.linalg.solve(prior, results.values))
-    prior_variance = scales[2] ** 2 * (1 + tau**2)
-    assert np.allclose(deviation**2, prior_variance - np.einsum("ij,ji->i", own, np.linalg.solve(prior, own.T)))
+    process = RungProcess(parameters, theta, results)
+    level = levels[2, 2] if common_level or reached == 3 else 0.0
+    # New trials, of which only f counts, then a trial with a result, with its own deviation.
+    for found, rows, trials, own in [
+        (process.at_the_end(new), new, [-1] * 5, 0.0),
+        (process.of_trials(results.rows[:1], results.trials[:1]), results.rows, results.trials[:1], tau**2),
+    ]:
+        cross = np.array(
+            [
+                [covariance(x, 2, int(t), *other) + levels[2, other[1]] for other in known]
+                for x, t in zip(rows, trials, strict=False)
+            ]
+        )
+        assert np.allclose(found[0], cross @ np.linalg.solve(prior, results.values))
+        variance = (1 + own) * scales[2] ** 2 + level - np.einsum("ij,ji->i", cross, np.linalg.solve(prior, cross.T))
+        assert np.allclose(found[1] ** 2, variance)
 
 
 def test_the_expectation_for_a_live_trial_changes_only_deviations() -> None:
     """Equivalent to observing f there without noise; the deviation at a third point is that of a bivariate normal."""
     parameters, results = Parameters(AXES, 3), drawn(0, 12, 3)
     rows = np.random.default_rng(2).random((2, len(AXES)))
-    without = RungProcess(parameters, parameters.mean, results, np.empty((0, len(AXES))))
-    process = RungProcess(parameters, parameters.mean, results, rows[:1])
-    mean, deviation = without.at_the_end(rows)
+    process = RungProcess(parameters, parameters.mean, results)
+    mean, deviation = process.at_the_end(rows)
+    process.expect(rows[:1])
     found, left = process.at_the_end(rows)
     assert np.allclose(found, mean)
     assert left[0] < 0.01 * deviation[0]
     assert 0 < left[1] < deviation[1]
-    twice, least = RungProcess(parameters, parameters.mean, results, rows).at_the_end(rows)
+    process.expect(rows)
+    twice, least = process.at_the_end(rows)
     assert np.allclose(twice, mean)
     assert least.max() < 0.01 * deviation.min()
 
 
 @pytest.mark.parametrize("num_rungs", [1, 4])
 def test_the_gradient_is_that_of_the_density(num_rungs: int) -> None:
-    parameters = Parameters(AXES, num_rungs)
+    parameters = Parameters(AXES, num_rungs, common_level=True)
     density = _Density(parameters, drawn(3, 30, num_rungs))
     theta = parameters.mean + np.random.default_rng(4).normal(0, 0.3, len(parameters.mean))
     gradient = density(theta)[1]

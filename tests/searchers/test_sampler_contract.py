@@ -11,6 +11,7 @@ from searchers.samplers import Sampler, named_sampler
 from searchers.search import Record
 from searchers.space import Space
 from searchers.testing import OBJECTIVES, Extension, play, repeat
+from tests.searchers.fuzz import check_history
 from tests.searchers.helpers import LINE, needs_constraints, new_search
 
 MIXED = parse_space(
@@ -72,6 +73,7 @@ def test_the_constraint_holds_for_every_proposal_or_an_error_says_that_it_can_no
     ("name", "several"),
     [
         *((name, False) for name in OPTIONS),
+        ("multi_fidelity", True),
         *(pytest.param(name, True, marks=needs_constraints) for name in ("tpe", "nsga2", "QMCSampler")),
     ],
 )
@@ -94,3 +96,9 @@ def test_a_replayed_search_gets_the_same_proposals(name: str, several: bool) -> 
     for record in records[len(records) // 2 :]:
         repeat(again, record)
     assert json.loads(json.dumps(rest)) == records[len(records) // 2 :]
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_random_searches_with_several_objectives_are_replayed_with_the_same_proposals(seed: int) -> None:
+    """A few of the histories of tests/searchers/fuzz.py."""
+    assert check_history(seed) > 20

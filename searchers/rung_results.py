@@ -1,0 +1,125 @@
+"""The results that a model of the rungs learns from, and their scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from searchers.acquisition import num_dominating
+from searchers.unit_cube import Array
+
+Values = tuple[float, ...]
+"""A trial's result: one value for each objective, and one for each limit; +inf if not finite. Smaller is better."""
+
+_HASH = 2_654_435_761  # Knuth's multiplicative hash orders trials at random, and equally in every process
+
+
+class RungResults:
+    """Results of a bounded number of trials at one rung.
+
+    The bound keeps a proposal as fast after 100,000 trials as after 300. The best, the latest and a random sample of
+    the others are kept. Without that sample the model would forget bad regions and propose them again. With several
+    values, the best trials are those that the fewest others dominate.
+    """
+
+    def __init__(self, max_results: int) -> None:
+        self._max_results = max_results
+        self._values: dict[int, Values] = {}
+
+    @property
+    def values(self) -> Mapping[int, Values]:
+        """Values by trial, in order of arrival."""
+        return MappingProxyType(self._values)
+
+    def put(self, trial: int, values: Values) -> bool:
+        """Add the result of a trial that has none at this rung. Returns whether older results were dropped."""
+        self._values[trial] = values
+        if len(self._values) <= 2 * self._max_results:
+            return False
+        self._values = {kept: self._values[kept] for kept in self.sample(self._max_results)}
+        return True
+
+    def sample(self, count: int) -> list[int]:
+        """Select at most `count` trials: a third of them the best, a third the latest, the others at random.
+
+        They are in the order of arrival.
+
+        >>> results = RungResults(9)
+        >>> for trial in range(12):
+        ...     _ = results.put(trial, (abs(trial - 4.1),))
+        >>> results.sample(6)
+        [0, 4, 5, 10, 11]
+        """
+        trials = np.array(list(self._values), np.int64)
+        if len(trials) <= count:
+            return list(self._values)
+        values = np.array(list(self._values.values()))
+        rank = values[:, 0] if values.shape[1] == 1 else num_dominating(values)
+        third = count // 3
+        best = np.lexsort((trials, rank))[:third]
+        latest = np.arange(len(trials) - third, len(trials))
+        others = np.argsort(trials * _HASH % 2**32, kind="stable")[: count - 2 * third]
+        chosen: list[int] = trials[np.unique(np.concatenate([best, latest, others]))].tolist()
+        return chosen
+
+
+def normalised(values: Array) -> Array:
+    """Scale values to median 0 and, in their better half, to the spread of a standard normal distribution.
+
+    Values worse than the median are compressed to at most 1.5; non-finite values become 1.5.
+
+    >>> normalised(np.array([1.0, 2.0, 3.0, 4.0, 1000.0, np.inf])).round(1).tolist()
+    [-1.6, -0.8, 0.0, 0.6, 1.5, 1.5]
+    """
+    values, finite = _without_overflow(values)
+    if not len(finite):
+        return np.full(len(values), _CAP)
+    middle, good = np.median(finite), np.quantile(finite, 0.1)
+    spread = (middle - good) / _FIRST_DECILE or float(np.std(finite)) or 1.0
+    scaled = np.clip((values - middle) / spread, -_CLIP, _CLIP)
+    return np.where(scaled > 0, -_CAP * np.expm1(-scaled / _CAP), scaled)
+
+
+def standardised(values: Array) -> Array:
+    """Scale values to mean 0 and standard deviation 1, keeping their proportions.
+
+    An outlier on the worse side becomes the upper quartile plus 1.5 times the distance of the quartiles, and a
+    non-finite value the worst of the others. With several objectives, a value worse than the median may be on the
+    front, so that it must not be compressed.
+
+    >>> standardised(np.array([0.0, 1.0, 2.0, 3.0, 1e9, np.inf])).round(1).tolist()
+    [-1.3, -0.9, -0.4, 0.0, 1.3, 1.3]
+    """
+    values, finite = _without_overflow(values)
+    if not len(finite):
+        return np.ones(len(values))
+    low, high = np.quantile(finite, [0.25, 0.75])
+    worst = finite.max() if low == high else min(finite.max(), high + 1.5 * (high - low))
+    values = np.minimum(values, worst)
+    scaled: Array = (values - values.mean()) / (values.std() or 1.0)
+    return scaled
+
+
+def relative(excesses: Array) -> Array:
+    """Scale a limit's excesses to their median size; 0 stays 0, and all are between -3 and 3.
+
+    >>> relative(np.array([-1.0, 0.0, 1.0, 1000.0, np.inf])).round(1).tolist()
+    [-1.0, 0.0, 1.0, 3.0, 3.0]
+    """
+    excesses, finite = _without_overflow(excesses)
+    size = float(np.median(np.abs(finite))) if len(finite) else 0.0
+    scaled: Array = _LIMIT * np.tanh(np.clip(excesses / (size or 1.0), -_CLIP, _CLIP) / _LIMIT)
+    return scaled
+
+
+def _without_overflow(values: Array) -> tuple[Array, Array]:
+    """Scale values so that none of their differences overflows; also return the finite ones."""
+    finite = values[np.isfinite(values)]
+    largest = float(np.abs(finite).max()) if len(finite) else 0.0
+    return (values / largest, finite / largest) if largest else (values, finite)
+
+
+_CAP, _CLIP, _LIMIT = 1.5, 20.0, 3.0
+_FIRST_DECILE = 1.2816  # distance of a normal distribution's first decile from its median, in standard deviations
