@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,11 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The benchmarks import each other by their file names."""
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The benchmarks import each other by their file names, and silence their peers' logs."""
     monkeypatch.syspath_prepend(str(BENCH))
+    yield
+    logging.disable(logging.NOTSET)
 
 
 class Overfitting:
