@@ -241,8 +241,6 @@ def _explained(auto: Auto, config: ExperimentConfig) -> list[str]:
             f"each trial pauses after {rungs} {unit}; the best {1 / auto.divisor:.0%} there continue, and more from a "
             "length that predicts the next one poorly"
         )
-    if config.searcher.metrics is not None:
-        return [*lines, "hyperparameters are random at first, then proposed by tpe"]
     lines.append(
         "hyperparameters are random until there are 12 results; then a model of all results proposes most of them"
     )
