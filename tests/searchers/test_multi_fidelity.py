@@ -169,7 +169,7 @@ def test_a_constraint_is_learned_also_before_a_trial_reaches_the_end(reaches_the
     if not reaches_the_end:
         sampler.extended((*RUNGS, 64))
     points = proposed_points(sampler, 8)
-    assert all(0.2 < x < 0.45 for x, _ in points)
+    assert sum(0.3 < x < 0.45 for x, _ in points) >= 6
 
 
 def test_while_no_trial_keeps_the_constraints_they_alone_count() -> None:

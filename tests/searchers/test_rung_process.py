@@ -66,13 +66,11 @@ def test_the_expectation_for_a_live_trial_changes_only_deviations() -> None:
     rows = np.random.default_rng(2).random((2, len(AXES)))
     process = RungProcess(parameters, parameters.mean, results)
     mean, deviation = process.at_the_end(rows)
-    process.expect(rows[:1])
-    found, left = process.at_the_end(rows)
+    found, left = process.expecting(rows[:1]).at_the_end(rows)
     assert np.allclose(found, mean)
     assert left[0] < 0.01 * deviation[0]
     assert 0 < left[1] < deviation[1]
-    process.expect(rows)
-    twice, least = process.at_the_end(rows)
+    twice, least = process.expecting(rows).at_the_end(rows)
     assert np.allclose(twice, mean)
     assert least.max() < 0.01 * deviation.min()
 
