@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
 
-from searchers.rung_process import Array, Parameters, Results, RungProcess, _Density, fitted
+from searchers.rung_process import Array, Fit, Parameters, Results, RungProcess, _Density, fitted
 
 AXES = np.array([0, 1, 2, 2])  # two numbers, and a category with two values
 
@@ -106,3 +106,21 @@ def test_how_well_a_rung_ranks_is_learned(tells: float, low: float, high: float)
     parameters = Parameters(AXES, 2)
     theta = fitted(parameters, results, steps=50)
     assert low <= parameters.chain(theta)[0, 1] <= high
+
+
+def test_a_fit_that_continues_with_more_results_ends_at_the_same_parameters_as_a_long_one() -> None:
+    parameters, fit = Parameters(AXES, 3), Fit(Parameters(AXES, 3))
+    rows = np.random.default_rng(0).random((120, len(AXES)))
+    values = np.sin(4 * rows[:, 0]) + rows[:, 1] + np.random.default_rng(1).normal(0, 0.1, 120)
+    for count in (20, 40, 80, 120):
+        results = Results(
+            rows=rows[:count],
+            rungs=np.arange(count) % 3,
+            trials=np.arange(count),
+            values=values[:count] + 0.3 * (np.arange(count) % 3 == 0) * np.sin(9 * rows[:count, 2]),
+        )
+        fit.begin(results)
+        for _ in range(8):
+            fit.step()
+    density = _Density(parameters, results)
+    assert density(fit.theta)[0] < density(fitted(parameters, results, steps=200))[0] + 0.1
