@@ -12,7 +12,7 @@ contributes as much as its rung is informative, and no value has to be made up f
 * Points that probably don't fit in memory are passed over (see `memory_model`).
 * A failed trial counts as one of the worst, unless it ran out of memory, which says nothing about its loss.
 * A proposal depends only on the events and the trial's number. The model is refitted whenever the number of results has
-  grown by 15 %, from the parameters of the last fit, so that a fit is as quick as a few proposals.
+  grown by 15 %. A fit continues from the last one, a step with each new result, so that no proposal waits for a fit.
 
 Sources: Kandasamy et al., "Multi-fidelity Bayesian Optimisation with Continuous Approximations" (arXiv 1703.06240), for
 a process over hyperparameters and fidelities; Ginsbourger et al., "Kriging is well-suited to parallelize optimization"
@@ -25,6 +25,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
@@ -36,7 +37,7 @@ from searchers.beliefs import Belief
 from searchers.events import FAILURES, Event, Exited, Reported, Started, assert_never
 from searchers.memory_model import MemoryModel
 from searchers.objectives import Objectives
-from searchers.rung_process import Array, Indices, Parameters, Results, RungProcess, fitted
+from searchers.rung_process import Array, Fit, Indices, Parameters, Results, RungProcess
 from searchers.rung_results import RungResults, Values, normalised, relative, standardised
 from searchers.samplers import Prior
 from searchers.space import Space
@@ -50,7 +51,8 @@ _RANDOM_EVERY, _RANDOM_EVERY_EARLY, _EARLY = 5, 2, 40
 _MAX_RESULTS, _MAX_LIVE = 160, 64
 """Maximum numbers of results and live trials in the model. With 160 results a proposal takes 4 ms of CPU."""
 
-_GROWTH, _FIT_STEPS = 1.15, 8
+_GROWTH, _FIT_STEPS, _EXTENDED_FIT_STEPS = 1.15, 8, 25
+"""Growth of the number of results between fits, the steps of a fit, and those of the first one after an extension."""
 
 _NUM_RANDOM, _NUM_BELIEVED, _NUM_NEAR = 200, 100, 100
 _NUM_BEST, _NUM_CLOSER, _SCALES = 10, 6, (0.2, 0.07, 0.03, 0.012)
@@ -120,8 +122,8 @@ class MultiFidelitySampler:
             return None
         rng = self._rng(new, "choose")
         proposal = self._proposals(rng)[0]
-        model = self._up_to_date()
-        model.expect(self._rows([trial for trial in self._live if trial not in paused][-_MAX_LIVE:]))
+        running = [trial for trial in self._live if trial not in paused]
+        model = self._up_to_date().expecting(self._rows(running[-_MAX_LIVE:]))
         gain = model.gain(model.of_trials(model.rows, model.trials), rng)
         rows, numbers = np.vstack([proposal, self._rows(known)]), np.array([-1, *known])
         gains = gain.log(*model.of_trials(rows, numbers))
@@ -161,10 +163,12 @@ class MultiFidelitySampler:
         axes, count = self._cube.axes, len(self._lengths)
         self._parameters = [Parameters(axes, count)] * self._num_objectives
         self._parameters += [Parameters(axes, count, common_level=True)] * self._num_limits
-        self._fitted = [parameters.mean for parameters in self._parameters]
+        self._fits = [Fit(parameters) for parameters in self._parameters]
+        self._steps_left = 0
         self._model: _Model | None = None
         if self._num_results >= _STARTUP:
-            self._fit()
+            self._begin_fits()
+            self._step_fits(_EXTENDED_FIT_STEPS)
 
     def _is_random(self, trial: int) -> bool:
         if not self._cube.width or self._num_results < _STARTUP:
@@ -191,13 +195,20 @@ class MultiFidelitySampler:
         self._model = None
         if self._num_results >= self._next_fit:
             self._next_fit = math.ceil(self._num_results * _GROWTH)
-            self._fit()
+            self._begin_fits()
+        # The steps are spread over the results until the next fit, so that no result has to wait for all of them.
+        self._step_fits(min(self._steps_left, math.ceil(_FIT_STEPS / (self._num_results * (_GROWTH - 1)))))
 
-    def _fit(self) -> None:
-        self._fitted = [
-            fitted(parameters, results, steps=_FIT_STEPS, start=before)
-            for parameters, results, before in zip(self._parameters, self._results(), self._fitted, strict=True)
-        ]
+    def _begin_fits(self) -> None:
+        for fit, results in zip(self._fits, self._results(), strict=True):
+            fit.begin(results)
+        self._steps_left = _FIT_STEPS
+
+    def _step_fits(self, steps: int) -> None:
+        self._steps_left = max(self._steps_left - steps, 0)
+        for fit in self._fits:
+            for _ in range(steps):
+                fit.step()
 
     def _results(self) -> list[Results]:
         """Select the model's data for each objective and each limit.
@@ -234,21 +245,25 @@ class MultiFidelitySampler:
     def _up_to_date(self) -> _Model:
         """Return the model of all results. It is computed again only after a new result."""
         if self._model is None:
-            fits = zip(self._parameters, self._fitted, self._results(), strict=True)
-            self._model = _Model([RungProcess(*each) for each in fits], self._num_objectives)
+            fits = zip(self._parameters, self._fits, self._results(), strict=True)
+            processes = [RungProcess(parameters, fit.theta, results) for parameters, fit, results in fits]
+            self._model = _Model(processes, self._num_objectives)
         return self._model
 
     def _proposals(self, rng: np.random.Generator) -> Array:
         """Return candidate rows, the most promising first."""
-        model = self._up_to_date()
         live = self._rows(list(itertools.islice(reversed(self._live), _MAX_LIVE)))
-        model.expect(live)
-        known = np.vstack([model.rows, live]) if self._num_objectives > 1 else model.rows
-        gain = model.gain(model.at_the_end(known), rng)
+        model = self._up_to_date().expecting(live)
+        known, predictions = model.rows, model.predictions
+        if self._num_objectives > 1:  # what live trials add to the hypervolume need not be found again
+            mean, deviation = map(np.vstack, zip(predictions, model.at_the_end(live), strict=True))
+            known, predictions = np.vstack([known, live]), (mean, deviation)
+        gain = model.gain(predictions, rng)
         weight = self._belief.weight(self._ranking(), self._num_results) if self._belief else 0.0
 
         def gains_of(rows: Array) -> Array:
-            return gain.log(*model.at_the_end(rows)) + weight * self._belief.log_density(rows)
+            gains = gain.log(*model.at_the_end(rows))
+            return gains + weight * self._belief.log_density(rows) if self._belief else gains
 
         near = self._cube.near(rng, np.resize(known[gain.best], (_NUM_NEAR, self._cube.width)), _SCALES[0])
         believed = self._belief.random(rng, _NUM_BELIEVED if self._belief else 0)
@@ -284,6 +299,7 @@ class _Model:
 
     Attributes:
         rows, trials: The trials that have results.
+        predictions: Those of `at_the_end` for new trials with the same hyperparameters.
     """
 
     def __init__(self, processes: Sequence[RungProcess], num_objectives: int) -> None:
@@ -291,10 +307,13 @@ class _Model:
         results = processes[0].results
         self.trials, first = np.unique(results.trials, return_index=True)
         self.rows = results.rows[first]
+        self.predictions = self.at_the_end(self.rows)
 
-    def expect(self, live: Array) -> None:
-        for process in self._processes:
-            process.expect(live)
+    def expecting(self, live: Array) -> _Model:
+        """Return this model under the assumption that live trials end as expected."""
+        model = copy(self)
+        model._processes = [process.expecting(live) for process in self._processes]
+        return model
 
     def at_the_end(self, rows: Array) -> tuple[Array, Array]:
         """Predict all metrics of new trials: means and standard deviations, shape (n, metrics)."""

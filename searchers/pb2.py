@@ -154,9 +154,7 @@ class PB2:
         started = [(row, self._at[trial]) for trial, row in self._proposed.items() if row is not None][-_MAX_LIVE:]
         live = np.reshape([row for row, _ in started], (len(started), self._cube.width))
         places = self._places([at for _, at in started])
-        process = RungProcess(self._parameters, self._fitted, results)
-        process.expect(np.hstack([live, places]))
-        return process
+        return RungProcess(self._parameters, self._fitted, results).expecting(np.hstack([live, places]))
 
     def _places(self, at: Sequence[tuple[float, float]]) -> Array:
         """Scale lengths by those in the model, and replace metrics by their ranks; shape (len(at), 2)."""

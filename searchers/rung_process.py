@@ -23,12 +23,12 @@ and 5; Snoek et al., "Practical Bayesian Optimization of Machine Learning Algori
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import blas, cho_solve, cholesky, lapack
-from scipy.optimize import minimize
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
@@ -114,29 +114,34 @@ class RungProcess:
         self._variance = float(scales[-1] ** 2)  # prior variance of f at the last rung
         # While no result says anything about the last level, its variance would only be added to all others.
         self._level = float(parameters.levels[-1, -1]) if self._from_level.any() else 0.0
-        self.expect(np.empty((0, results.rows.shape[1])))
 
-    def expect(self, live: Array) -> None:
-        """Assume that these live trials, and no others, end as expected.
+    def expecting(self, live: Array) -> RungProcess:
+        """Return this process under the assumption that live trials end as expected.
 
         This reduces the deviations near them, and leaves all expectations unchanged.
 
         Args:
-            live: Hyperparameters, shape (k, width).
+            live: Their hyperparameters, shape (k, width).
         """
-        self._live = self._scale(live)
-        self._live_solved = self._solved(self._covariance(_matern(self._scaled, self._live)))
-        among = self._variance * _matern(self._live, self._live) + self._level
-        among -= self._live_solved.T @ self._live_solved
+        process, count, total = copy(self), len(self._scaled), len(self._scaled) + len(live)
+        scaled = self._scale(live)
+        solved = self._solved(self._covariance(_matern(self._scaled, scaled)))
+        among = self._variance * _matern(scaled, scaled) + self._level - solved.T @ solved
         among[np.diag_indices_from(among)] += _JITTER * self._variance
-        self._live_factor = cholesky(among, lower=True, check_finite=False)
+        process._factor = np.zeros((total, total), order="F")
+        process._factor[:count, :count], process._factor[count:, :count] = self._factor, solved.T
+        process._factor[count:, count:] = cholesky(among, lower=True, check_finite=False)
+        process._scaled = np.vstack([self._scaled, scaled])
+        process._from_kernel = np.vstack([self._from_kernel, np.full((len(live), 1), self._variance)])
+        process._from_level = np.vstack([self._from_level, np.full((len(live), 1), self._level)])
+        return process
 
     def _scale(self, rows: Array) -> Array:
         scaled: Array = rows / np.exp(self._theta[self._parameters.lengths])[self._parameters.axes]
         return scaled
 
     def _covariance(self, kernel: Array) -> Array:
-        """Return the covariance of results with trials at the last rung, from their kernel; shape (n, m)."""
+        """Return the covariance with trials at the last rung, from the kernel; shape (n, m)."""
         covariance: Array = self._from_kernel * kernel + self._from_level
         return covariance
 
@@ -161,42 +166,82 @@ class RungProcess:
         return self._predicted(rows, trials)
 
     def _predicted(self, rows: Array, trials: Indices | None) -> tuple[Array, Array]:
-        mean, variance = np.empty(len(rows)), np.empty(len(rows))
+        mean, variance, count = np.empty(len(rows)), np.empty(len(rows)), len(self._weights)
         prior_variance = self._level + self._variance * (1.0 if trials is None else 1.0 + self._tau)
         for begin in range(0, len(rows), _BLOCK):
             block = slice(begin, begin + _BLOCK)
-            scaled = self._scale(rows[block])
-            kernel = _matern(self._scaled, scaled)
+            kernel = _matern(self._scaled, self._scale(rows[block]))
             if trials is not None:
-                kernel += self._tau * (self.results.trials[:, None] == trials[block])
+                kernel[:count] += self._tau * (self.results.trials[:, None] == trials[block])
             covariance = self._covariance(kernel)
-            mean[block] = self._weights @ covariance
+            mean[block] = self._weights @ covariance[:count]
             solved = self._solved(covariance)
             variance[block] = prior_variance - np.einsum("ij,ij->j", solved, solved)
-            if len(self._live):
-                with_live = self._variance * _matern(self._live, scaled) + self._level - self._live_solved.T @ solved
-                solved = blas.dtrsm(1.0, self._live_factor, with_live, lower=True)
-                variance[block] -= np.einsum("ij,ij->j", solved, solved)
         return mean, np.sqrt(np.maximum(variance, 1e-10))
 
 
-def fitted(parameters: Parameters, results: Results, *, steps: int, start: Array | None = None) -> Array:
-    """Maximise the posterior density by at most `steps` steps of L-BFGS, and return log parameters.
+class Fit:
+    """Maximises the posterior density of the parameters by BFGS, one evaluation at a time.
 
-    The steps begin at `start` or at the prior mean, whichever has the higher density.
+    Args:
+        parameters: The search begins at their prior mean.
     """
-    density = _Density(parameters, results)
-    starts = [parameters.mean] if start is None else [parameters.mean, start]
-    found = minimize(
-        density,
-        min(starts, key=lambda theta: density(theta)[0]),
-        jac=True,
-        method="L-BFGS-B",
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        # In units of the priors' standard deviations from their means.
+        self._at = np.zeros(len(parameters.mean))
+        self._inverse = np.eye(len(self._at))  # estimate of the inverse Hessian
+
+    @property
+    def theta(self) -> Array:
+        theta: Array = self._theta(self._at)
+        return theta
+
+    def begin(self, results: Results) -> None:
+        """Continue with these results, from the parameters found so far."""
+        self._density = _Density(self._parameters, results)
+        self._value, self._gradient = self._evaluated(self._at)
+        self._turn()
+
+    def step(self) -> None:
+        """Evaluate the density once, and move if it is higher."""
         # Within four deviations every covariance matrix can be factorised.
-        bounds=np.stack([parameters.mean - 4 * parameters.deviation, parameters.mean + 4 * parameters.deviation], 1),
-        options={"maxiter": steps},
-    )
-    return np.asarray(found.x)
+        at = np.clip(self._at + self._move, -4, 4)
+        move = at - self._at
+        value, gradient = self._evaluated(at)
+        if value > self._value + 1e-4 * self._gradient @ move:
+            self._move /= 4
+            return
+        change = gradient - self._gradient
+        curvature = move @ change
+        if curvature > 1e-10:
+            across = np.eye(len(at)) - np.outer(move, change) / curvature
+            self._inverse = across @ self._inverse @ across.T + np.outer(move, move) / curvature
+        self._at, self._value, self._gradient = at, value, gradient
+        self._turn()
+
+    def _turn(self) -> None:
+        """Aim at the minimum of the quadratic approximation, at most one deviation away."""
+        move = -self._inverse @ self._gradient
+        self._move = move / max(np.abs(move).max(initial=0.0), 1.0)
+
+    def _theta(self, at: Array) -> Array:
+        theta: Array = self._parameters.mean + self._parameters.deviation * at
+        return theta
+
+    def _evaluated(self, at: Array) -> tuple[float, Array]:
+        value, gradient = self._density(self._theta(at))
+        return value, gradient * self._parameters.deviation
+
+
+def fitted(parameters: Parameters, results: Results, *, steps: int) -> Array:
+    """Return the parameters after this many steps of a new `Fit`."""
+    fit = Fit(parameters)
+    fit.begin(results)
+    for _ in range(steps):
+        fit.step()
+    return fit.theta
 
 
 class _Density:

@@ -76,7 +76,7 @@ def normalised(values: Array) -> Array:
     values, finite = _without_overflow(values)
     if not len(finite):
         return np.full(len(values), _CAP)
-    middle, good = np.median(finite), np.quantile(finite, 0.1)
+    good, middle = _quantiles(finite, 0.1, 0.5)
     spread = (middle - good) / _FIRST_DECILE or float(np.std(finite)) or 1.0
     scaled = np.clip((values - middle) / spread, -_CLIP, _CLIP)
     return np.where(scaled > 0, -_CAP * np.expm1(-scaled / _CAP), scaled)
@@ -95,8 +95,9 @@ def standardised(values: Array) -> Array:
     values, finite = _without_overflow(values)
     if not len(finite):
         return np.ones(len(values))
-    low, high = np.quantile(finite, [0.25, 0.75])
-    worst = finite.max() if low == high else min(finite.max(), high + 1.5 * (high - low))
+    low, high, worst = _quantiles(finite, 0.25, 0.75, 1.0)
+    if low < high:
+        worst = min(worst, high + 1.5 * (high - low))
     values = np.minimum(values, worst)
     scaled: Array = (values - values.mean()) / (values.std() or 1.0)
     return scaled
@@ -112,6 +113,13 @@ def relative(excesses: Array) -> Array:
     size = float(np.median(np.abs(finite))) if len(finite) else 0.0
     scaled: Array = _LIMIT * np.tanh(np.clip(excesses / (size or 1.0), -_CLIP, _CLIP) / _LIMIT)
     return scaled
+
+
+def _quantiles(values: Array, *shares: float) -> list[float]:
+    """Return these quantiles, with linear interpolation. `np.quantile` takes ten times as long for a few values."""
+    ordered, places = np.sort(values), np.array(shares) * (len(values) - 1)
+    quantiles: list[float] = np.interp(places, np.arange(len(values)), ordered).tolist()
+    return quantiles
 
 
 def _without_overflow(values: Array) -> tuple[Array, Array]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
 
-from searchers.rung_process import Array, Parameters, Results, RungProcess, _Density, fitted
+from searchers.rung_process import Array, Fit, Parameters, Results, RungProcess, _Density, fitted
 
 AXES = np.array([0, 1, 2, 2])  # two numbers, and a category with two values
 
@@ -66,13 +66,11 @@ def test_the_expectation_for_a_live_trial_changes_only_deviations() -> None:
     rows = np.random.default_rng(2).random((2, len(AXES)))
     process = RungProcess(parameters, parameters.mean, results)
     mean, deviation = process.at_the_end(rows)
-    process.expect(rows[:1])
-    found, left = process.at_the_end(rows)
+    found, left = process.expecting(rows[:1]).at_the_end(rows)
     assert np.allclose(found, mean)
     assert left[0] < 0.01 * deviation[0]
     assert 0 < left[1] < deviation[1]
-    process.expect(rows)
-    twice, least = process.at_the_end(rows)
+    twice, least = process.expecting(rows).at_the_end(rows)
     assert np.allclose(twice, mean)
     assert least.max() < 0.01 * deviation.min()
 
@@ -108,3 +106,21 @@ def test_how_well_a_rung_ranks_is_learned(tells: float, low: float, high: float)
     parameters = Parameters(AXES, 2)
     theta = fitted(parameters, results, steps=50)
     assert low <= parameters.chain(theta)[0, 1] <= high
+
+
+def test_a_fit_that_continues_with_more_results_ends_at_the_same_parameters_as_a_long_one() -> None:
+    parameters, fit = Parameters(AXES, 3), Fit(Parameters(AXES, 3))
+    rows = np.random.default_rng(0).random((120, len(AXES)))
+    values = np.sin(4 * rows[:, 0]) + rows[:, 1] + np.random.default_rng(1).normal(0, 0.1, 120)
+    for count in (20, 40, 80, 120):
+        results = Results(
+            rows=rows[:count],
+            rungs=np.arange(count) % 3,
+            trials=np.arange(count),
+            values=values[:count] + 0.3 * (np.arange(count) % 3 == 0) * np.sin(9 * rows[:count, 2]),
+        )
+        fit.begin(results)
+        for _ in range(8):
+            fit.step()
+    density = _Density(parameters, results)
+    assert density(fit.theta)[0] < density(fitted(parameters, results, steps=200))[0] + 0.1
