@@ -57,6 +57,7 @@ class CurveProblem:
 
     Attributes:
         space: `SPACE`.
+        optimum: The best configuration, as a row of numbers from 0 to 1 and the number of the optimizer.
         rungs: Steps at which trials are compared: `first`, 3 * `first`, 9 * `first`, ..., `max_t`.
     """
 
@@ -86,7 +87,8 @@ class CurveProblem:
         self._phase = rng.uniform(0, 2 * np.pi, 8)
         self._edge = rng.uniform(0.85, 0.95)
         self.median = float(np.median(self._final(_cube(rng, 30000))))
-        self.best = self._refine(rng)
+        self.optimum = self._refine(rng)
+        self.best = float(self._final(self.optimum[None])[0])
 
     def curve(self, config: Mapping[str, Any]) -> Callable[[float], float]:
         """The loss after t steps, without noise."""
@@ -124,6 +126,19 @@ class CurveProblem:
             ]
         )
 
+    @staticmethod
+    def config(row: Array) -> dict[str, Any]:
+        """The configuration at a place in the unit cube, the inverse of `_unit`."""
+        lr, decay, width, dropout, warmup, optimizer = row.tolist()
+        return {
+            "lr": LR[0] * (LR[1] / LR[0]) ** lr,
+            "weight_decay": DECAY[0] * (DECAY[1] / DECAY[0]) ** decay,
+            "width": round(WIDTH[0] + width * (WIDTH[1] - WIDTH[0])),
+            "dropout": dropout * DROPOUT[1],
+            "warmup": warmup * WARMUP[1],
+            "optimizer": OPTIMIZERS[int(optimizer)],
+        }
+
     def _shape(self, u: Array) -> tuple[Array, Array, Array, npt.NDArray[np.bool_]]:
         """For each row: asymptote, tau, exponent, whether it diverges."""
         optimizer = u[:, 5].astype(int)
@@ -140,8 +155,8 @@ class CurveProblem:
         a, tau, c, diverges = self._shape(u)
         return np.where(diverges, self.DIVERGED, a + (self.L0 - a) * (1.0 + self.max_t / tau) ** -c)
 
-    def _refine(self, rng: np.random.Generator) -> float:
-        """The smallest final loss: the best of many draws, and of ever smaller steps around them."""
+    def _refine(self, rng: np.random.Generator) -> Array:
+        """The row with the smallest final loss: the best of many draws, and of ever smaller steps around them."""
         u = _cube(rng, 30000)
         top, scale = u[np.argsort(self._final(u))[:30]], 0.2
         for _ in range(40):
@@ -149,7 +164,8 @@ class CurveProblem:
             near[:, :5] = np.clip(near[:, :5] + rng.normal(0, scale, (len(near), 5)), 0, 1)
             near = np.vstack([top, near])
             top, scale = near[np.argsort(self._final(near))[:30]], scale * 0.85
-        return float(self._final(top).min())
+        best: Array = top[0]
+        return best
 
 
 def _cube(rng: np.random.Generator, n: int) -> Array:

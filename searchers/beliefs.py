@@ -9,9 +9,9 @@ value, cut off at the ends of the range. Its standard deviation is `within`: a f
 distance. For a categorical, the believed value has the probability `_CATEGORY`, and the others share the rest. The
 uniform part excludes nothing, however wrong the belief.
 
-A belief is trusted as much as the trials in its region do better than the others at the same rungs: this share of the
-random trials is drawn from it, and the model's proposals are weighted by p to a power that is proportional to the trust
-and decreases with the number of results.
+The first trial has the believed values. After that, a belief has a weight, which decreases with the number of results,
+and to 0 if the trials of the believed region do worse than others at the same rungs. This share of the random trials is
+drawn from the belief, and the model's proposals are weighted by p to this power.
 
 Sources: Mallik et al., "PriorBand: Practical Hyperparameter Optimization in the Age of Deep Learning" (arXiv
 2306.12370), for random trials; Hvarfner et al., "piBO: Augmenting Acquisition Functions with User Beliefs for Bayesian
@@ -36,10 +36,10 @@ from searchers.unit_cube import Axis, UnitCube, distance, place
 
 _UNIFORM, _CATEGORY = 0.1, 0.75
 
-_BETA = 10.0
-"""The power of the density is this, times the trust, divided by the number of results."""
+_FADE = 8
+"""The number of results after which a belief has half of its weight."""
 
-_BETTER, _WEIGHT = 0.8, 6
+_BETTER, _WEIGHT = 0.75, 6
 """The prior probability that a trial from the belief is better than another one, and its weight in trials."""
 
 
@@ -48,7 +48,7 @@ class Belief:
 
     Args:
         space: The space of the hyperparameters.
-        prior: May be empty; then the trust is 0.
+        prior: May be empty.
 
     Raises:
         FieldError: A name, a value or a deviation is invalid; every fault is listed, e.g. `searcher.prior.lr.within`.
@@ -111,6 +111,15 @@ class Belief:
             rows[believed, axis.columns] = drawn[believed]
         return self._cube.without_absent(rows)
 
+    def around(self, rng: np.random.Generator, count: int) -> Array:
+        """Draw rows with the believed values, shape (count, width); the other hyperparameters are random."""
+        rows = self._cube.random(rng, count)
+        for axis, mean, _ in self._numbers:
+            rows[:, axis.columns] = mean
+        for axis, chances in self._categories:
+            rows[:, axis.columns] = chances == chances.max()
+        return self._cube.without_absent(rows)
+
     def log_density(self, rows: Array) -> Array:
         """Return the logarithm of the density at these rows, shape (n,)."""
         density: Array = np.logaddexp(self._log_believed(rows), math.log(_UNIFORM))
@@ -128,29 +137,25 @@ class Belief:
             total += axis.where_present(rows, relative[rows[:, axis.columns].argmax(axis=1)])
         return total
 
-    def trust(self, results: Results) -> float:
-        """Return how much better the trials of the believed region are than the others, from 0 (no better) to 1.
+    def weight(self, results: Results, count: int) -> float:
+        """Return the weight of the belief after this number of results, of which some are given.
 
-        A pair of trials is compared at each rung that both have reached. A trial counts for the region in proportion to
-        the probability that it was drawn from the belief, if it was drawn from either the belief or the whole space.
+        It is the product of two numbers from 0 to 1. The trust grows if the trials of the believed region are better
+        than the others at the same rungs; a trial counts for the region in proportion to the probability that it was
+        drawn from the belief, if it was drawn from either the belief or the whole space. The other one decreases with
+        the number of results, because a wrong belief may look right at the first rungs.
         """
-        if not self:
-            return 0.0
         inside = np.clip(expit(self._log_believed(results.rows)), 1e-9, 1 - 1e-9)  # otherwise there could be no pair
         better, weight = _BETTER * _WEIGHT, float(_WEIGHT)
         for rung in np.unique(results.rungs):
             here = results.rungs == rung
             share, values = inside[here], results.values[here]
             pairs = share[:, None] * (1 - share)
-            count = min(share.sum(), (1 - share).sum())
+            number = min(share.sum(), (1 - share).sum())
             wins = (values[:, None] < values) + (values[:, None] == values) / 2
-            better += count * float((pairs * wins).sum() / pairs.sum())
-            weight += count
-        return max(2 * better / weight - 1, 0.0)
-
-    def weight(self, results: Results, count: int) -> float:
-        """Return the power of the density in proposals after this number of results."""
-        return _BETA * self.trust(results) / count
+            better += number * float((pairs * wins).sum() / pairs.sum())
+            weight += number
+        return max(2 * better / weight - 1, 0.0) * _FADE / (_FADE + count)
 
     def __bool__(self) -> bool:
         return bool(self._numbers or self._categories)

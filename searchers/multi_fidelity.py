@@ -106,7 +106,7 @@ class MultiFidelitySampler:
 
     def ask(self, trial: int) -> dict[str, object]:
         rng = self._rng(trial, "multi-fidelity")
-        for row in self._believed(rng) if self._is_random(trial) else self._proposals(rng):
+        for row in self._believed(trial, rng) if self._is_random(trial) else self._proposals(rng):
             point = self._cube.point(row)
             if self.space.allows(point) and self._memory.probably_fits(point):
                 return point
@@ -259,7 +259,7 @@ class MultiFidelitySampler:
             mean, deviation = map(np.vstack, zip(predictions, model.at_the_end(live), strict=True))
             known, predictions = np.vstack([known, live]), (mean, deviation)
         gain = model.gain(predictions, rng)
-        weight = self._belief.weight(self._ranking(), self._num_results) if self._belief else 0.0
+        weight = self._belief_weight()
 
         def gains_of(rows: Array) -> Array:
             gains = gain.log(*model.at_the_end(rows))
@@ -276,10 +276,15 @@ class MultiFidelitySampler:
             gains = np.concatenate([gains, gains_of(near)])
         return candidates[np.argsort(-gains, kind="stable")]
 
-    def _believed(self, rng: np.random.Generator) -> Array:
-        """Return random rows from the belief, or none if a trial is to be drawn from the whole space."""
-        trusts = bool(self._belief) and rng.random() < self._belief.trust(self._ranking())
-        return self._belief.random(rng, _NUM_BELIEVED if trusts else 0)
+    def _believed(self, trial: int, rng: np.random.Generator) -> Array:
+        """Return random rows from the belief, or none if the trial is to be drawn from the whole space."""
+        if trial == 0 and self._belief:
+            return self._belief.around(rng, _NUM_BELIEVED)
+        is_believed = rng.random() < self._belief_weight()
+        return self._belief.random(rng, _NUM_BELIEVED if is_believed else 0)
+
+    def _belief_weight(self) -> float:
+        return self._belief.weight(self._ranking(), self._num_results) if self._belief else 0.0
 
     def _ranking(self) -> Results:
         """Return the results of the objectives as one number: with several, of how many trials dominate the trial."""

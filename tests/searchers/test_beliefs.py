@@ -122,15 +122,24 @@ def after(trials: int, loss: Callable[[float], float], *, around: float) -> Mult
 
 
 def share_near(sampler: MultiFidelitySampler, around: float) -> float:
-    """Return the share of the random trials, which are those with even numbers, near this value."""
-    values = [float(str(sampler.ask(trial)["x"])) for trial in range(100, 500, 2)]
+    """Return the share of the random trials, which are multiples of 10, near this value."""
+    values = [float(str(sampler.ask(trial)["x"])) for trial in range(10, 2010, 10)]
     return sum(abs(x - around) < 0.1 for x in values) / len(values)
 
 
-def test_random_trials_follow_a_belief_until_its_trials_do_worse_than_others() -> None:
-    assert share_near(after(0, abs, around=0.3), 0.3) == pytest.approx(0.6 * 0.86 + 0.4 * 0.2, abs=0.1)
-    assert share_near(after(40, lambda x: abs(x - 0.3), around=0.3), 0.3) > 0.6
-    assert share_near(after(40, lambda x: abs(x - 0.3), around=0.9), 0.9) < 0.3
+def test_the_first_trial_has_the_believed_values() -> None:
+    point = MultiFidelitySampler(SPACE, seed=7, rungs=(1, 4), prior=PRIOR).ask(0)
+    assert point["lr"] == pytest.approx(1e-3)
+    assert point["model"] == {"layers": 12}
+    assert point["optimizer"] == {"name": "sgd", "momentum": pytest.approx(0.9)}
+
+
+def test_random_trials_follow_a_belief_less_and_less_and_not_at_all_if_its_trials_are_worse() -> None:
+    """Of the trials from the belief, 86% are near the believed value, and 20% of the others."""
+    assert share_near(after(0, abs, around=0.3), 0.3) == pytest.approx(0.2 + 0.5 * 0.66, abs=0.1)
+    shares = [share_near(after(trials, lambda x: abs(x - 0.3), around=0.3), 0.3) for trials in (8, 100)]
+    assert 0.5 > shares[0] > 0.35 > shares[1]
+    assert share_near(after(40, lambda x: abs(x - 0.3), around=0.9), 0.9) == pytest.approx(0.2, abs=0.06)
 
 
 def test_proposals_lean_towards_a_belief_that_the_results_do_not_contradict() -> None:
