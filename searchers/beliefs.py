@@ -39,7 +39,7 @@ _UNIFORM, _CATEGORY = 0.1, 0.75
 _FADE = 8
 """The number of results after which a belief has half of its weight."""
 
-_BETTER, _WEIGHT = 0.75, 6
+_BETTER, _WEIGHT = 0.65, 6
 """The prior probability that a trial from the belief is better than another one, and its weight in trials."""
 
 

@@ -136,10 +136,10 @@ def test_the_first_trial_has_the_believed_values() -> None:
 
 def test_random_trials_follow_a_belief_less_and_less_and_not_at_all_if_its_trials_are_worse() -> None:
     """Of the trials from the belief, 86% are near the believed value, and 20% of the others."""
-    assert share_near(after(0, abs, around=0.3), 0.3) == pytest.approx(0.2 + 0.5 * 0.66, abs=0.1)
+    assert share_near(after(0, abs, around=0.3), 0.3) == pytest.approx(0.2 + 0.3 * 0.66, abs=0.1)
     shares = [share_near(after(trials, lambda x: abs(x - 0.3), around=0.3), 0.3) for trials in (8, 100)]
-    assert 0.5 > shares[0] > 0.35 > shares[1]
-    assert share_near(after(40, lambda x: abs(x - 0.3), around=0.9), 0.9) == pytest.approx(0.2, abs=0.06)
+    assert shares[0] > 0.28 > shares[1]
+    assert share_near(after(40, lambda x: abs(x - 0.3), around=0.9), 0.9) < 0.28
 
 
 def test_proposals_lean_towards_a_belief_that_the_results_do_not_contradict() -> None:
