@@ -58,7 +58,8 @@ _GROWTH, _FIT_STEPS, _EXTENDED_FIT_STEPS = 1.15, 9, 25
 _NUM_RANDOM, _NUM_BELIEVED, _NUM_NEAR = 96, 64, 96
 _NUM_BEST, _NUM_CLOSER, _SCALES = 10, 6, (0.2, 0.07, 0.03, 0.012)
 """The numbers of candidates: random ones, those from the beliefs, neighbours of the best trials, and then the best
-candidates and the neighbours of each. The scales are their distances."""
+candidates and the neighbours of each. The scales are their distances. With several objectives, there are twice as many
+random ones and neighbours: a front is larger than an optimum."""
 
 _NUM_DIRECTIONS = 8  # of the hypervolume
 
@@ -203,10 +204,9 @@ class MultiFidelitySampler:
         if self._num_results >= self._next_fit:
             self._next_fit = math.ceil(self._num_results * _GROWTH)
             self._begin_fits()
-            if self._num_results > _STARTUP:
-                return
-        # The steps are spread over the results until the next fit, so that no result has to wait for all of them.
-        self._step_fits(min(self._steps_left, math.ceil(_FIT_STEPS / (self._num_results * (_GROWTH - 1)))))
+        else:
+            # The steps are spread over the results until the next fit, so that no event has to wait for all of them.
+            self._step_fits(min(self._steps_left, math.ceil(_FIT_STEPS / (self._num_results * (_GROWTH - 1)))))
 
     def _begin_fits(self) -> None:
         for fit, results in zip(self._fits, self._results(), strict=True):
@@ -273,13 +273,14 @@ class MultiFidelitySampler:
             gains = gain.log(*model.at_the_end(rows))
             return gains + weight * self._belief.log_density(rows) if self._belief else gains
 
-        near = self._cube.near(rng, np.resize(known[gain.best], (_NUM_NEAR, self._cube.width)), _SCALES[0])
+        times = 1 if self._num_objectives == 1 else 2
+        near = self._cube.near(rng, np.resize(known[gain.best], (times * _NUM_NEAR, self._cube.width)), _SCALES[0])
         believed = self._belief.random(rng, _NUM_BELIEVED if self._belief else 0)
-        candidates = np.vstack([self._cube.random(rng, _NUM_RANDOM), near, believed])
+        candidates = np.vstack([self._cube.random(rng, times * _NUM_RANDOM), near, believed])
         gains = gains_of(candidates)
         for scale in _SCALES[1:]:
             best = candidates[np.argsort(-gains, kind="stable")[:_NUM_BEST]]
-            near = self._cube.near(rng, np.repeat(best, _NUM_CLOSER, axis=0), scale)
+            near = self._cube.near(rng, np.repeat(best, times * _NUM_CLOSER, axis=0), scale)
             candidates = np.vstack([candidates, near])
             gains = np.concatenate([gains, gains_of(near)])
         return candidates[np.argsort(-gains, kind="stable")]
