@@ -55,11 +55,11 @@ _MAX_RESULTS, _MAX_NEW = 160, 128
 _GROWTH, _FIT_STEPS, _EXTENDED_FIT_STEPS = 1.15, 9, 25
 """Growth of the number of results between fits, the steps of a fit, and those of the first one after an extension."""
 
-_NUM_RANDOM, _NUM_BELIEVED, _NUM_NEAR = 96, 64, 96
+_NUM_RANDOM, _NUM_BELIEVED, _NUM_NEAR = 64, 64, 64
 _NUM_BEST, _NUM_CLOSER, _SCALES = 10, 6, (0.2, 0.07, 0.03, 0.012)
 """The numbers of candidates: random ones, those from the beliefs, neighbours of the best trials, and then the best
-candidates and the neighbours of each. The scales are their distances. With several objectives, there are twice as many
-random ones and neighbours: a front is larger than an optimum."""
+candidates and the neighbours of each. The scales are their distances. With several objectives, there are three
+times as many random ones and neighbours: a front is larger than an optimum."""
 
 _NUM_DIRECTIONS = 8  # of the hypervolume
 
@@ -273,7 +273,7 @@ class MultiFidelitySampler:
             gains = gain.log(*model.at_the_end(rows))
             return gains + weight * self._belief.log_density(rows) if self._belief else gains
 
-        times = 1 if self._num_objectives == 1 else 2
+        times = 1 if self._num_objectives == 1 else 3
         near = self._cube.near(rng, np.resize(known[gain.best], (times * _NUM_NEAR, self._cube.width)), _SCALES[0])
         believed = self._belief.random(rng, _NUM_BELIEVED if self._belief else 0)
         candidates = np.vstack([self._cube.random(rng, times * _NUM_RANDOM), near, believed])

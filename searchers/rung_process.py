@@ -253,12 +253,14 @@ class _Density:
         self._parameters, self._results = parameters, results
         rungs, rows = results.rungs, results.rows
         self._pairs = one, other = np.tril_indices(len(rows), -1)
+        # Flat places of the pairs in a matrix and in its transpose, which are indexed several times as fast.
+        self._flat, self._transposed = one * len(rows) + other, other * len(rows) + one
         self._same_trial = (results.trials[one] == results.trials[other]).astype(np.float64)
         self._levels = parameters.levels[rungs[one], rungs[other]]
         # Squared differences, summed over the columns of each hyperparameter: shape (hyperparameters, pairs).
         self._squares = np.zeros((parameters.lengths.stop, len(one)))
-        for column, axis in enumerate(parameters.axes):
-            self._squares[axis] += (rows[one, column] - rows[other, column]) ** 2
+        for axis, column in zip(parameters.axes, np.ascontiguousarray(rows.T), strict=True):
+            self._squares[axis] += (column[one] - column[other]) ** 2
         self._rung_pairs = rungs[one] * parameters.num_rungs + rungs[other]
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
@@ -273,7 +275,7 @@ class _Density:
         signal = common * ((1 + distance + distance**2 / 3) * decay + tau * self._same_trial)
         own_signal = scales[rungs] ** 2 * (1 + tau)
         covariance = np.diag(own_signal + parameters.levels[rungs, rungs] + sigma[rungs] + _JITTER)
-        covariance[self._pairs] = signal + self._levels
+        covariance.ravel()[self._flat] = signal + self._levels
         factor = cholesky(covariance, lower=True, check_finite=False)
         weights = cho_solve((factor, True), values, check_finite=False)
         inverse, _ = lapack.dpotri(factor, lower=True)
@@ -282,7 +284,7 @@ class _Density:
 
         # Derivatives with respect to the covariances of pairs, each of which is in the matrix twice, and the variances.
         one, other = self._pairs
-        outer = inverse[self._pairs] - weights[one] * weights[other]
+        outer = inverse.T.ravel()[self._transposed] - weights[one] * weights[other]
         own_outer = 0.5 * (np.diag(inverse) - weights**2)
         gradient = off / parameters.deviation
         by_distance = outer * common * (1 + distance) * decay * (5 / 3)
