@@ -25,11 +25,11 @@ from scipy.special import erfcx, log_ndtr, ndtr
 
 from searchers.unit_cube import Array
 
-_NUM_BEST = 10
+_NUM_BEST = 10  # `Gain.best`, with one objective
 
 _MARGIN = 0.1  # distance of the reference point from the worst values, relative to the front's range
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)  # of the quadrature, from -1 to 1
 
 
 class Gain:

@@ -59,7 +59,7 @@ _NUM_RANDOM, _NUM_BELIEVED, _NUM_NEAR = 64, 64, 64
 _NUM_BEST, _NUM_CLOSER, _SCALES = 10, 6, (0.2, 0.07, 0.03, 0.012)
 """The numbers of candidates: random ones, those from the beliefs, neighbours of the best trials, and then the best
 candidates and the neighbours of each. The scales are their distances. With several objectives, there are three
-times as many random ones and neighbours: a front is larger than an optimum."""
+times as many random candidates and neighbours, since a front is larger than an optimum."""
 
 _NUM_DIRECTIONS = 8  # of the hypervolume
 
@@ -227,7 +227,8 @@ class MultiFidelitySampler:
         left = _MAX_RESULTS
         trials: list[int] = []
         rungs: list[int] = []
-        values = [np.empty((0, len(self._failed)))]
+        objectives, limits = [np.empty((self._num_objectives, 0))], [np.empty((self._num_limits, 0))]
+        scaled = normalised if self._num_objectives == 1 else standardised
         for number in reversed(range(len(self._rungs))):
             known = self._rungs[number].values
             chosen = self._rungs[number].sample(left // (number + 1))
@@ -235,13 +236,10 @@ class MultiFidelitySampler:
                 left -= len(chosen)
                 trials += chosen
                 rungs += [number] * len(chosen)
-                values.append(np.array([known[trial] for trial in chosen]))
-        scaled = normalised if self._num_objectives == 1 else standardised
-        columns = [
-            np.concatenate([scaled(each) for each in column])
-            for column in list(zip(*(each.T for each in values), strict=True))[: self._num_objectives]
-        ]
-        columns += [relative(column) for column in np.vstack(values).T[self._num_objectives :]]
+                values = np.array([known[trial] for trial in chosen]).T
+                objectives.append(np.stack([scaled(each) for each in values[: self._num_objectives]]))
+                limits.append(values[self._num_objectives :])
+        columns = [*np.hstack(objectives), *map(relative, np.hstack(limits))]
         rows = self._rows(trials)
         return [
             Results(rows=rows, rungs=np.array(rungs, np.intp), trials=np.array(trials, np.intp), values=column)
