@@ -246,7 +246,6 @@ def streams(paper: Paper, most: int) -> None:
         if behind > most:
             continue
         stream = Stream("multi_fidelity", asks_from=behind)
-        stream.run(behind)
         stream.run(behind + asked)
         waits, burst = sorted(stream.waits), stream.burst_ms(100)
         mean, late = sum(waits) / len(waits), waits[int(0.99 * len(waits))]
