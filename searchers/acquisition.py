@@ -25,19 +25,19 @@ from scipy.special import erfcx, log_ndtr, ndtr
 
 from searchers.unit_cube import Array
 
-_NUM_BEST = 10
+_NUM_BEST = 10  # `Gain.best`, with one objective
 
 _MARGIN = 0.1  # distance of the reference point from the worst values, relative to the front's range
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)  # of the quadrature, from -1 to 1
 
 
 class Gain:
     """Compares trials with those that are known.
 
     Args:
-        mean, deviation: Predictions for the known trials, shape (n, metrics): objectives first, then constraints, which
-            are kept where they are at most 0. At least one trial.
+        mean: Predicted means of the known trials, shape (n, metrics): objectives first, then constraints, which are
+            kept where they are at most 0. At least one trial.
         num_objectives: The number of objectives.
         noise: Standard deviation of each metric's noise, shape (metrics,).
         directions: With several objectives, positive directions, shape (k, num_objectives).
@@ -46,13 +46,13 @@ class Gain:
         best: Numbers of the best known trials: up to ten or, with several objectives, the front.
     """
 
-    def __init__(self, mean: Array, deviation: Array, *, num_objectives: int, noise: Array, directions: Array) -> None:
+    def __init__(self, mean: Array, *, num_objectives: int, noise: Array, directions: Array) -> None:
         self._num_objectives, self._noise, self._directions = num_objectives, noise, directions
-        chances = self._log_chances(mean, deviation)
-        kept = np.flatnonzero(chances >= math.log(0.5))
+        violation = mean[:, num_objectives:].max(axis=1, initial=0.0)
+        kept = np.flatnonzero(violation == 0)
         self._any_kept = len(kept) > 0
         if not self._any_kept:
-            self.best = np.argsort(-chances, kind="stable")[:_NUM_BEST]
+            self.best = np.argsort(violation, kind="stable")[:_NUM_BEST]
             return
         known = mean[kept, :num_objectives]
         if num_objectives == 1:

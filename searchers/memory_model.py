@@ -42,6 +42,8 @@ learning rate or a dropout, which seldom affect the memory."""
 
 _CHAINS, _STEPS, _SHRINKS = 100, 25, 50
 
+_GROWTH = 1.15  # of the number of trials between samplings
+
 
 class MemoryModel:
     """A search's knowledge of where trials fit. It depends only on the events."""
@@ -51,6 +53,8 @@ class MemoryModel:
         self._cube, self._columns = UnitCube(space), _Columns(space)
         self._trained: dict[int, Array] = {}  # rows of columns by trial that has reported
         self._failed: dict[int, Array] = {}
+        self._num_known, self._next_sampling = 0, 0
+        self._rows: tuple[Array, int] = (np.empty((0, 0)), 0)  # those of the posterior, and how many of them fitted
         self._model: _Posterior | None = None  # None if it must be sampled again
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
@@ -67,7 +71,12 @@ class MemoryModel:
         known[trial] = self._columns.row(hparams)
         if len(known) > _MAX_TRIALS:
             del known[next(iter(known))]
-        self._model = None
+        self._num_known += 1
+        # One more trial that fits hardly changes the posterior, whose samples take as long as ten proposals.
+        if known is self._failed or self._num_known >= self._next_sampling:
+            self._next_sampling = math.ceil(self._num_known * _GROWTH)
+            self._rows = np.array([*self._trained.values(), *self._failed.values()]), len(self._trained)
+            self._model = None
 
     def probably_fits(self, point: Mapping[str, object]) -> bool:
         """Whether the point probably fits. Always true until a trial has run out of memory."""
@@ -109,8 +118,7 @@ class MemoryModel:
 
     def _posterior(self) -> _Posterior:
         if self._model is None:
-            rows = np.array([*self._trained.values(), *self._failed.values()])
-            self._model = _Posterior(rows, len(self._trained), self._columns.weights)
+            self._model = _Posterior(*self._rows, self._columns.weights)
         return self._model
 
 

@@ -8,7 +8,8 @@ contributes as much as its rung is informative, and no value has to be made up f
   closer neighbours of the best candidates.
 * With several metrics, each objective and each limit has a process of its own. A size, which is known at once and does
   not change, thus is not as uncertain as a loss.
-* Running and paused trials are assumed to end as predicted, so that concurrent trials get different hyperparameters.
+* Trials that have no result yet are assumed to end as predicted, so that concurrent trials get different
+  hyperparameters.
 * Points that probably don't fit in memory are passed over (see `memory_model`).
 * A failed trial counts as one of the worst, unless it ran out of memory, which says nothing about its loss.
 * A proposal depends only on the events and the trial's number. The model is refitted whenever the number of results has
@@ -48,16 +49,17 @@ _STARTUP = 12  # results before the first proposal
 _RANDOM_EVERY, _RANDOM_EVERY_EARLY, _EARLY = 5, 2, 40
 """Every fifth trial is random; every second one while there are at most 40 results."""
 
-_MAX_RESULTS, _MAX_LIVE = 160, 64
-"""Maximum numbers of results and live trials in the model. With 160 results a proposal takes 4 ms of CPU."""
+_MAX_RESULTS, _MAX_NEW = 160, 128
+"""Maximum numbers of results, and of trials without a result, in the model."""
 
-_GROWTH, _FIT_STEPS, _EXTENDED_FIT_STEPS = 1.15, 8, 25
+_GROWTH, _FIT_STEPS, _EXTENDED_FIT_STEPS = 1.15, 9, 25
 """Growth of the number of results between fits, the steps of a fit, and those of the first one after an extension."""
 
-_NUM_RANDOM, _NUM_BELIEVED, _NUM_NEAR = 200, 100, 100
+_NUM_RANDOM, _NUM_BELIEVED, _NUM_NEAR = 64, 64, 64
 _NUM_BEST, _NUM_CLOSER, _SCALES = 10, 6, (0.2, 0.07, 0.03, 0.012)
 """The numbers of candidates: random ones, those from the beliefs, neighbours of the best trials, and then the best
-candidates and the neighbours of each. The scales are their distances."""
+candidates and the neighbours of each. The scales are their distances. With several objectives, there are three
+times as many random candidates and neighbours, since a front is larger than an optimum."""
 
 _NUM_DIRECTIONS = 8  # of the hypervolume
 
@@ -99,6 +101,7 @@ class MultiFidelitySampler:
         self._memory = MemoryModel(space)
         self._trials: dict[int, _Trial] = {}
         self._live: dict[int, None] = {}  # in order of their start
+        self._new: dict[int, None] = {}  # those of them that have no result yet
         self._num_results, self._next_fit = 0, _STARTUP
         self._lengths: tuple[float, ...] = ()
         self._rungs: list[RungResults] = []
@@ -123,8 +126,9 @@ class MultiFidelitySampler:
         rng = self._rng(new, "choose")
         proposal = self._proposals(rng)[0]
         running = [trial for trial in self._live if trial not in paused]
-        model = self._up_to_date().expecting(self._rows(running[-_MAX_LIVE:]))
-        gain = model.gain(model.of_trials(model.rows, model.trials), rng)
+        model = self._up_to_date().expecting(self._rows(running[-_MAX_NEW:]))
+        expected, _ = model.of_trials(model.rows, model.trials)
+        gain = model.gain(expected, rng)
         rows, numbers = np.vstack([proposal, self._rows(known)]), np.array([-1, *known])
         gains = gain.log(*model.of_trials(rows, numbers))
         lengths = [self._lengths[-1], *(self._lengths[-1] - self._lengths[self._trials[trial].rung] for trial in known)]
@@ -138,6 +142,8 @@ class MultiFidelitySampler:
                 self._live[trial] = None
                 if trial not in self._trials:
                     self._trials[trial] = _Trial(row=self._cube.row(hparams))
+                if self._trials[trial].rung < 0:
+                    self._new[trial] = None
             case Reported(trial=trial, step=step):
                 values = self._values(event)
                 if values is not None and trial in self._trials:
@@ -145,6 +151,7 @@ class MultiFidelitySampler:
                     self._put(trial, bisect_right(self._lengths, step) - 1, values)
             case Exited(trial=trial, reason=reason):
                 self._live.pop(trial, None)
+                self._new.pop(trial, None)
                 if trial not in self._trials:
                     return
                 known, top = self._trials[trial], len(self._lengths) - 1
@@ -188,6 +195,7 @@ class MultiFidelitySampler:
         if rung <= self._trials[trial].rung:
             return
         self._trials[trial].rung = rung
+        self._new.pop(trial, None)
         if self._rungs[rung].put(trial, values):
             kept = self._live.keys() | set(itertools.chain.from_iterable(each.values for each in self._rungs))
             self._trials = {number: known for number, known in self._trials.items() if number in kept}
@@ -196,8 +204,9 @@ class MultiFidelitySampler:
         if self._num_results >= self._next_fit:
             self._next_fit = math.ceil(self._num_results * _GROWTH)
             self._begin_fits()
-        # The steps are spread over the results until the next fit, so that no result has to wait for all of them.
-        self._step_fits(min(self._steps_left, math.ceil(_FIT_STEPS / (self._num_results * (_GROWTH - 1)))))
+        else:
+            # The steps are spread over the results until the next fit, so that no event has to wait for all of them.
+            self._step_fits(min(self._steps_left, math.ceil(_FIT_STEPS / (self._num_results * (_GROWTH - 1)))))
 
     def _begin_fits(self) -> None:
         for fit, results in zip(self._fits, self._results(), strict=True):
@@ -218,7 +227,8 @@ class MultiFidelitySampler:
         left = _MAX_RESULTS
         trials: list[int] = []
         rungs: list[int] = []
-        values = [np.empty((0, len(self._failed)))]
+        objectives, limits = [np.empty((self._num_objectives, 0))], [np.empty((self._num_limits, 0))]
+        scaled = normalised if self._num_objectives == 1 else standardised
         for number in reversed(range(len(self._rungs))):
             known = self._rungs[number].values
             chosen = self._rungs[number].sample(left // (number + 1))
@@ -226,13 +236,10 @@ class MultiFidelitySampler:
                 left -= len(chosen)
                 trials += chosen
                 rungs += [number] * len(chosen)
-                values.append(np.array([known[trial] for trial in chosen]))
-        scaled = normalised if self._num_objectives == 1 else standardised
-        columns = [
-            np.concatenate([scaled(each) for each in column])
-            for column in list(zip(*(each.T for each in values), strict=True))[: self._num_objectives]
-        ]
-        columns += [relative(column) for column in np.vstack(values).T[self._num_objectives :]]
+                values = np.array([known[trial] for trial in chosen]).T
+                objectives.append(np.stack([scaled(each) for each in values[: self._num_objectives]]))
+                limits.append(values[self._num_objectives :])
+        columns = [*np.hstack(objectives), *map(relative, np.hstack(limits))]
         rows = self._rows(trials)
         return [
             Results(rows=rows, rungs=np.array(rungs, np.intp), trials=np.array(trials, np.intp), values=column)
@@ -252,26 +259,26 @@ class MultiFidelitySampler:
 
     def _proposals(self, rng: np.random.Generator) -> Array:
         """Return candidate rows, the most promising first."""
-        live = self._rows(list(itertools.islice(reversed(self._live), _MAX_LIVE)))
-        model = self._up_to_date().expecting(live)
-        known, predictions = model.rows, model.predictions
-        if self._num_objectives > 1:  # what live trials add to the hypervolume need not be found again
-            mean, deviation = map(np.vstack, zip(predictions, model.at_the_end(live), strict=True))
-            known, predictions = np.vstack([known, live]), (mean, deviation)
-        gain = model.gain(predictions, rng)
+        new = self._rows(list(itertools.islice(reversed(self._new), _MAX_NEW)))
+        model = self._up_to_date().expecting(new)
+        known, expected = model.rows, model.expected
+        if self._num_objectives > 1:  # what new trials add to the hypervolume need not be found again
+            known, expected = np.vstack([known, new]), np.vstack([expected, model.at_the_end(new)[0]])
+        gain = model.gain(expected, rng)
         weight = self._belief_weight()
 
         def gains_of(rows: Array) -> Array:
             gains = gain.log(*model.at_the_end(rows))
             return gains + weight * self._belief.log_density(rows) if self._belief else gains
 
-        near = self._cube.near(rng, np.resize(known[gain.best], (_NUM_NEAR, self._cube.width)), _SCALES[0])
+        times = 1 if self._num_objectives == 1 else 3
+        near = self._cube.near(rng, np.resize(known[gain.best], (times * _NUM_NEAR, self._cube.width)), _SCALES[0])
         believed = self._belief.random(rng, _NUM_BELIEVED if self._belief else 0)
-        candidates = np.vstack([self._cube.random(rng, _NUM_RANDOM), near, believed])
+        candidates = np.vstack([self._cube.random(rng, times * _NUM_RANDOM), near, believed])
         gains = gains_of(candidates)
         for scale in _SCALES[1:]:
             best = candidates[np.argsort(-gains, kind="stable")[:_NUM_BEST]]
-            near = self._cube.near(rng, np.repeat(best, _NUM_CLOSER, axis=0), scale)
+            near = self._cube.near(rng, np.repeat(best, times * _NUM_CLOSER, axis=0), scale)
             candidates = np.vstack([candidates, near])
             gains = np.concatenate([gains, gains_of(near)])
         return candidates[np.argsort(-gains, kind="stable")]
@@ -304,7 +311,7 @@ class _Model:
 
     Attributes:
         rows, trials: The trials that have results.
-        predictions: Those of `at_the_end` for new trials with the same hyperparameters.
+        expected: The means of `at_the_end` for new trials with the same hyperparameters, shape (n, metrics).
     """
 
     def __init__(self, processes: Sequence[RungProcess], num_objectives: int) -> None:
@@ -312,7 +319,7 @@ class _Model:
         results = processes[0].results
         self.trials, first = np.unique(results.trials, return_index=True)
         self.rows = results.rows[first]
-        self.predictions = self.at_the_end(self.rows)
+        self.expected = np.stack([process.expected[first] for process in processes], axis=1)
 
     def expecting(self, live: Array) -> _Model:
         """Return this model under the assumption that live trials end as expected."""
@@ -327,11 +334,11 @@ class _Model:
     def of_trials(self, rows: Array, trials: Indices) -> tuple[Array, Array]:
         return _columns([process.of_trials(rows, trials) for process in self._processes])
 
-    def gain(self, known: tuple[Array, Array], rng: np.random.Generator) -> Gain:
-        """Return the gain over known trials with these predictions."""
+    def gain(self, known: Array, rng: np.random.Generator) -> Gain:
+        """Return the gain over known trials with these predicted means."""
         directions = np.abs(rng.normal(size=(_NUM_DIRECTIONS, self._num_objectives)))
         return Gain(
-            *known,
+            known,
             num_objectives=self._num_objectives,
             noise=np.array([process.noise for process in self._processes]),
             directions=directions / np.linalg.norm(directions, axis=1, keepdims=True),

@@ -101,8 +101,8 @@ class RungProcess:
         self._scaled = self._scale(results.rows)
         scales, chain, rungs = np.exp(theta[parameters.scales]), parameters.chain(theta), results.rungs
         self._tau = float(np.exp(2 * theta[parameters.tau])[0])
-        covariance = _matern(self._scaled, self._scaled)
-        covariance += self._tau * (results.trials[:, None] == results.trials)
+        kernel = _matern(self._scaled, self._scaled)
+        covariance = kernel + self._tau * (results.trials[:, None] == results.trials)
         covariance *= (scales[:, None] * scales * chain)[rungs][:, rungs]
         covariance += parameters.levels[rungs][:, rungs]
         covariance[np.diag_indices_from(covariance)] += noise[rungs] ** 2 + _JITTER
@@ -114,6 +114,7 @@ class RungProcess:
         self._variance = float(scales[-1] ** 2)  # prior variance of f at the last rung
         # While no result says anything about the last level, its variance would only be added to all others.
         self._level = float(parameters.levels[-1, -1]) if self._from_level.any() else 0.0
+        self.expected = self._weights @ self._covariance(kernel)  # at the last rung, for each result's hyperparameters
 
     def expecting(self, live: Array) -> RungProcess:
         """Return this process under the assumption that live trials end as expected.
@@ -201,29 +202,27 @@ class Fit:
     def begin(self, results: Results) -> None:
         """Continue with these results, from the parameters found so far."""
         self._density = _Density(self._parameters, results)
-        self._value, self._gradient = self._evaluated(self._at)
-        self._turn()
+        self._value = np.inf
+        self._gradient, self._move = np.zeros(len(self._at)), np.zeros(len(self._at))
 
     def step(self) -> None:
-        """Evaluate the density once, and move if it is higher."""
+        """Evaluate the density once, and move if it is higher than before. The first step only evaluates it."""
         # Within four deviations every covariance matrix can be factorised.
         at = np.clip(self._at + self._move, -4, 4)
         move = at - self._at
         value, gradient = self._evaluated(at)
-        if value > self._value + 1e-4 * self._gradient @ move:
-            self._move /= 4
-            return
-        change = gradient - self._gradient
-        curvature = move @ change
-        if curvature > 1e-10:
-            across = np.eye(len(at)) - np.outer(move, change) / curvature
-            self._inverse = across @ self._inverse @ across.T + np.outer(move, move) / curvature
+        if self._value < np.inf:
+            if value > self._value + 1e-4 * self._gradient @ move:
+                self._move /= 4
+                return
+            change = gradient - self._gradient
+            curvature = move @ change
+            if curvature > 1e-10:
+                across = np.eye(len(at)) - np.outer(move, change) / curvature
+                self._inverse = across @ self._inverse @ across.T + np.outer(move, move) / curvature
         self._at, self._value, self._gradient = at, value, gradient
-        self._turn()
-
-    def _turn(self) -> None:
-        """Aim at the minimum of the quadratic approximation, at most one deviation away."""
-        move = -self._inverse @ self._gradient
+        # To the minimum of the quadratic approximation, at most one deviation away.
+        move = -self._inverse @ gradient
         self._move = move / max(np.abs(move).max(initial=0.0), 1.0)
 
     def _theta(self, at: Array) -> Array:
@@ -254,12 +253,14 @@ class _Density:
         self._parameters, self._results = parameters, results
         rungs, rows = results.rungs, results.rows
         self._pairs = one, other = np.tril_indices(len(rows), -1)
+        # Flat places of the pairs in a matrix and in its transpose, which are indexed several times as fast.
+        self._flat, self._transposed = one * len(rows) + other, other * len(rows) + one
         self._same_trial = (results.trials[one] == results.trials[other]).astype(np.float64)
         self._levels = parameters.levels[rungs[one], rungs[other]]
         # Squared differences, summed over the columns of each hyperparameter: shape (hyperparameters, pairs).
         self._squares = np.zeros((parameters.lengths.stop, len(one)))
-        for column, axis in enumerate(parameters.axes):
-            self._squares[axis] += (rows[one, column] - rows[other, column]) ** 2
+        for axis, column in zip(parameters.axes, np.ascontiguousarray(rows.T), strict=True):
+            self._squares[axis] += (column[one] - column[other]) ** 2
         self._rung_pairs = rungs[one] * parameters.num_rungs + rungs[other]
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
@@ -274,7 +275,7 @@ class _Density:
         signal = common * ((1 + distance + distance**2 / 3) * decay + tau * self._same_trial)
         own_signal = scales[rungs] ** 2 * (1 + tau)
         covariance = np.diag(own_signal + parameters.levels[rungs, rungs] + sigma[rungs] + _JITTER)
-        covariance[self._pairs] = signal + self._levels
+        covariance.ravel()[self._flat] = signal + self._levels
         factor = cholesky(covariance, lower=True, check_finite=False)
         weights = cho_solve((factor, True), values, check_finite=False)
         inverse, _ = lapack.dpotri(factor, lower=True)
@@ -283,7 +284,7 @@ class _Density:
 
         # Derivatives with respect to the covariances of pairs, each of which is in the matrix twice, and the variances.
         one, other = self._pairs
-        outer = inverse[self._pairs] - weights[one] * weights[other]
+        outer = inverse.T.ravel()[self._transposed] - weights[one] * weights[other]
         own_outer = 0.5 * (np.diag(inverse) - weights**2)
         gradient = off / parameters.deviation
         by_distance = outer * common * (1 + distance) * decay * (5 / 3)

@@ -45,11 +45,11 @@ def check_history(seed: int) -> int:
     rng = Random(f"{seed}:several")
     space, objectives, kind = rng.choice(SPACES), rng.choice(SEVERAL), rng.choice((PromotionASHA, PromotionASHA, ASHA))
     concurrent, divisor = rng.choice((1, 4, 16)), rng.choice((2, 4))
-    extensions = rng.sample([Extension(max_length=64), Extension(max_trials=40)], rng.randrange(3))
+    extensions = rng.sample([Extension(max_length=64), Extension(max_trials=24)], rng.randrange(3))
 
     def search(log: list[Record]) -> Search:
         method = kind(
-            max_trials=30,
+            max_trials=16,
             max_length=16,
             num_rungs=3,
             divisor=divisor,

@@ -226,7 +226,7 @@ def wide_loss(point: Mapping[str, Any]) -> float:
         + (math.log10(point["lr"]) + 3) ** 2 / 10
         + abs(point["layers"] - 4) / 20
         + 0.2 * (point["activation"] != "gelu")
-        + (abs(optimizer["momentum"] - 0.9) if optimizer["name"] == "sgd" else 0.3)
+        + (abs(optimizer["momentum"] - 0.9) if optimizer["name"] == "sgd" else 0.6)
     )
 
 
