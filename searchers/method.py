@@ -10,12 +10,6 @@ from searchers.errors import MethodError
 from searchers.events import Action, Event
 
 
-class Choose(Protocol):
-    """Chooses the trial for a free slot: a paused one, or None for a new one, whose number would be `new`."""
-
-    def __call__(self, new: int, paused: Collection[int]) -> int | None: ...
-
-
 @runtime_checkable
 class Method(Protocol):
     """A search method, from events to actions. Test your own with `searchers.testing.check_method`.
@@ -33,10 +27,6 @@ class Method(Protocol):
     A method may also have `requested(request: Requested) -> list[Action]`, which creates the trial that a person
     requests, with its source and hyperparameters, beyond the budget, and also after `Done`; the progress may then
     decrease. Without it, requests of new trials are rejected.
-
-    A method with an attribute `choose`, None at first, lets a model choose: `Search` sets the attribute if its sampler
-    can (see `Sampler`). Before it makes a choice, the sampler has learned from the event that the method handles.
-    Choices are recorded, and a replay returns the recorded ones.
     """
 
     @property

@@ -8,8 +8,8 @@ contributes as much as its rung is informative, and no value has to be made up f
   closer neighbours of the best candidates.
 * With several metrics, each objective and each limit has a process of its own. A size, which is known at once and does
   not change, thus is not as uncertain as a loss.
-* Trials that have no result yet are assumed to end as predicted, so that concurrent trials get different
-  hyperparameters.
+* Running and paused trials are assumed to end as predicted, so that concurrent trials get different hyperparameters,
+  and what they will show need not be tried again.
 * Points that probably don't fit in memory are passed over (see `memory_model`).
 * A failed trial counts as one of the worst, unless it ran out of memory, which says nothing about its loss.
 * A proposal depends only on the events and the trial's number. The model is refitted whenever the number of results has
@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from random import Random
@@ -38,7 +38,7 @@ from searchers.beliefs import Belief
 from searchers.events import FAILURES, Event, Exited, Reported, Started, assert_never
 from searchers.memory_model import MemoryModel
 from searchers.objectives import Objectives
-from searchers.rung_process import Array, Fit, Indices, Parameters, Results, RungProcess
+from searchers.rung_process import Array, Fit, Parameters, Results, RungProcess
 from searchers.rung_results import RungResults, Values, normalised, relative, standardised
 from searchers.samplers import Prior
 from searchers.space import Space
@@ -49,8 +49,8 @@ _STARTUP = 12  # results before the first proposal
 _RANDOM_EVERY, _RANDOM_EVERY_EARLY, _EARLY = 5, 2, 40
 """Every fifth trial is random; every second one while there are at most 40 results."""
 
-_MAX_RESULTS, _MAX_NEW = 160, 128
-"""Maximum numbers of results, and of trials without a result, in the model."""
+_MAX_RESULTS, _MAX_LIVE, _MAX_NEW = 160, 64, 128
+"""Maximum numbers of results in the model, of the latest live trials, and of those that have no result yet."""
 
 _GROWTH, _FIT_STEPS, _EXTENDED_FIT_STEPS = 1.15, 9, 25
 """Growth of the number of results between fits, the steps of a fit, and those of the first one after an extension."""
@@ -114,26 +114,6 @@ class MultiFidelitySampler:
             if self.space.allows(point) and self._memory.probably_fits(point):
                 return point
         return self._memory.sample(Random(f"{self.seed}:{trial}"))  # like RandomSampler
-
-    def choose(self, new: int, paused: Collection[int]) -> int | None:
-        """Choose the paused trial to train on, or None for the new one.
-
-        Their gains at the last rung are compared per unit of length that they still need.
-        """
-        known = [trial for trial in paused if trial in self._trials and self._trials[trial].rung >= 0]
-        if not known or not self._cube.width or self._num_results < _STARTUP:
-            return None
-        rng = self._rng(new, "choose")
-        proposal = self._proposals(rng)[0]
-        running = [trial for trial in self._live if trial not in paused]
-        model = self._up_to_date().expecting(self._rows(running[-_MAX_NEW:]))
-        expected, _ = model.of_trials(model.rows, model.trials)
-        gain = model.gain(expected, rng)
-        rows, numbers = np.vstack([proposal, self._rows(known)]), np.array([-1, *known])
-        gains = gain.log(*model.of_trials(rows, numbers))
-        lengths = [self._lengths[-1], *(self._lengths[-1] - self._lengths[self._trials[trial].rung] for trial in known)]
-        best = int(np.argmax(gains - np.log(lengths)))
-        return known[best - 1] if best else None
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
         self._memory.tell(event, hparams)
@@ -259,11 +239,13 @@ class MultiFidelitySampler:
 
     def _proposals(self, rng: np.random.Generator) -> Array:
         """Return candidate rows, the most promising first."""
-        new = self._rows(list(itertools.islice(reversed(self._new), _MAX_NEW)))
-        model = self._up_to_date().expecting(new)
+        new = itertools.islice(reversed(self._new), _MAX_NEW)
+        latest = itertools.islice(reversed(self._live), _MAX_LIVE)
+        live = self._rows(list(dict.fromkeys([*new, *latest])))
+        model = self._up_to_date().expecting(live)
         known, expected = model.rows, model.expected
-        if self._num_objectives > 1:  # what new trials add to the hypervolume need not be found again
-            known, expected = np.vstack([known, new]), np.vstack([expected, model.at_the_end(new)[0]])
+        if self._num_objectives > 1:  # what live trials add to the hypervolume need not be found again
+            known, expected = np.vstack([known, live]), np.vstack([expected, model.at_the_end(live)[0]])
         gain = model.gain(expected, rng)
         weight = self._belief_weight()
 
@@ -330,9 +312,6 @@ class _Model:
     def at_the_end(self, rows: Array) -> tuple[Array, Array]:
         """Predict all metrics of new trials: means and standard deviations, shape (n, metrics)."""
         return _columns([process.at_the_end(rows) for process in self._processes])
-
-    def of_trials(self, rows: Array, trials: Indices) -> tuple[Array, Array]:
-        return _columns([process.of_trials(rows, trials) for process in self._processes])
 
     def gain(self, known: Array, rng: np.random.Generator) -> Gain:
         """Return the gain over known trials with these predicted means."""

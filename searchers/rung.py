@@ -127,10 +127,6 @@ class Rung:
         self._paused.discard(trial)
         return was_paused
 
-    @property
-    def paused(self) -> list[int]:
-        return sorted(self._paused)
-
     def unpause_all(self) -> list[int]:
         trials = sorted(self._paused)
         self._paused.clear()

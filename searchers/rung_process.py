@@ -66,7 +66,7 @@ class Parameters:
     """
 
     def __init__(self, axes: Indices, num_rungs: int, *, common_level: bool = False) -> None:
-        self.axes, self.num_rungs = axes, num_rungs
+        self.axes, self.num_rungs, self.common_level = axes, num_rungs, common_level
         apart, together = (_LEVEL / 16, _LEVEL) if common_level else (_LEVEL, 0.0)
         self.levels = apart * np.eye(num_rungs) + together  # prior covariance of the rungs' levels
         count = int(axes.max()) + 1 if len(axes) else 0
@@ -100,9 +100,9 @@ class RungProcess:
         self.noise = float(noise[-1])  # standard deviation at the last rung
         self._scaled = self._scale(results.rows)
         scales, chain, rungs = np.exp(theta[parameters.scales]), parameters.chain(theta), results.rungs
-        self._tau = float(np.exp(2 * theta[parameters.tau])[0])
+        tau = float(np.exp(2 * theta[parameters.tau])[0])
         kernel = _matern(self._scaled, self._scaled)
-        covariance = kernel + self._tau * (results.trials[:, None] == results.trials)
+        covariance = kernel + tau * (results.trials[:, None] == results.trials)
         covariance *= (scales[:, None] * scales * chain)[rungs][:, rungs]
         covariance += parameters.levels[rungs][:, rungs]
         covariance[np.diag_indices_from(covariance)] += noise[rungs] ** 2 + _JITTER
@@ -110,11 +110,14 @@ class RungProcess:
         self._weights = cho_solve((self._factor, True), results.values, check_finite=False)
         # At the last rung, a trial's covariance with a result is the kernel times the first of these plus the second.
         self._from_kernel = (scales[-1] * scales[rungs] * chain[-1][rungs])[:, None]
-        self._from_level = parameters.levels[-1][rungs][:, None]
+        level = parameters.levels[-1][rungs]
         self._variance = float(scales[-1] ** 2)  # prior variance of f at the last rung
-        # While no result says anything about the last level, its variance would only be added to all others.
-        self._level = float(parameters.levels[-1, -1]) if self._from_level.any() else 0.0
-        self.expected = self._weights @ self._covariance(kernel)  # at the last rung, for each result's hyperparameters
+        self._level, self._from_level = 0.0, np.zeros((len(rungs), 1))
+        if parameters.common_level:
+            self._level, self._from_level = float(parameters.levels[-1, -1]), level[:, None]
+        self._offset = float(self._weights @ level)  # expected level of the last rung
+        # At the last rung, for each result's hyperparameters.
+        self.expected = self._offset + self._weights @ (self._from_kernel * kernel)
 
     def expecting(self, live: Array) -> RungProcess:
         """Return this process under the assumption that live trials end as expected.
@@ -126,7 +129,7 @@ class RungProcess:
         """
         process, count, total = copy(self), len(self._scaled), len(self._scaled) + len(live)
         scaled = self._scale(live)
-        solved = self._solved(self._covariance(_matern(self._scaled, scaled)))
+        solved = self._solved(self._from_kernel * _matern(self._scaled, scaled) + self._from_level)
         among = self._variance * _matern(scaled, scaled) + self._level - solved.T @ solved
         among[np.diag_indices_from(among)] += _JITTER * self._variance
         process._factor = np.zeros((total, total), order="F")
@@ -141,11 +144,6 @@ class RungProcess:
         scaled: Array = rows / np.exp(self._theta[self._parameters.lengths])[self._parameters.axes]
         return scaled
 
-    def _covariance(self, kernel: Array) -> Array:
-        """Return the covariance with trials at the last rung, from the kernel; shape (n, m)."""
-        covariance: Array = self._from_kernel * kernel + self._from_level
-        return covariance
-
     def _solved(self, covariance: Array) -> Array:
         solved: Array = blas.dtrsm(1.0, self._factor, covariance, lower=True)
         return solved
@@ -157,27 +155,17 @@ class RungProcess:
             rows: Hyperparameters, shape (m, width).
 
         Returns:
-            Mean and standard deviation, shape (m,), in the unit of that rung's values. The deviation excludes noise
-            and the deviations d of the trials.
+            Mean and standard deviation, shape (m,), in the unit of that rung's values. The deviation excludes noise,
+            the deviations d of the trials and, unless the levels have a part in common, the uncertainty of the level:
+            it is the same for all trials, also for those that a new one is compared with.
         """
-        return self._predicted(rows, None)
-
-    def of_trials(self, rows: Array, trials: Indices) -> tuple[Array, Array]:
-        """Like `at_the_end`, but for these trials (-1: a new one) with their own deviations d, given their results."""
-        return self._predicted(rows, trials)
-
-    def _predicted(self, rows: Array, trials: Indices | None) -> tuple[Array, Array]:
         mean, variance, count = np.empty(len(rows)), np.empty(len(rows)), len(self._weights)
-        prior_variance = self._level + self._variance * (1.0 if trials is None else 1.0 + self._tau)
         for begin in range(0, len(rows), _BLOCK):
             block = slice(begin, begin + _BLOCK)
-            kernel = _matern(self._scaled, self._scale(rows[block]))
-            if trials is not None:
-                kernel[:count] += self._tau * (self.results.trials[:, None] == trials[block])
-            covariance = self._covariance(kernel)
-            mean[block] = self._weights @ covariance[:count]
-            solved = self._solved(covariance)
-            variance[block] = prior_variance - np.einsum("ij,ij->j", solved, solved)
+            signal = self._from_kernel * _matern(self._scaled, self._scale(rows[block]))
+            mean[block] = self._offset + self._weights @ signal[:count]
+            solved = self._solved(signal + self._from_level)
+            variance[block] = self._variance + self._level - np.einsum("ij,ij->j", solved, solved)
         return mean, np.sqrt(np.maximum(variance, 1e-10))
 
 

@@ -7,14 +7,13 @@ possible. It tells the sampler every event in the order of the journal, also dur
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from searchers.errors import FieldError, SpaceError
 from searchers.events import Event, Source
-from searchers.method import Choose
 from searchers.objectives import Objectives
 from searchers.records import hparams_from_json, hparams_to_json
 from searchers.space import PATH, Space
@@ -36,8 +35,6 @@ class Sampler(Protocol):
     population-based training also has `explore(trial, hparams)`, with the rules of `ask`: it returns hyperparameters
     for a trial that begins from a checkpoint of a trial with `hparams`. Its method `forked(trial, source)`, if it has
     one, is called when such a trial is created, with a `Source`; a replay calls it at the same place among the events.
-    If it has a method `choose(new, paused)`, a method may let it choose the trial for a free slot: one of the paused
-    ones, or None for a new one.
     """
 
     def ask(self, trial: int) -> dict[str, object]:
@@ -88,11 +85,6 @@ def drawn(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
         advice = f"; {type(sampler).__name__}.ask({trial}) must return a point of the space"
         raise SpaceError([*faults[:-1], (faults[-1][0], faults[-1][1] + advice)])
     return cast("dict[str, object]", point)
-
-
-def chooser(sampler: Sampler) -> Choose | None:
-    """Return the sampler's method `choose`, if it has one."""
-    return cast("Choose | None", getattr(sampler, "choose", None))
 
 
 class RandomSampler:
@@ -172,15 +164,6 @@ class FirstPoints:
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
         self._sampler.tell(event, hparams)
-
-    @property
-    def choose(self) -> Choose | None:
-        return None if chooser(self._sampler) is None else self._choose
-
-    def _choose(self, new: int, paused: Collection[int]) -> int | None:
-        choose = chooser(self._sampler)
-        assert choose is not None
-        return None if new < len(self._points) else choose(new, paused)
 
     def extended(self, rungs: Sequence[float]) -> None:
         notify_extended(self._sampler, rungs)

@@ -23,12 +23,6 @@ A "reported" record also has the "batches" that name the checkpoint, if the driv
 "value" is that of the first objective:
 
     {"event": "reported", "trial": 3, "step": 4, "value": 0.31, "metrics": [0.31, 12.5, 7600], "actions": [...]}
-
-If the method lets the sampler choose trials for free slots, the record has these "choices" in order, each the number of
-a paused trial or null for a new one. A replay takes them from there: a model may choose otherwise on another machine,
-where numbers are rounded differently.
-
-    {"event": "reported", "trial": 3, "step": 4, "value": 0.31, "choices": [1, null], "actions": [...]}
 """
 
 from __future__ import annotations
@@ -38,7 +32,7 @@ import math
 import operator
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from random import Random
 from types import MappingProxyType
@@ -59,7 +53,7 @@ from searchers.records import (
     request_from_json,
     request_to_json,
 )
-from searchers.samplers import RandomSampler, Sampler, chooser, drawn, explored, notify_extended, notify_forked
+from searchers.samplers import RandomSampler, Sampler, drawn, explored, notify_extended, notify_forked
 from searchers.space import Space
 from searchers.views import Points, State, TrainedShares, TrialView, as_dict
 
@@ -124,10 +118,6 @@ class Search:
         self.requested = 0  # number of trials that were created on request
         self._given: dict[int, Create] = {}  # trials whose hyperparameters the sampler does not draw
         self._given_order: list[int] = []  # their numbers, ascending
-        self._choices: list[int | None] = []  # the sampler's, while an event is handled
-        self._recorded: list[object] | None = None  # its choices in the record that is replayed, latest first
-        if hasattr(method, "choose") and chooser(self.sampler) is not None:
-            method.choose = self._choose
 
     def start(self) -> list[Action]:
         """Return the first actions. Must be called once, and not after a `replay` that started the search."""
@@ -245,10 +235,7 @@ class Search:
             if str(record.get("event")) not in KINDS:
                 continue
             try:
-                self._recorded = list(reversed(cast("list[object]", record.get("choices", []))))
                 actions = self._replay_one(record)
-                if self._recorded:
-                    raise ValueError(f"this search does not ask for its choices {record['choices']}")
             except (ValueError, TypeError) as error:
                 raise JournalError(f"journal, line {line}: {error}") from error
             decided = [action_to_json(action) for action in actions]
@@ -257,7 +244,6 @@ class Search:
                     f"journal, line {line}: the recorded actions are {record.get('actions')}, but this search decides "
                     f"on {decided}; replay it with the searcher configuration that wrote the journal"
                 )
-        self._recorded = None
         return self
 
     def _begin(self) -> list[Action]:
@@ -319,26 +305,7 @@ class Search:
             return trial
         return MAX_TRIALS + trial if trial in self._given else trial - bisect_left(self._given_order, trial)
 
-    def _choose(self, new: int, paused: Collection[int]) -> int | None:
-        """Let the sampler choose for the method; in a replay, return its recorded choice."""
-        if self._recorded is not None:
-            if not self._recorded:
-                raise ValueError(f"it lacks the choice between a new trial and the paused ones {sorted(paused)}")
-            choice = cast("int | None", self._recorded.pop())
-            if choice is not None and choice not in paused:
-                raise ValueError(f"its choices must be null or a paused trial, one of {sorted(paused)}, got {choice!r}")
-            return choice
-        numbers = {self._sampler_number(trial): trial for trial in paused}
-        choose = chooser(self.sampler)
-        assert choose is not None
-        chosen = choose(self._sampler_number(new), numbers.keys())
-        choice = None if chosen is None else numbers[chosen]
-        self._choices.append(choice)
-        return choice
-
     def _write(self, record: Record, actions: list[Action]) -> None:
-        if self._choices:
-            record["choices"], self._choices = self._choices, []
         self.log(record | {"actions": [action_to_json(action) for action in actions]})
 
     def _replay_one(self, record: Mapping[str, object]) -> list[Action]:
@@ -391,19 +358,18 @@ class Search:
 
     def _apply(self, event: Event, hparams: dict[str, object] | None) -> list[Action]:
         normalised_event = normalised(event, self._smaller_is_better, self.objectives)
+        actions = self.method.on(normalised_event)
         view = self._trials[event.trial].after(
             event,
             hparams=None if hparams is None else self._points(hparams),
             smaller_is_better=self._smaller_is_better,
             objectives=self.objectives,
         )
+        self._put(view)
         drawn_hparams = _NO_HPARAMS if view.hparams is None else as_dict(view.hparams)
-        # The sampler comes first, since the method may let it choose.
         if view.id not in self._given or not self.space.faults(drawn_hparams):  # given ones may be outside of the space
             told = replace(normalised_event, trial=self._sampler_number(view.id)) if self._given else normalised_event
             self.sampler.tell(told, drawn_hparams)
-        actions = self.method.on(normalised_event)
-        self._put(view)
         self._follow(actions)
         return actions
 

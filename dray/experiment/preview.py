@@ -27,7 +27,7 @@ from dray.errors import ConfigError
 from dray.experiment.rates import unit_of
 from dray.records.spending import totals_of
 from dray.text import counted, rough
-from searchers.auto import THAWED_TRAININGS, Auto
+from searchers.auto import Auto
 from searchers.method import Method
 from searchers.pbt import PBT
 from searchers.previews import WORKERS, Preview, Range, Rates, expected, is_certain, is_endless, is_simulated
@@ -244,11 +244,6 @@ def _explained(auto: Auto, config: ExperimentConfig) -> list[str]:
     lines.append(
         "hyperparameters are random until there are 12 results; then a model of all results proposes most of them"
     )
-    if auto.thaws:
-        lines.append(
-            f"until all trials together have trained as long as {THAWED_TRAININGS} full ones, the model also chooses "
-            "which of the paused trials continue, and when a new one starts"
-        )
     return lines
 
 

@@ -78,9 +78,6 @@ def test_auto_explains_what_it_does() -> None:
     assert "64 trials, expected total" in below
     assert "pauses after 1, 3, 9 epochs; the best 33% there continue" in below
     assert "a model of all results proposes most of them" in below
-    assert "the model also chooses" not in below
-    few = config.model_copy(update={"searcher": config.searcher.with_length(9)})
-    assert "until all trials together have trained as long as 8 full ones, the model also chooses" in shown(few)[1]
 
 
 def test_grid_has_its_points() -> None:

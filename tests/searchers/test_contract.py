@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
-from random import Random
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pytest
@@ -44,19 +43,6 @@ def methods(kind: Callable[..., Method], **cases: tuple[Any, ...]) -> dict[str, 
 
 def halving(length: int, rungs: int, concurrent: int = 16, divisor: float = 4, **fields: Any) -> dict[str, Any]:
     return {"max_length": length, "num_rungs": rungs, "max_concurrent_trials": concurrent, "divisor": divisor, **fields}
-
-
-class Dice:
-    """Chooses at random."""
-
-    def __call__(self, new: int, paused: Collection[int]) -> int | None:
-        return Random(f"{new}:{sorted(paused)}").choice([None, *sorted(paused)])
-
-
-def choosing(**fields: Any) -> Auto:
-    method = Auto(**fields)
-    method.choose = Dice()
-    return method
 
 
 BOTH = {
@@ -99,9 +85,8 @@ METHODS = {
         plain=(20, {"max_length": 9, "max_concurrent_trials": 4}),
         several_objectives=(20, {"max_length": 9, "pareto": True}),
     ),
-    **methods(choosing, by_model=(20, {"max_length": 9, "max_concurrent_trials": 4})),
 }
-HALVING = [name for name in METHODS if "ASHA" in name or name.startswith(("Auto", "choosing"))]
+HALVING = [name for name in METHODS if "ASHA" in name or name.startswith("Auto")]
 
 
 @pytest.mark.parametrize("name", METHODS)

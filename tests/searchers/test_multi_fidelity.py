@@ -67,19 +67,6 @@ def test_where_the_first_rung_misleads_the_end_is_believed() -> None:
     assert all(abs(x - 0.2) < 0.15 for x in proposed(sampler))
 
 
-def test_the_choice_is_the_trial_with_the_largest_expected_improvement_for_its_length() -> None:
-    """The loss is the distance from x = 0.3, and improves with training. Trials 100, 101 and 102 are paused."""
-    sampler = knowing(lambda x, step: abs(x - 0.3) + 1 / step, reach=lambda trial: 1 + 2 * (trial % 2), trials=16)
-    assert sampler.choose(103, []) is None
-    tell(sampler, 100, 0.9, (1, 1.6))
-    tell(sampler, 101, 0.3, (1, 1.0))
-    tell(sampler, 102, 0.3, (1, 1.0), (4, 0.25))
-    assert sampler.choose(103, [100, 101]) == 101
-    assert sampler.choose(103, [100, 101, 102]) == 102  # as good as 101, with less left to train
-    assert sampler.choose(103, [100]) is None  # a new trial is expected to end better
-    assert MultiFidelitySampler(LINE, seed=7, rungs=RUNGS).choose(1, [0]) is None  # nothing is known yet
-
-
 def test_without_rungs_the_last_value_of_a_completed_trial_counts() -> None:
     sampler = MultiFidelitySampler(LINE, seed=7, rungs=())
     for trial in range(20):

@@ -25,7 +25,7 @@ def drawn(seed: int, n: int, num_rungs: int) -> Results:
 @pytest.mark.parametrize("reached", [2, 3])
 def test_the_posterior_is_that_of_the_documented_covariance(common_level: bool, reached: int) -> None:
     """Recompute the posterior pair by pair from the formulas at the top of the module, with results at all three rungs
-    or at two. Only a level of which something is known counts for the deviation."""
+    or at two. Only levels with a common part count for the deviation."""
     parameters, results = Parameters(AXES, 3, common_level=common_level), drawn(0, 12, reached)
     levels = 4.0 + 0.25 * np.eye(3) if common_level else 4.0 * np.eye(3)
     theta = parameters.mean + np.random.default_rng(1).normal(0, 0.3, len(parameters.mean))
@@ -43,21 +43,13 @@ def test_the_posterior_is_that_of_the_documented_covariance(common_level: bool, 
     prior += np.diag(sigma[results.rungs] ** 2 + 1e-6)
     new = np.random.default_rng(2).random((5, len(AXES)))
     process = RungProcess(parameters, theta, results)
-    level = levels[2, 2] if common_level or reached == 3 else 0.0
-    # New trials, of which only f counts, then a trial with a result, with its own deviation.
-    for found, rows, trials, own in [
-        (process.at_the_end(new), new, [-1] * 5, 0.0),
-        (process.of_trials(results.rows[:1], results.trials[:1]), results.rows, results.trials[:1], tau**2),
-    ]:
-        cross = np.array(
-            [
-                [covariance(x, 2, int(t), *other) + levels[2, other[1]] for other in known]
-                for x, t in zip(rows, trials, strict=False)
-            ]
-        )
-        assert np.allclose(found[0], cross @ np.linalg.solve(prior, results.values))
-        variance = (1 + own) * scales[2] ** 2 + level - np.einsum("ij,ji->i", cross, np.linalg.solve(prior, cross.T))
-        assert np.allclose(found[1] ** 2, variance)
+    found, found_deviation = process.at_the_end(new)
+    signal = np.array([[covariance(x, 2, -1, *other) for other in known] for x in new])
+    level = np.array([levels[2, other[1]] for other in known])
+    assert np.allclose(found, (signal + level) @ np.linalg.solve(prior, results.values))
+    cross = signal + level if common_level else signal
+    variance = scales[2] ** 2 + (levels[2, 2] if common_level else 0.0)
+    assert np.allclose(found_deviation**2, variance - np.einsum("ij,ji->i", cross, np.linalg.solve(prior, cross.T)))
 
 
 def test_the_expectation_for_a_live_trial_changes_only_deviations() -> None:

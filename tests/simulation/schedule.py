@@ -102,7 +102,7 @@ def _population(random: Random, setup: Setup, sampler: str) -> Setup:
 
 
 def with_auto(schedule: Schedule) -> Schedule:
-    """Let the experiments of a schedule be searches by `auto`, most of them long enough for choices by its model."""
+    """Let the experiments of a schedule be searches by `auto`, with its model."""
     random = Random(f"auto:{schedule.seed}")
 
     def as_auto(setup: Setup) -> Setup:
