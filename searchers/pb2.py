@@ -37,7 +37,7 @@ number of trials in the model that have not reported."""
 
 _FIT_STEPS = 25
 
-_EXPLORATION = 1.0  # standard deviations by which the confidence bound is better than the mean
+_EXPLORATION = 1.5  # standard deviations by which the confidence bound is better than the mean
 
 _NUM_RANDOM, _NUM_BEST = 400, 10
 _SCALES = (0.2, 0.07, 0.03, 0.012)
