@@ -237,10 +237,8 @@ def _explained(auto: Auto, config: ExperimentConfig) -> list[str]:
     """What the search will do, for which nothing is configured."""
     unit, lines = config.searcher.unit, list[str]()
     if rungs := ", ".join(f"{rung:,}" for rung in auto.rungs[:-1]):
-        lines.append(
-            f"each trial pauses after {rungs} {unit}; the best {1 / auto.divisor:.0%} there continue, and more from a "
-            "length that predicts the next one poorly"
-        )
+        more = "" if auto.pareto else ", and more from a length that predicts the next one poorly"
+        lines.append(f"each trial pauses after {rungs} {unit}; the best {1 / auto.divisor:.0%} there continue{more}")
     lines.append(
         "hyperparameters are random until there are 12 results; then a model of all results proposes most of them"
     )
