@@ -292,14 +292,14 @@ class _Model:
     """The processes of all objectives, followed by those of all limits.
 
     Attributes:
-        rows, trials: The trials that have results.
+        rows: The trials that have results.
         expected: The means of `at_the_end` for new trials with the same hyperparameters, shape (n, metrics).
     """
 
     def __init__(self, processes: Sequence[RungProcess], num_objectives: int) -> None:
         self._processes, self._num_objectives = processes, num_objectives
         results = processes[0].results
-        self.trials, first = np.unique(results.trials, return_index=True)
+        _, first = np.unique(results.trials, return_index=True)
         self.rows = results.rows[first]
         self.expected = np.stack([process.expected[first] for process in processes], axis=1)
 
