@@ -87,6 +87,9 @@ class Belief:
                 self._categories.append((axis, np.where(named, _CATEGORY, others)))
             else:
                 domain.check(around, f"{path}.around", faults)
+                if len(faults) == before:  # a valid value, but it is listed twice or has hyperparameters of its own
+                    what = f"must name 1 category, but {around!r} names {named.sum()}; name a mapping by its constants"
+                    faults.append((f"{path}.around", what))
             return
         domain.check(around, f"{path}.around", faults)
         is_log = isinstance(domain, Log) or (isinstance(domain, Int) and domain.log)

@@ -95,6 +95,13 @@ def test_nine_of_ten_draws_follow_the_beliefs_and_the_others_are_uniform() -> No
         ("optimizer", {"around": {"name": "rmsprop"}}, "searcher.prior.optimizer"),
         (
             "optimizer",
+            {"around": {"name": "sgd", "momentum": 0.5}},
+            "searcher.prior.optimizer.around: must name 1 category, but {'name': 'sgd', 'momentum': 0.5} names 0; "
+            "name a mapping by its constants",
+        ),
+        ("optimizer", {"around": {}}, "searcher.prior.optimizer.around: must name 1 category, but {} names 2"),
+        (
+            "optimizer",
             {"around": "lion", "within": 2},
             "searcher.prior.optimizer.within: unknown field; a belief about a cat",
         ),
