@@ -8,6 +8,7 @@ it were ranked at two, only one in nine trials would continue on the same inform
 from __future__ import annotations
 
 from searchers.events import Action
+from searchers.method import Fields
 from searchers.objectives import Losses
 from searchers.promotion import PromotionASHA, Trial
 from searchers.rung import rungs_that_fit
@@ -29,6 +30,9 @@ class Auto(PromotionASHA):
     def __init__(
         self, *, max_trials: int, max_length: int, max_concurrent_trials: int = 16, pareto: bool = False
     ) -> None:
+        check = Fields()
+        check.integers(1, max_trials=max_trials, max_length=max_length)
+        check.raise_faults()
         super().__init__(
             max_trials=max_trials,
             max_length=max_length,

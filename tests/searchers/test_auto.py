@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from searchers import Auto, Create, Pause, Resume
+from searchers import Auto, Create, MethodError, Pause, Resume
 from searchers.multi_fidelity import MultiFidelitySampler
 from searchers.search import Record
 from searchers.simulate import Curve, simulate
@@ -21,6 +21,12 @@ def auto(max_trials: int = 64, max_concurrent_trials: int = 1, max_length: int =
 @pytest.mark.parametrize(("length", "rungs"), [(1, (1,)), (2, (2,)), (8, (2, 8)), (100, (1, 3, 11, 33, 100))])
 def test_rungs_are_at_least_a_unit_long(length: int, rungs: tuple[int, ...]) -> None:
     assert auto(max_length=length).rungs == rungs
+
+
+@pytest.mark.parametrize("length", [None, "27", 0])
+def test_a_length_that_is_no_number_has_its_path(length: object) -> None:
+    with pytest.raises(MethodError, match=r"searcher\.max_length: must be an integer >= 1, got"):
+        auto(max_length=cast(int, length))
 
 
 def test_a_report_that_crosses_several_rungs_is_ranked_at_the_last_of_them() -> None:
