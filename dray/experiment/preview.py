@@ -239,8 +239,9 @@ def _explained(auto: Auto, config: ExperimentConfig) -> list[str]:
     if rungs := ", ".join(f"{rung:,}" for rung in auto.rungs[:-1]):
         more = "" if auto.pareto else ", and more from a length that predicts the next one poorly"
         lines.append(f"each trial pauses after {rungs} {unit}; the best {1 / auto.divisor:.0%} there continue{more}")
+    drawn = "random or from the prior" if getattr(config.searcher, "prior", None) else "random"
     lines.append(
-        "hyperparameters are random until there are 12 results; then a model of all results proposes most of them"
+        f"hyperparameters are {drawn} until there are 12 results; then a model of all results proposes most of them"
     )
     return lines
 

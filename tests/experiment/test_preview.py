@@ -77,7 +77,10 @@ def test_auto_explains_what_it_does() -> None:
     assert rows[0][3] == "64"
     assert "64 trials, expected total" in below
     assert "pauses after 1, 3, 9 epochs; the best 33% there continue" in below
-    assert "a model of all results proposes most of them" in below
+    assert "hyperparameters are random until there are 12 results; then a model of all results proposes most" in below
+    prior = {"lr": {"around": 0.01, "within": 3}}
+    _, believed = shown(config.model_copy(update={"searcher": config.searcher.model_copy(update={"prior": prior})}))
+    assert "hyperparameters are random or from the prior until there are 12 results" in believed
 
 
 def test_grid_has_its_points() -> None:
