@@ -11,6 +11,7 @@ import math
 import re
 import threading
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -385,10 +386,11 @@ class ExperimentReader:
         return next((trial for trial in self.ranked()[:1] if trial.is_eligible), None)
 
     def best_of_longest(self) -> TrialRecord | None:
-        """The best of the eligible trials that trained the longest."""
+        """The best of the eligible trials that trained the longest, by rungs: of two that reached the last rung, the
+        one that passed it by a second more, before it validated, did not train longer."""
         eligible = self.eligible()
-        longest = max((trial.last_step for trial in eligible), default=0.0)
-        return next((trial for trial in eligible if trial.last_step == longest), None)
+        lengths = [bisect_right(self.rungs, trial.last_step) if self.rungs else trial.last_step for trial in eligible]
+        return eligible[lengths.index(max(lengths))] if lengths else None
 
     @property
     def varying(self) -> list[str]:

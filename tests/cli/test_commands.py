@@ -311,7 +311,12 @@ def test_describe_shows_the_best_of_the_longest_trials_if_it_is_another_one(home
     assert found["best"] == found["best_of_longest"], "trial 0 was trained for 30 batches, all others for 10"
     assert "longest" not in dray("e", "describe", "story").out
     with Journal(story.journal) as journal:
-        journal.append({"event": "reported", "trial": 7, "step": 40, "value": 0.7, "actions": []})
+        journal.append({"event": "reported", "trial": 7, "step": 31, "value": 0.7, "actions": []})
+    found = dray("e", "describe", "story", "--json").value
+    assert found["best"] == found["best_of_longest"], "trial 7 passed the last rung, 30, only by a batch"
+    with Journal(story.journal) as journal:
+        journal.append({"event": "extended", "max_trials": None, "max_length": 120, "actions": []})
+        journal.append({"event": "reported", "trial": 7, "step": 120, "value": 0.7, "actions": []})
     found = dray("e", "describe", "story", "--json").value
     assert (found["best"]["trial"], found["best_of_longest"]["trial"]) == (0, 7)
     assert re.search(r"best of the longest +trial 7: validation_loss 0.25 after 20", dray("e", "describe", "story").out)
