@@ -29,6 +29,8 @@ _NUM_BEST = 10  # `Gain.best`, with one objective
 
 _MARGIN = 0.1  # distance of the reference point from the worst values, relative to the front's range
 
+_NEGLIGIBLE = 1e-9  # range of a front that is a rounding error, in units of the metrics' standard deviations
+
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)  # of the quadrature, from -1 to 1
 
 
@@ -62,7 +64,7 @@ class Gain:
         front = nondominated(known)
         self.best = kept[front]
         self._low, high = known[front].min(axis=0), known[front].max(axis=0)
-        self._range = np.where(high > self._low, high - self._low, 1.0)
+        self._range = np.where(high - self._low > _NEGLIGIBLE, high - self._low, 1.0)
         self._reference = (known.max(axis=0) - self._low) / self._range + _MARGIN
         self._reached = self._distances(known[front]).min(axis=2).max(axis=1)
 

@@ -77,7 +77,7 @@ def normalised(values: Array) -> Array:
     if not len(finite):
         return np.full(len(values), _CAP)
     good, middle = _quantiles(finite, 0.1, 0.5)
-    spread = (middle - good) / _FIRST_DECILE or float(np.std(finite)) or 1.0
+    spread = max((middle - good) / _FIRST_DECILE or float(np.std(finite)) or 1.0, _LEAST)
     scaled = np.clip((values - middle) / spread, -_CLIP, _CLIP)
     return np.where(scaled > 0, -_CAP * np.expm1(-scaled / _CAP), scaled)
 
@@ -111,7 +111,7 @@ def relative(excesses: Array) -> Array:
     """
     excesses, finite = _without_overflow(excesses)
     size = float(np.median(np.abs(finite))) if len(finite) else 0.0
-    scaled: Array = _LIMIT * np.tanh(np.clip(excesses / (size or 1.0), -_CLIP, _CLIP) / _LIMIT)
+    scaled: Array = _LIMIT * np.tanh(np.clip(excesses / max(size or 1.0, _LEAST), -_CLIP, _CLIP) / _LIMIT)
     return scaled
 
 
@@ -130,4 +130,5 @@ def _without_overflow(values: Array) -> tuple[Array, Array]:
 
 
 _CAP, _CLIP, _LIMIT = 1.5, 20.0, 3.0
+_LEAST = 1e-300  # dividing 1 by less overflows
 _FIRST_DECILE = 1.2816  # distance of a normal distribution's first decile from its median, in standard deviations

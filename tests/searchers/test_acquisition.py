@@ -43,3 +43,8 @@ def test_without_a_trial_that_keeps_the_constraints_only_their_probability_count
     assert known.best.tolist() == [1, 0]
     gains = known.log(np.array([[9.0, 0.5], [-9.0, 1.5]]), np.ones((2, 2)))
     assert gains[0] > gains[1]
+
+
+def test_a_front_that_differs_by_rounding_errors_is_a_point() -> None:
+    known = gain(np.array([[0.0, 1e-310], [1e-310, 0.0]]), 2)
+    assert np.isfinite(known.log(np.array([[-1.0, -1.0]]), np.ones((1, 2)))).all()

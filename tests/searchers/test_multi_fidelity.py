@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from searchers import Exited, Losses, Metric, Objectives, RandomSampler, Reported, Space, Started, parse_space
 from searchers.multi_fidelity import MultiFidelitySampler
+from searchers.rung_results import normalised, relative, standardised
 
 LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
 RUNGS = (1, 4, 16)
@@ -101,6 +103,14 @@ def test_trials_asked_at_the_same_time_differ() -> None:
 def test_equal_infinite_and_huge_values_are_survived(value: float) -> None:
     for curve in (lambda x, step: value, lambda x, step: value if x < 0.5 else -value / 2):
         assert all(0 <= x <= 1 for x in proposed(knowing(curve, reach=lambda trial: 1, trials=12)))
+
+
+@pytest.mark.parametrize("worst", [1e300, -1e300])
+def test_a_huge_value_among_tiny_ones_does_not_overflow(worst: float) -> None:
+    values = np.array([0.0] * 4 + [1e-12] * 8 + [worst])
+    for scaled in (normalised(values), standardised(values), relative(values)):
+        assert np.isfinite(scaled).all()
+        assert np.argmax(np.abs(scaled)) == 12
 
 
 SQUARE = parse_space({name: {"type": "double", "minval": 0, "maxval": 1} for name in ("x", "y")})
