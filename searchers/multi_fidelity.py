@@ -254,7 +254,9 @@ class MultiFidelitySampler:
             return gains + weight * self._belief.log_density(rows) if self._belief else gains
 
         times = 1 if self._num_objectives == 1 else 3
-        near = self._cube.near(rng, np.resize(known[gain.best], (times * _NUM_NEAR, self._cube.width)), _SCALES[0])
+        best = np.resize(known[gain.best], (times * _NUM_NEAR, self._cube.width))
+        near = self._cube.near(rng, best, _SCALES[0])
+        near = near[(near != best).any(axis=1)]  # the others would be proposed again
         believed = self._belief.random(rng, _NUM_BELIEVED if self._belief else 0)
         candidates = np.vstack([self._cube.random(rng, times * _NUM_RANDOM), near, believed])
         gains = gains_of(candidates)

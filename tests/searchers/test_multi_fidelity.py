@@ -99,6 +99,16 @@ def test_trials_asked_at_the_same_time_differ() -> None:
     assert min(abs(one - other) for one in drawn for other in drawn if one is not other) > 0.01
 
 
+def test_no_trial_is_proposed_again_where_the_best_are_at_the_edge() -> None:
+    sampler = MultiFidelitySampler(LINE, seed=7, rungs=(1,))
+    drawn = []
+    for trial in range(40):
+        drawn.append(float(sampler.ask(trial)["x"]))  # type: ignore[arg-type]
+        tell(sampler, trial, drawn[-1], (1, drawn[-1]), reason="completed")
+    assert min(drawn) < 0.01
+    assert len(set(drawn)) == 40
+
+
 @pytest.mark.parametrize("value", [1.0, math.inf, 1e308, -1e308, 5e-324])
 def test_equal_infinite_and_huge_values_are_survived(value: float) -> None:
     for curve in (lambda x, step: value, lambda x, step: value if x < 0.5 else -value / 2):
