@@ -83,8 +83,8 @@ class Belief:
         if isinstance(domain, Categorical):
             named = np.array([_is_named(val, around) for val in domain.vals])
             if named.sum() == 1:
-                others = (1 - _CATEGORY) / max(len(named) - 1, 1)
-                self._categories.append((axis, np.where(named, _CATEGORY, others)))
+                chances = np.where(named, _CATEGORY, (1 - _CATEGORY) / max(len(named) - 1, 1))
+                self._categories.append((axis, chances / chances.sum()))  # a single category has all
             else:
                 domain.check(around, f"{path}.around", faults)
                 if len(faults) == before:  # a valid value, but it is listed twice or has hyperparameters of its own

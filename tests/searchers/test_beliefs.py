@@ -45,6 +45,14 @@ def test_the_density_has_the_integral_one_and_excludes_nothing() -> None:
     assert density.min() >= 0.1
 
 
+def test_a_belief_about_a_single_category_is_uniform() -> None:
+    space = parse_space({"optimizer": {"type": "categorical", "vals": ["adam"]}})
+    belief = Belief(space, {"optimizer": {"around": "adam"}})
+    rows = belief.random(np.random.default_rng(0), 20)
+    assert rows.tolist() == [[1.0]] * 20
+    assert belief.log_density(rows) == pytest.approx(0)
+
+
 def test_nine_of_ten_draws_follow_the_beliefs_and_the_others_are_uniform() -> None:
     points = [CUBE.point(row) for row in BELIEF.random(np.random.default_rng(0), 4000)]
     lr = np.log10([float(str(point["lr"])) for point in points])
