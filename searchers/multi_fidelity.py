@@ -256,7 +256,7 @@ class MultiFidelitySampler:
         times = 1 if self._num_objectives == 1 else 3
         best = np.resize(known[gain.best], (times * _NUM_NEAR, self._cube.width))
         near = self._cube.near(rng, best, _SCALES[0])
-        near = near[(near != best).any(axis=1)]  # the others would be proposed again
+        near = near[(np.abs(near - best) > 1e-9).any(axis=1)]  # without those that would be proposed again
         believed = self._belief.random(rng, _NUM_BELIEVED if self._belief else 0)
         candidates = np.vstack([self._cube.random(rng, times * _NUM_RANDOM), near, believed])
         gains = gains_of(candidates)
