@@ -75,7 +75,7 @@ def test_an_experiment_is_followed_stopped_resumed_and_exported(driver: Driver, 
     driver.wait_for(lambda: any(path.glob("trial_0/checkpoint_*/manifest.json")), "a checkpoint")
     [listed] = dray("e", "list", "--json").value
     assert (listed["name"], listed["state"], listed["trials"]) == (path.name, "RUNNING", 3)
-    assert dray("t", "describe", "talks", "0", "--json").value["metrics"]
+    driver.wait_for(lambda: dray("t", "describe", "talks", "0", "--json").value["metrics"], "metrics")
     assert "is running, in process" in dray("e", "delete", "talks", "--yes").is_one_line()
     assert "is being written by another run" in dray("e", "resume", "talks").err
 
