@@ -53,7 +53,7 @@ KEPT = ("digits_cnn", "cancer_mlp", "code_tags", "code_transformer", "pixels")
 """Held-out tasks, to be used once."""
 
 DIVISOR = 3
-"""Of the rungs: 3, 9, 27 epochs, or 1, 3, 9, 27. Little is known after the first epoch."""
+"""The ratio of neighbouring rungs: 3, 9, 27 epochs, or 1, 3, 9, 27. Little is known after the first epoch."""
 
 _NUM_TREES, _LEAST_IN_LEAF = 64, 2
 _NUM_POINTS = 4000

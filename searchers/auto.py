@@ -10,7 +10,7 @@ from __future__ import annotations
 from searchers.events import Action
 from searchers.method import Fields
 from searchers.objectives import Losses
-from searchers.promotion import PromotionASHA, Trial
+from searchers.promotion import PromotionASHA
 from searchers.rung import rungs_that_fit
 
 DIVISOR = 3
@@ -45,13 +45,11 @@ class Auto(PromotionASHA):
 
     def _report(self, number: int, step: float, value: float | Losses) -> list[Action]:
         if self._slots.has_slot(number):
-            self._skip_crossed(self._trials[number], step)
+            trial = self._trials[number]
+            # It passes the rungs that it crossed, except the last of them, without being ranked there.
+            while trial.next + 1 < len(self._rungs) and step >= self._rungs[trial.next + 1].length:
+                self._unranked += trial.next == 0
+                self._rungs[trial.next].num_approaching -= 1
+                trial.next += 1
+                self._rungs[trial.next].num_approaching += 1
         return super()._report(number, step, value)
-
-    def _skip_crossed(self, trial: Trial, step: float) -> None:
-        """Let a running trial pass the rungs that it crossed, except the last of them, without being ranked there."""
-        while trial.next + 1 < len(self._rungs) and step >= self._rungs[trial.next + 1].length:
-            self._unranked += trial.next == 0
-            self._rungs[trial.next].num_approaching -= 1
-            trial.next += 1
-            self._rungs[trial.next].num_approaching += 1

@@ -40,9 +40,7 @@ from searchers.rung import longer_rungs
 
 
 @dataclass(slots=True)
-class Trial:
-    """The record of a trial; see the invariants above."""
-
+class _Trial:
     next: int = 0  # index of the next rung; len(rungs) after the top one
     last: tuple[float, float | Losses] | None = None  # step and value of the last report
     finishing: bool = False  # ran past the top rung before its pause, and was resumed only to complete
@@ -72,7 +70,7 @@ class PromotionASHA(SuccessiveHalving):
     _min_best = 0
 
     def _set_up(self) -> None:
-        self._trials: dict[int, Trial] = {}
+        self._trials: dict[int, _Trial] = {}
 
     def _fill(self) -> list[Action]:
         """Promote or create trials for free slots, stop trials at closed rungs, or return `Done`."""
@@ -93,12 +91,12 @@ class PromotionASHA(SuccessiveHalving):
 
     def _create(self) -> Create:
         created = self._slots.create()
-        self._trials[created.trial] = Trial()
+        self._trials[created.trial] = _Trial()
         self._rungs[0].num_approaching += 1
         return created
 
     def _begin_at(self, trial: int, rung: int) -> None:
-        self._trials[trial] = Trial(next=rung)
+        self._trials[trial] = _Trial(next=rung)
         self._rungs[rung].num_approaching += 1
         self._reopen_rungs()
 
@@ -118,7 +116,7 @@ class PromotionASHA(SuccessiveHalving):
         trial.last = None
         return [self._slots.resume(number)]
 
-    def _arrive(self, number: int, trial: Trial) -> list[Action]:
+    def _arrive(self, number: int, trial: _Trial) -> list[Action]:
         """Rank a trial without a slot at its next rung, by its last report; pause it there unless it ends."""
         assert trial.last is not None
         _, value = trial.last
@@ -229,7 +227,7 @@ class PromotionASHA(SuccessiveHalving):
                     stops.append(Stop(trial=number))
         completed = [n for n in sorted(self._slots.completed) if old_top.values.get(n, math.inf) != math.inf]
         for number in (*running, *completed):
-            self._trials[number] = Trial(next=num_old, last=(old_top.length, old_top.values[number]))
+            self._trials[number] = _Trial(next=num_old, last=(old_top.length, old_top.values[number]))
             old_top.pause(number)
         return stops, running
 

@@ -56,7 +56,7 @@ def test_a_belief_about_a_single_category_is_uniform() -> None:
 def test_nine_of_ten_draws_follow_the_beliefs_and_the_others_are_uniform() -> None:
     points = [CUBE.point(row) for row in BELIEF.random(np.random.default_rng(0), 4000)]
     lr = np.log10([float(str(point["lr"])) for point in points])
-    # Of a normal distribution 68% is within a standard deviation; of the uniform one 24%.
+    # A normal distribution has 68% within a standard deviation, the uniform one 24%.
     assert np.mean(np.abs(lr + 3) < np.log10(3)) == pytest.approx(0.9 * 0.68 + 0.1 * 0.24, abs=0.03)
     optimizers = [point["optimizer"] for point in points]
     sgd = [each for each in optimizers if isinstance(each, dict) and each["name"] == "sgd"]
@@ -150,7 +150,7 @@ def test_the_first_trial_has_the_believed_values() -> None:
 
 
 def test_random_trials_follow_a_belief_less_and_less_and_not_at_all_if_its_trials_are_worse() -> None:
-    """Of the trials from the belief, 86% are near the believed value, and 20% of the others."""
+    """86% of the trials from the belief are near the believed value, and 20% of the others."""
     assert share_near(after(0, abs, around=0.3), 0.3) == pytest.approx(0.2 + 0.3 * 0.66, abs=0.1)
     shares = [share_near(after(trials, lambda x: abs(x - 0.3), around=0.3), 0.3) for trials in (8, 100)]
     assert shares[0] > 0.28 > shares[1]
