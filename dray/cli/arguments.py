@@ -116,6 +116,8 @@ def values_by_name(option: str, given: list[str] | None) -> dict[str, Any]:
         value, fault = parsed(text)
         if not name or not text or fault is not None:
             raise BadUse(f"{option} {each}: must be NAME=VALUE, with a value in YAML")
+        if name in found:
+            raise BadUse(f"{option} {each}: {name} is given twice; give one value")
         found[name] = value
     return found
 

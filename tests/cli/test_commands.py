@@ -206,6 +206,7 @@ def test_a_trial_that_is_missing_is_one_line(command: str, home: Path, dray: Dra
             "--json prints one complete value, so it can't be used with --follow",
         ),
         (["trial", "add", "digits", "--set", "lr="], "--set lr=: must be NAME=VALUE"),
+        (["trial", "add", "digits", "--set", "lr=1", "--set", "lr=2"], "--set lr=2: lr is given twice"),
         (["experiment", "list", "nowhere"], "no such directory: nowhere"),
         (["experiment", "describe", "s3://"], "has no bucket"),
     ],
