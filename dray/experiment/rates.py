@@ -6,7 +6,7 @@ import math
 from statistics import fmean, stdev
 
 from dray.config.searcher import Searcher
-from dray.errors import ExperimentError
+from dray.errors import NoExperiment
 from dray.records.lookup import Name
 from dray.records.result import Result
 from searchers.previews import Rates
@@ -26,13 +26,12 @@ def measured_rates(experiment: Name, searcher: Searcher) -> Rates:
     """The rates of an experiment's trials, from its timeline, for a search with trials of the same kind.
 
     Raises:
-        NoExperiment: there is none, or several match.
-        ExperimentError: the experiment has another unit of length, or none of its trials has ended a training.
+        NoExperiment: there is none, several match, it has another unit of length, or none of its trials has trained.
     """
     result = Result(experiment)
     name, unit = result.path.name, unit_of(result.config.searcher)
     if unit != unit_of(searcher):
-        raise ExperimentError(
+        raise NoExperiment(
             f"--like needs an experiment whose trials have their length in {unit_of(searcher)}, but {name} has {unit}; "
             "give another one, or --seconds-per-trial"
         )
@@ -46,7 +45,7 @@ def measured_rates(experiment: Name, searcher: Searcher) -> Rates:
     }
     rates = [trained_s[trial] / length for trial, length in lengths.items() if length and trained_s.get(trial, 0.0)]
     if not rates:
-        raise ExperimentError(f"--like needs an experiment with trials that have trained; {name} has none")
+        raise NoExperiment(f"--like needs an experiment with trials that have trained; {name} has none")
     is_next = (table[["group", "trial_id"]] != table[["group", "trial_id"]].shift()).any(axis=1)
     start_s = float(table[is_leased & is_per_lease]["seconds"].sum()) / int((is_leased & is_next).sum())
     boots_s = table[table["phase"] == "booting"]["seconds"]

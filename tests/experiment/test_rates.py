@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dray.config.load import load_config
-from dray.errors import ExperimentError
+from dray.errors import NoExperiment
 from dray.experiment.preview import preview_search
 from dray.experiment.rates import measured_rates
 from dray.records.directory import ExperimentDirectory
@@ -62,12 +62,12 @@ def test_a_preview_by_an_experiment_holds_its_own_time(earlier: ExperimentDirect
 
 def test_lengths_in_another_unit_are_an_error(earlier: ExperimentDirectory) -> None:
     in_batches = load_config(ASHA, ["searcher.max_length={batches: 64}"]).searcher
-    with pytest.raises(ExperimentError, match=r"length in batches, but earlier-1 has epochs; give another one"):
+    with pytest.raises(NoExperiment, match=r"length in batches, but earlier-1 has epochs; give another one"):
         measured_rates(earlier.path, in_batches)
 
 
 def test_an_experiment_without_results_is_an_error(tmp_path: Path) -> None:
     nothing = ExperimentDirectory.create(tmp_path / "new-1", config_of(8), None)
     nothing.journal.touch()
-    with pytest.raises(ExperimentError, match=r"trials that have trained; new-1 has none"):
+    with pytest.raises(NoExperiment, match=r"trials that have trained; new-1 has none"):
         measured_rates(nothing.path, config_of(8).searcher)
