@@ -90,6 +90,9 @@ class Requested:
     trial: int | None = None  # the trial to end; None: a new trial is requested
     source: Source | None = None  # begin from this checkpoint, with its trial's hyperparameters
     hparams: Mapping[str, object] | None = None  # replace these; without a source, the others are drawn at random
+    code: str | None = (
+        None  # name of the code that it runs, opaque to a search; None: the experiment's, or the source's
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +101,18 @@ class Create:
 
     A trial with `hparams` has these instead, and the others from its source's trial or, without one, at random from the
     space. With a source and no `hparams`, the sampler derives them from those of the source's trial.
+
+    A trial with `code` gets the others from a sampler that learns only from trials with this code. A trial with a
+    source has its source's code.
     """
 
     trial: int
     source: Source | None = None  # begin from this checkpoint, at its step
     hparams: Mapping[str, object] | None = None
+    code: str | None = None  # as in `Requested`; methods leave it to the search
 
     def __repr__(self) -> str:
-        fields = {"trial": self.trial, "source": self.source, "hparams": self.hparams}
+        fields = {"trial": self.trial, "source": self.source, "hparams": self.hparams, "code": self.code}
         return f"Create({', '.join(f'{name}={value!r}' for name, value in fields.items() if value is not None)})"
 
 

@@ -153,11 +153,13 @@ def _beginning_to_json(new: Requested | Create) -> dict[str, object]:
             found["source"] |= {"batches": operator.index(new.source.batches)}
     if new.hparams is not None:
         found["hparams"] = hparams_to_json(new.hparams)
+    if new.code is not None:
+        found["code"] = str(new.code)
     return found
 
 
 def _beginning_from_json(record: Mapping[str, object]) -> dict[str, Any]:
-    source, hparams = None, hparams_from_json(record.get("hparams"))
+    source, hparams, code = None, hparams_from_json(record.get("hparams")), record.get("code")
     match record.get("source"):
         case {"trial": int(trial), "step": int() | float() as step, **others} if _is_index(others.get("batches")):
             source = Source(trial=trial, step=step, batches=cast("int | None", others.get("batches")))
@@ -167,7 +169,9 @@ def _beginning_from_json(record: Mapping[str, object]) -> dict[str, Any]:
             raise ValueError(f"not a source: {other!r}")
     if not isinstance(hparams, dict | None):
         raise ValueError(f"hparams must be a mapping, got {hparams!r}")
-    return {"source": source, "hparams": hparams}
+    if not isinstance(code, str | None):
+        raise ValueError(f"code must be a name, got {code!r}")
+    return {"source": source, "hparams": hparams, "code": code}
 
 
 def _is_index(value: object) -> bool:

@@ -16,6 +16,8 @@ Each record is a line of the journal:
     {"event": "exited",   "trial": 3, "reason": "stopped", "actions": []}
     {"event": "requested", "source": {"trial": 3, "step": 4}, "hparams": {"lr": 0.01}, "actions": [{"action": "create",
         "trial": 64, "source": {"trial": 3, "step": 4}, "hparams": {"lr": 0.01}}]}
+    {"event": "requested", "hparams": {}, "code": "3f9c", "actions": [{"action": "create", "trial": 65, "hparams": {},
+        "code": "3f9c"}]}
     {"event": "extended", "max_trials": 200, "max_length": null, "actions": [{"action": "create", "trial": 64}, ...]}
 
 A "reported" record also has the "batches" that name the checkpoint, if the driver gives them. With several metrics, the
@@ -33,7 +35,7 @@ import operator
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
 from typing import cast
@@ -62,6 +64,14 @@ Record = dict[str, object]
 _NO_HPARAMS: Mapping[str, object] = MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """The trials with one code other than the experiment's."""
+
+    sampler: Sampler  # it is told only of these trials
+    numbers: dict[int, int] = field(default_factory=dict)  # their numbers for the sampler: 0, 1, 2, ...
+
+
 class Search:
     """A running search.
 
@@ -73,6 +83,8 @@ class Search:
         log: Called with one record per event, before the event's actions are returned. It should return only once the
             record is safe. If it raises, the search is ahead of its log: drop it, and `replay` the log in a new one.
         sampler: A new sampler, owned by the search. `RandomSampler(space, seed)` by default.
+        new_sampler: Makes a sampler for the trials of each other code (`Requested.code`): results of one code say
+            nothing certain about another. `RandomSampler(space, seed)` by default.
         objectives: The objectives and constraints of a search with several metrics; `smaller_is_better` is then that of
             the first objective. The method must rank by objectives (`ASHA(pareto=True)`) or compare nothing.
 
@@ -96,10 +108,13 @@ class Search:
         smaller_is_better: bool,
         log: Callable[[Record], None],
         sampler: Sampler | None = None,
+        new_sampler: Callable[[], Sampler] | None = None,
         objectives: Objectives | None = None,
     ) -> None:
         self.method, self.space, self.seed = method, space, operator.index(seed)
         self.sampler: Sampler = RandomSampler(space, seed) if sampler is None else sampler
+        self._new_sampler = new_sampler or (lambda: RandomSampler(space, seed))
+        self._variants: dict[str, _Variant] = {}  # by code
         self.done: Done | None = None  # the method's `Done` once the search is over; None again after an extension
         self.started = False  # whether `start()` was called or replayed
         self._smaller_is_better = bool(smaller_is_better)
@@ -169,6 +184,11 @@ class Search:
         given = self._given.get(trial)
         return None if given is None else given.source
 
+    def code_of(self, trial: int) -> str | None:
+        """Return the code that a trial runs, see `Requested.code`; that of its source, if it has one."""
+        given = self._given.get(self._origin(trial))
+        return None if given is None else given.code
+
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         """Continue with a larger budget, even if the search is done; `Done` then comes again.
 
@@ -198,14 +218,17 @@ class Search:
         bound, given = self._view(trial).hparams, self._given.get(trial)
         if bound is not None:
             return copy.deepcopy(as_dict(bound))
+        sampler, number = self._sampler_of(trial)
         if given is None:
-            return drawn(self.sampler, self.space, self._sampler_number(trial))
-        if given.source is None:
-            others = self.space.sample(Random(f"{self.seed}:{self._sampler_number(trial)}"))
-        else:
+            return drawn(sampler, self.space, number)
+        if given.source is not None:
             others = self.params(given.source.trial)
             if given.hparams is None:
-                return explored(self.sampler, self._sampler_number(trial), others)
+                return explored(sampler, number, others)
+        elif given.code is not None:
+            others = drawn(sampler, self.space, number)
+        else:
+            others = self.space.sample(Random(f"{self.seed}:{number}"))
         return merged(self.space.root, others, given.hparams or {})
 
     def seed_of(self, trial: int) -> int:
@@ -213,9 +236,7 @@ class Search:
 
         A trial that begins from another trial's checkpoint has the same seed, so that it continues with the same data.
         """
-        while (source := self.source(trial)) is not None:
-            trial = source.trial
-        return Random(f"{self.seed}:{trial}:seed").getrandbits(31)
+        return Random(f"{self.seed}:{self._origin(trial)}:seed").getrandbits(31)
 
     def replay(self, records: Iterable[Mapping[str, object]]) -> Search:
         """Restore the state of the search that wrote these records in this new search, and return it.
@@ -246,6 +267,12 @@ class Search:
                 )
         return self
 
+    def _origin(self, trial: int) -> int:
+        """Return the trial from whose beginning this one continues, through all its sources."""
+        while (source := self.source(trial)) is not None:
+            trial = source.trial
+        return trial
+
     def _begin(self) -> list[Action]:
         self.started = True
         actions = self.method.start()
@@ -254,7 +281,8 @@ class Search:
 
     def _enlarge(self, max_trials: int | None, max_length: int | None) -> list[Action]:
         actions = self.method.extend(max_trials=max_trials, max_length=max_length)
-        notify_extended(self.sampler, self.method.rungs)
+        for sampler in (self.sampler, *(variant.sampler for variant in self._variants.values())):
+            notify_extended(sampler, self.method.rungs)
         self.done = None
         self._follow(actions)
         return actions
@@ -272,6 +300,8 @@ class Search:
             if requested is None:
                 raise IllegalEvent(f"{type(self.method).__name__} creates no trials on request")
             actions = requested(request)
+            if request.code is not None:
+                actions = [replace(each, code=request.code) if isinstance(each, Create) else each for each in actions]
             self.requested += 1
             self.done = None
         self._follow(actions)
@@ -294,7 +324,16 @@ class Search:
                 f"a trial can't begin from step {step:g} of trial {trial}: the searcher's max_length is "
                 f"{self.method.rungs[-1]:g}; extend the search, or begin from an earlier checkpoint"
             )
-        return request
+        if request.code not in (None, self.code_of(trial)):
+            raise IllegalEvent(f"a trial that begins from a checkpoint of trial {trial} has the code of trial {trial}")
+        return replace(request, code=None)
+
+    def _sampler_of(self, trial: int) -> tuple[Sampler, int]:
+        """Return the sampler that draws the trial's hyperparameters and learns from it, and its number there."""
+        code = self.code_of(trial)
+        if code is None:
+            return self.sampler, self._sampler_number(trial)
+        return self._variants[code].sampler, self._variants[code].numbers[trial]
 
     def _sampler_number(self, trial: int) -> int:
         """Return the trial's number for the sampler.
@@ -368,8 +407,9 @@ class Search:
         self._put(view)
         drawn_hparams = _NO_HPARAMS if view.hparams is None else as_dict(view.hparams)
         if view.id not in self._given or not self.space.faults(drawn_hparams):  # given ones may be outside of the space
-            told = replace(normalised_event, trial=self._sampler_number(view.id)) if self._given else normalised_event
-            self.sampler.tell(told, drawn_hparams)
+            sampler, number = self._sampler_of(view.id)
+            told = normalised_event if number == view.id else replace(normalised_event, trial=number)
+            sampler.tell(told, drawn_hparams)
         self._follow(actions)
         return actions
 
@@ -379,12 +419,16 @@ class Search:
                 case Create(trial=trial, source=source):
                     view = TrialView(id=trial)
                     self._put(view if source is None else replace(view, begin=source.step, last_step=source.step))
-                    if source is not None or action.hparams is not None:
+                    if source is not None or action.hparams is not None or action.code is not None:
                         self._given[trial] = action
                         self._given_order.append(trial)
+                    if (code := self.code_of(trial)) is not None:
+                        if code not in self._variants:
+                            self._variants[code] = _Variant(self._new_sampler())
+                        self._variants[code].numbers[trial] = len(self._variants[code].numbers)
                     if source is not None:
-                        numbered = replace(source, trial=self._sampler_number(source.trial))
-                        notify_forked(self.sampler, self._sampler_number(trial), numbered)
+                        sampler, number = self._sampler_of(trial)
+                        notify_forked(sampler, number, replace(source, trial=self._sampler_of(source.trial)[1]))
                 case Done():
                     self.done = action
                 case _:

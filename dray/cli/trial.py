@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -22,7 +24,9 @@ from dray.cli.arguments import (
 )
 from dray.cli.errors import BadUse
 from dray.cli.reader import ReadExperiment, last_values, read_experiment
-from dray.errors import AlreadyEnded
+from dray.code.archive import pack
+from dray.code.patch import MAX_PATCH_BYTES, BadPatch, decoded, read_patch
+from dray.errors import AlreadyEnded, NoExperiment
 from dray.experiment import requests
 from dray.serve.client import Server
 from dray.serve.control import NotSubmitted
@@ -34,7 +38,10 @@ from searchers.journal import Journal
 if TYPE_CHECKING:
     import pandas as pd
 
+    from dray.records.directory import ExperimentDirectory
     from dray.records.trial_record import TrialRecord
+
+DIFF_LINES = 200  # most lines of a diff that are printed
 
 app = typer.Typer(
     help="Inspect trials: their hyperparameters, metrics and logs; stop, fork and add trials.", no_args_is_help=True
@@ -97,12 +104,16 @@ def list_(
         columns["restarts"] = [each.restarts for each in trials]
         if any(each.forked_from for each in trials):
             columns["forked from"] = [each.forked_from for each in trials]
+        if any(each.code for each in trials):
+            columns["code"] = [each.code for each in trials]
         if gpus:
             columns["GPU"] = [gpus.get(each.id, "") for each in trials]
         of_all = [{name: each.hparams[name] for name in names if name in each.hparams} for each in trials]
         columns["hyperparameters"] = list(of_all)
         show.table(
-            list(columns), zip(*columns.values(), strict=True), left=["state", "forked from", "GPU", "hyperparameters"]
+            list(columns),
+            zip(*columns.values(), strict=True),
+            left=["state", "forked from", "code", "GPU", "hyperparameters"],
         )
 
 
@@ -124,12 +135,14 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
         failed = [record for record in read.reader.failures if record["trial"] == trial_.id]
         metrics = last_values(read_trials(directory.metrics, [trial_.id]))
         logs = directory.trial(trial_.id) / "logs"
+        diff = _diff(directory, trial_)
         if json:
             show.as_json(
                 {
                     **_json(trial_, gpu_types(directory.metrics)),
                     "metrics": metrics,
                     "checkpoints": [{"batches": each.batches, "path": each.location.uri} for each in checkpoints],
+                    "diff": diff or None,
                     "errors": [record.get("error") for record in failed],
                     "logs": None if read.stored.is_copy else str(logs),
                 }
@@ -140,6 +153,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
             [
                 ("trial", f"{trial_.id} of {read.stored.name}  {trial_.state}"),
                 ("forked from", trial_.forked_from),
+                ("code", trial_.code),
                 ("hyperparameters", "\n".join(f"{name} = {shown(value)}" for name, value in trial_.hparams.items())),
                 ("trained for", f"{trial_.batches} batches"),
                 ("diverged", show.red(nan_since_text(trial_.nan_since))),
@@ -151,6 +165,11 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 ("logs", "" if read.stored.is_copy else str(logs)),
             ]
         )
+        if diff:
+            lines = diff.splitlines()
+            more = f"\n... and {len(lines) - DIFF_LINES} more lines, in {directory.variants / str(trial_.code)}"
+            shown_lines = "\n".join(lines[:DIFF_LINES]) + more * (len(lines) > DIFF_LINES)
+            typer.echo(f"\nits code differs from the experiment's by:\n{shown_lines}")
         last = None
         for record in failed:
             again = "restarted" if record["event"] == "restarted" else "not restarted"
@@ -272,6 +291,13 @@ def _metrics(experiment: str, trial: str | None, *, system: bool) -> tuple[int, 
         return number, rows[rows["trial_id"] == number]
 
 
+def _diff(directory: ExperimentDirectory, trial: TrialRecord) -> str:
+    """What a trial's code changes in the experiment's; "" if it is the same, or its files are not here."""
+    with contextlib.suppress(NoExperiment):
+        return directory.diff_of(trial.code) if trial.code else ""
+    return ""
+
+
 def _json(trial: TrialRecord, gpus: Mapping[int, str]) -> dict[str, Any]:
     of_trial = {"hparams": trial.drawn or {}, "gpu_type": gpus.get(trial.id) or None}
     return {**trial.to_json(), **of_trial, "started": show.iso(trial.started), "ended": show.iso(trial.ended)}
@@ -322,19 +348,45 @@ def fork(
 
 
 @app.command()
-def add(experiment: ExperimentArg, given: Given = None) -> None:
-    """Add a trial with the hyperparameters that are set; the others are drawn at random from the search space.
+def add(
+    experiment: ExperimentArg,
+    given: Given = None,
+    patch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Patch for the experiment's code (git diff, diff -u), which the trial runs; - reads standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    code: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory with the code that the trial runs instead.", show_default=False),
+    ] = None,
+) -> None:
+    """Add a trial with the hyperparameters that are set, or with other code.
 
-    It does not count for max_trials.
+    The others are drawn at random from the search space; with other code, by the search's sampler. The trial does not
+    count for max_trials.
 
     \b
     dray trial add latest --set lr=0.005 --set hidden=64
+    git diff | dray trial add latest --patch -
     """
     hparams = values_by_name("--set", given)
+    if patch is not None and code is not None:
+        raise BadUse("give --patch or --code, not both")
+    try:
+        if patch is None:
+            text = None
+        else:
+            text = decoded(sys.stdin.buffer.read(MAX_PATCH_BYTES + 1)) if str(patch) == "-" else read_patch(patch)
+    except BadPatch as error:
+        raise BadUse(f"--patch: {error}") from None
     _request(
         experiment,
-        lambda there, name: there.add_trial(name, hparams),
-        lambda read: requests.add(read.reader, hparams),
+        lambda there, name: there.add_trial(name, hparams, patch=text, code=None if code is None else pack(code)),
+        lambda read: requests.add(read.reader, hparams, patch=text, code=code),
     )
 
 

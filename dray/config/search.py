@@ -113,13 +113,20 @@ def build_search(
 ) -> Search:
     """The search of a config, replayed from a journal's records."""
     method, space = build_method(config, custom), replace(config.space, constraint=custom.constraint)
+
+    def new_sampler() -> Sampler:
+        return _sampler(config, custom, space, method.rungs)
+
+    # Neither a grid's points nor an object from Python can serve a second code.
+    is_only_one = custom.sampler is not None or isinstance(config.searcher, GridSearcher)
     return Search(
         method,
         space,
         seed=config.reproducibility.experiment_seed,
         smaller_is_better=config.searcher.sign == 1,
         log=log,
-        sampler=_sampler(config, custom, space, method.rungs),
+        sampler=new_sampler(),
+        new_sampler=None if is_only_one else new_sampler,
         objectives=config.searcher.objectives,
     ).replay(records)
 

@@ -417,6 +417,7 @@ class ExperimentDriver:
                 was_completed=trial in self._restarts.ended_before,
                 source=source,
                 is_changed=source is not None and hparams != self.search.params(source.trial),
+                code=self.search.code_of(trial),
             )
         )
 

@@ -49,6 +49,7 @@ class Bind:
     was_completed: bool  # the trial had completed, and continues because the search was extended
     source: Source | None = None  # the other trial's checkpoint that it begins from
     is_changed: bool = False  # its hyperparameters differ from its source's
+    code: str | None = None  # the variant of the code that it runs; None: the experiment's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

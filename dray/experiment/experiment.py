@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dray.code.archive import pack
 from dray.code.factory import place_of
 from dray.code.load import check_entrypoint, check_entrypoint_file
+from dray.code.patch import read_patch
 from dray.config.custom import Custom
 from dray.config.faults import missing_field
 from dray.config.load import load_config
@@ -300,16 +302,31 @@ class Experiment:
             lambda server, name: server.fork_trial(name, trial, at=str(at), hparams=hparams),
         )
 
-    def add_trial(self, **hparams: Any) -> int | None:
+    def add_trial(
+        self,
+        *,
+        patch: str | os.PathLike[str] | None = None,
+        code: str | os.PathLike[str] | None = None,
+        **hparams: Any,
+    ) -> int | None:
         """Add a trial that does not count for ``max_trials``.
 
         Args:
-            hparams: hyperparameters of the trial; the others are drawn at random from the search space.
+            patch: a change of the experiment's code for this trial: the text of a unified diff, as of ``git diff``, or
+                the ``Path`` of a file with one.
+            code: instead of a patch, the directory with this trial's code.
+            hparams: hyperparameters of the trial. The others are drawn at random from the search space; with a patch or
+                code, by the experiment's sampler, from the results of trials with the same code.
 
-        Returns, raises: as `fork`.
+        Returns, raises: as `fork`. A patch that does not apply, or code that can't be imported, is a ValueError too.
         """
+        text = patch if isinstance(patch, str) else None if patch is None else read_patch(Path(patch))
+        place = None if code is None else Path(code)
         return self._request(
-            lambda reader: requests.add(reader, hparams), lambda server, name: server.add_trial(name, hparams)
+            lambda reader: requests.add(reader, hparams, patch=text, code=place),
+            lambda server, name: server.add_trial(
+                name, hparams, patch=text, code=None if place is None else pack(place)
+            ),
         )
 
     def stop_trial(self, trial: int) -> None:

@@ -31,7 +31,9 @@ class RequestFiles:
         return found
 
     def check(self, request: Requested) -> None:
-        """Raise an `IllegalEvent` if the checkpoint that the new trial is to begin from does not exist."""
+        """Raise an `IllegalEvent` if the checkpoint that the new trial begins from, or its code, does not exist."""
+        if request.code is not None and not self._directory.has_variant(request.code):
+            raise IllegalEvent(f"the experiment has no variant {request.code[:40]!r} of its code")
         if (source := request.source) is None or source.batches is None:
             return
         if not self._directory.store(source.trial).is_complete(source.batches):

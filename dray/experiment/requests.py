@@ -12,9 +12,12 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from dray.code.trial_import import Importer, import_in_new_process
+from dray.experiment import variants
 from dray.experiment.request_files import DIRECTORY
 from dray.records.growing import GrowingJournal
 from dray.records.hparams import flatten
@@ -90,7 +93,7 @@ def wait(
 
 def decided(found: Mapping[str, Any]) -> dict[str, Any]:
     """The trial that an answer creates or stops: ``trial`` (its number); of a new one also ``hparams``, those given,
-    and ``source`` (``trial``, ``step``, ``batches``), if any."""
+    ``source`` (``trial``, ``step``, ``batches``), if any, and ``code``, the variant that it runs, if any."""
     action = next(action for action in found["actions"] if action["action"] in ("create", "stop"))
     return {name: value for name, value in action.items() if name != "action"}
 
@@ -103,7 +106,8 @@ def told(new: Mapping[str, Any]) -> str:
     begins = "" if source is None else f", from trial {source['trial']} at batch {source['batches']}"
     given = cast("dict[str, Any]", hparams_from_json(new["hparams"]))
     values = "".join(f", {name} = {shown(value)}" for name, value in flatten(given).items())
-    return f"trial {new['trial']}{begins}{values}"
+    code = f", code {new['code']}" if "code" in new else ""
+    return f"trial {new['trial']}{begins}{code}{values}"
 
 
 def fork(reader: ExperimentReader, trial: int, at: str, hparams: Mapping[str, Any]) -> Requested:
@@ -111,9 +115,31 @@ def fork(reader: ExperimentReader, trial: int, at: str, hparams: Mapping[str, An
     return _new(reader, hparams, source_of(reader, trial, at))
 
 
-def add(reader: ExperimentReader, hparams: Mapping[str, Any]) -> Requested:
-    """The request of a trial from the start. Raises `IllegalEvent` if there is no such hyperparameter."""
-    return _new(reader, hparams)
+def add(
+    reader: ExperimentReader,
+    hparams: Mapping[str, Any],
+    *,
+    patch: str | None = None,
+    code: Path | None = None,
+    importer: Importer = import_in_new_process,
+) -> Requested:
+    """The request of a trial from the start.
+
+    Args:
+        patch: a unified diff; the trial runs the experiment's code with it applied.
+        code: a directory; the trial runs the code in it.
+
+    Raises:
+        IllegalEvent: there is no such hyperparameter, or the code can't be used.
+    """
+    request = _new(reader, hparams)
+    if patch is not None and code is not None:
+        raise IllegalEvent("give a patch or a directory of code, not both")
+    if patch is not None:
+        return replace(request, code=variants.from_patch(reader.directory, patch, importer))
+    if code is not None:
+        return replace(request, code=variants.from_directory(reader.directory, code, importer))
+    return request
 
 
 def stop(reader: ExperimentReader, trial: int) -> Requested:

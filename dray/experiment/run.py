@@ -28,6 +28,7 @@ from dray.desk.connection import Call, Session
 from dray.desk.effects import After, Say
 from dray.desk.loop import EventLoop
 from dray.desk.messages import Message, TrialLeft
+from dray.desk.wire import checked
 from dray.display.display import Display
 from dray.errors import ConfigError, DirectoryGone, ExperimentError, TakenOver
 from dray.experiment import effects
@@ -52,6 +53,7 @@ from dray.records.spending import spending_of
 from dray.records.timeline import Timeline
 from dray.worker.lease import SEND_EVERY_S, TrialLease
 from dray.worker.log.tail import with_log_tail
+from dray.worker.spec import ExperimentSpec
 from searchers.events import Source
 from searchers.journal import Journal
 from searchers.ray_tune import TuneDriver
@@ -73,6 +75,8 @@ CHECK_S = 1.0
 ALIVE_S, ALIVE_SHARE = 10.0, 0.002
 """How often, in seconds and in shares of a budget, the timeline notes that the run goes on; a killed run counts up to
 then."""
+KEPT_SPECS = 8
+"""How many variants of the code are kept packed."""
 IN_TURN_S = 30.0
 """On a local cluster, Tune starts after the first group, or at the latest after this time."""
 
@@ -167,6 +171,8 @@ class Run:
             opened.search.method.rungs,
             display.say,
         )
+        # With workers elsewhere, each contains a copy of the code.
+        self._for_code = functools.lru_cache(KEPT_SPECS)(functools.partial(self._workers.for_code, directory))
         self._name = self._workers.experiment.run
         self._core = RunCore(
             self._name,
@@ -284,9 +290,12 @@ class Run:
     def take(self, call: Call) -> None:
         """Handle a call from a worker or from Tune's handle."""
         if call.method == "spec":
-            call.answer(pickle.dumps(self._workers.experiment))
+            call.answer(pickle.dumps(checked(self._spec, *call.args)))
         else:
             self._core.take(call)
+
+    def _spec(self, code: str | None = None) -> ExperimentSpec:
+        return self._for_code(code)
 
     def lost(self, session: Session) -> None:
         """No-op for a worker or handle that has lost its connection for good: Ray reports its death."""
@@ -438,6 +447,7 @@ class Run:
             was_completed=bind.was_completed,
             source=self._source(bind.source),
             is_changed=bind.is_changed,
+            code=bind.code,
             send_every_s=max(SEND_EVERY_S, self._lender.count / REPORTS_PER_S),
         )
         self._lender.send("bind", self._name, bind.lease, pickle.dumps(lease))

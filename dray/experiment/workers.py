@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,16 @@ class Workers:
     sizes: tuple[int, ...]  # the allowed sizes, ascending, if there is a single group whose size may change
     max_slots: int | None  # most slots of all groups together; None: no limit
     share: Mapping[str, Any]  # priority, weight and max_slots, as in `dray.desk.lease.Client`
+
+    def for_code(self, directory: ExperimentDirectory, variant: str | None) -> ExperimentSpec:
+        """The settings of trials that run a variant of the experiment's code, or its own (None)."""
+        if variant is None:
+            return self.experiment
+        own = self.experiment.load_trial
+        assert isinstance(own, FromDirectory), "a class of a script has no variants"
+        code = directory.code_of(variant)
+        place = str(code) if isinstance(own.directory, str) else Archived.of(code)
+        return replace(self.experiment, load_trial=replace(own, directory=place), code=variant)
 
 
 def prepare_workers(

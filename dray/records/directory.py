@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import time
 from contextlib import suppress
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 _LONGEST_NAME = 200
 """Most bytes of an experiment's name in its directory's name, which also has the time; file systems allow 255."""
 
+CODE_ID_LENGTH = 12  # hexadecimal digits in the name of a variant of the code
+DIFF = "change.diff"  # a file of a variant: what it changes in the experiment's code
+
 PROBE_S = 10.0
 """How long an unreachable object store is retried before a run begins."""
 
@@ -43,6 +47,7 @@ class ExperimentDirectory:
 
         <path>/experiment.yaml         the config, every default filled in
                code/                   the model's code when the experiment was created, see `dray.code.ignore`
+               variants/3f9c01ab52de/  code of single trials: code/, and change.diff; see `dray.experiment.variants`
                journal.jsonl           every event of the search; the source of truth
                journal.jsonl.lock      held by the driver
                metrics/                see `dray.records.metrics`
@@ -63,6 +68,7 @@ class ExperimentDirectory:
         self.journal = path / "journal.jsonl"
         self.metrics = path / "metrics"
         self.code = path / "code"
+        self.variants = path / "variants"
         self.ray = path / "ray"
         self.storage_file = path / "storage.json"
         self.secrets_file = path / "secrets.yaml"
@@ -83,6 +89,23 @@ class ExperimentDirectory:
     @property
     def has_code(self) -> bool:
         return self.code.is_dir() and any(self.code.iterdir())
+
+    def variant(self, name: str) -> Path:
+        """The directory of a variant of the code."""
+        return self.variants / name
+
+    def has_variant(self, name: str) -> bool:
+        return bool(re.fullmatch(rf"[0-9a-f]{{{CODE_ID_LENGTH}}}", name)) and self.variant(name).is_dir()
+
+    def code_of(self, variant: str | None) -> Path:
+        """The code that a trial runs: a variant, or the experiment's own (None)."""
+        return self.code if variant is None else self.variant(variant) / "code"
+
+    def diff_of(self, variant: str) -> str:
+        """What a variant changes in the experiment's code, as a unified diff; `NoExperiment` if there is none."""
+        if not self.has_variant(variant):
+            raise NoExperiment(f"{self.path.name} has no variant {variant[:40]!r} of its code")
+        return (self.variant(variant) / DIFF).read_text(errors="replace")
 
     def copy_code(self, code: Code, config: ExperimentConfig) -> None:
         """Copy the model's code, without the config's secrets."""

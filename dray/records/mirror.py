@@ -1,8 +1,8 @@
 """Keeps a complete copy of an experiment in the object store of its checkpoints, so that it outlives the machine.
 
-The config, the code, the metrics, the trials' logs and the journal are copied every few seconds while it runs, and at
-its end. A file in an object store can't be appended to, so a file that has grown is copied again, and a large
-experiment is copied less often: while it runs, copies take at most `BYTES_PER_S` on average.
+The config, the code and its variants, the metrics, the trials' logs and the journal are copied every few seconds while
+it runs, and at its end. A file in an object store can't be appended to, so a file that has grown is copied again, and a
+large experiment is copied less often: while it runs, copies take at most `BYTES_PER_S` on average.
 """
 
 from __future__ import annotations
@@ -135,9 +135,10 @@ class Mirror:
         because a copy with a config is complete."""
         directory = self._directory
         # Targets of links are too large to be code.
-        root = directory.code.resolve()
-        found = (path for path in sorted(directory.code.rglob("*")) if path.is_file())
-        code = [path for path in found if path.resolve().is_relative_to(root)]
+        code = []
+        for root in (directory.code, *sorted(directory.variants.glob("[!.]*"))):
+            found = (path for path in sorted(root.rglob("*")) if path.is_file())
+            code += [path for path in found if path.resolve().is_relative_to(root.resolve())]
         metrics = [path for path in sorted(directory.metrics.glob("*")) if not path.name.startswith(".")]
         # Only this machine's logs: workers elsewhere copy their own.
         logs = [path for path in directory.path.glob("trial_*/logs/*") if NAME.fullmatch(path.name)]

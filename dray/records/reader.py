@@ -214,6 +214,8 @@ class ExperimentReader:
                     trial = self.trials[action["trial"]] = self._record(action["trial"])
                     if source := action.get("source"):
                         trial.source_trial, trial.source_batches = source["trial"], source["batches"]
+                        trial.code = self.trials[source["trial"]].code
+                    trial.code = action.get("code", trial.code)
                 case "done":
                     self._done = action["reason"]
                 case decision:

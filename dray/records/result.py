@@ -152,7 +152,8 @@ class Result:
         ``best_metric`` (float: the searcher's metric at the last and at the best validation, NaN before the first),
         ``nan_since`` (the batch at which a loss was first reported as NaN or infinite, if it has stayed so),
         ``restarts`` (int), ``started`` and ``ended`` (UTC; NaT if it has not). If nodes have GPUs: ``gpu_type``, Ray's
-        names of the GPU types that the trial ran on.
+        names of the GPU types that the trial ran on. If trials were added with other code: ``code``, the name of its
+        directory in ``variants``, or "" for the experiment's own.
 
         With several metrics, ``metric`` and ``best_metric`` are the first objective, and there are further columns for
         the best validation: ``metrics.<name>`` (float), ``violation`` (float: the excess over the limits, relative to
@@ -221,7 +222,8 @@ class Result:
         trial = self._trial
         if trial is None:
             assert entrypoint is not None, "an experiment without an entrypoint was given its class"
-            found = FromDirectory(entrypoint=entrypoint, directory=str(self._directory.code))()
+            code = self._directory.code_of(self.reader.trials[self.best_trial.trial_id].code)
+            found = FromDirectory(entrypoint=entrypoint, directory=str(code))()
             # A program's checkpoints name the class that it trains.
             trial = None if isinstance(found, Script) else found
         with self.best_trial.checkpoint.as_directory() as checkpoint:
@@ -272,6 +274,8 @@ def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = Non
     if any(each.source_trial is not None for each in trials):
         table["source_trial"] = numbers((each.source_trial for each in trials), "Int64")
         table["source_batches"] = numbers((each.source_batches for each in trials), "Int64")
+    if any(each.code is not None for each in trials):
+        table["code"] = [each.code or "" for each in trials]
     if gpu_types:
         table["gpu_type"] = [gpu_types.get(each.id, "") for each in trials]
     table["started"] = pd.to_datetime(numbers(each.started for each in trials), unit="s")

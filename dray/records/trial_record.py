@@ -24,6 +24,7 @@ class TrialRecord:
         objectives: the metrics that rank trials.
         state: see `searchers.views.TrialView`.
         source_trial, source_batches: the checkpoint of another trial that it began from; None if it did not.
+        code: the variant of the code that it runs; None: the experiment's own.
         drawn: the sampled hyperparameters; None before it started.
         started, ended: Unix time in s; None: not yet, or it runs again.
         restarts: number of restarts.
@@ -42,6 +43,7 @@ class TrialRecord:
     state: State = "PENDING"
     source_trial: int | None = None
     source_batches: int | None = None
+    code: str | None = None
     drawn: Mapping[str, Any] | None = None
     started: float | None = None
     ended: float | None = None
@@ -196,6 +198,7 @@ class TrialRecord:
             "restarts": self.restarts,
             "source_trial": self.source_trial,
             "source_batches": self.source_batches,
+            "code": self.code,
             "started": self.started,
             "ended": self.ended,
             "hparams": self.hparams,

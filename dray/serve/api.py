@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -28,13 +29,14 @@ from dray.serve import fork, logs
 from dray.serve.answers import BadInput, answer, number
 from dray.serve.control import ACTIVE, API, Control, NotSubmitted, Submitted, Verb, WrongState
 from dray.serve.experiments import experiment_path
-from dray.serve.requests import ask
+from dray.serve.requests import ask, import_in_fork
 from dray.storage.disk import scratch
 from dray.text import one_line
 from searchers.events import Requested
 
 T = TypeVar("T")
 
+PACKED = ".tar.gz"
 SUBMITTERS = 8
 """Most slow requests performed at once: imports of models, deletions from an object store."""
 READERS = 4  # most journals read at once
@@ -90,28 +92,17 @@ class Api:
             raise BadInput("must be multipart/form-data, with config (a YAML file's text) and code (a .tar.gz)")
         stack = contextlib.ExitStack()
         received = stack.enter_context(scratch("submit"))
-        packed, code = received / "code.tar.gz", received / "code"
+        code = received / "code"
+        packed = code.with_suffix(PACKED)
         try:
-            try:
-                config = await _read_parts(request, packed)
-            except BadInput:
-                raise
-            except (ValueError, HttpProcessingError) as error:  # aiohttp's
-                raise BadInput(f"the form can't be read: {one_line(error)}") from None
-            code.mkdir()
+            config = await _form(request, packed, "config")
             submitted = await _call(self._submitters, self._submitted, config, packed, code)
         finally:
             await _call(self._submitters, stack.close)  # it may remove thousands of files
         return answer(asdict(submitted), status=201)
 
     def _submitted(self, config: str, packed: Path, code: Path) -> Submitted:
-        try:
-            with packed.open("rb") as file:
-                links = unpack(file, code)
-        except BadArchive as error:
-            raise BadInput(str(error)) from None
-        if followed := [link for link in links if leads_to_code(code / link, code)]:
-            raise BadInput(f"the code has a link to a file of this machine: {followed[0]}; send the file itself")
+        _unpack(packed, code)
         try:
             return self._control.submit(config, code)
         except ConfigError as error:
@@ -142,8 +133,26 @@ class Api:
         return answer(asdict(await _call(self._submitters, fork.fork, self._control, path, config)), status=201)
 
     async def _add_trial(self, request: web.Request) -> web.StreamResponse:
-        hparams = _hparams(await _body(request))
-        return await self._request(request, lambda reader: requests.add(reader, hparams))
+        stack, code = contextlib.ExitStack(), None
+        try:
+            if request.content_type.startswith("multipart/"):
+                code = stack.enter_context(scratch("trial")) / "code"
+                body = _object(await _form(request, code.with_suffix(PACKED), "trial"))
+            else:
+                body = await _body(request)
+            patch = body.pop("patch", None)
+            if not isinstance(patch, str | None):
+                raise BadInput("patch must be the text of a unified diff")
+            hparams = _hparams(body)
+
+            def make(reader: ExperimentReader) -> Requested:
+                if code is not None:
+                    _unpack(code.with_suffix(PACKED), code)
+                return requests.add(reader, hparams, patch=patch, code=code, importer=import_in_fork)
+
+            return await self._request(request, make)
+        finally:
+            await _call(self._submitters, stack.close)  # it may remove thousands of files
 
     async def _fork_trial(self, request: web.Request) -> web.StreamResponse:
         trial, body = int(request.match_info["trial"]), await _body(request)
@@ -183,12 +192,33 @@ def _without(what: str, code: Path) -> str:
     return what
 
 
-async def _read_parts(request: web.Request, packed: Path) -> str:
-    """The config's text; the code goes to the file `packed`."""
+def _unpack(packed: Path, code: Path) -> None:
+    """Unpack code that was received into a new directory."""
+    code.mkdir()
+    try:
+        with packed.open("rb") as file:
+            links = unpack(file, code)
+    except BadArchive as error:
+        raise BadInput(str(error)) from None
+    if followed := [link for link in links if leads_to_code(code / link, code)]:
+        raise BadInput(f"the code has a link to a file of this machine: {followed[0]}; send the file itself")
+
+
+async def _form(request: web.Request, packed: Path, name: str) -> str:
+    """The text with a name in a form; its code goes to the file `packed`."""
+    try:
+        return await _read_parts(request, packed, name)
+    except BadInput:
+        raise
+    except (ValueError, HttpProcessingError) as error:  # aiohttp's
+        raise BadInput(f"the form can't be read: {one_line(error)}") from None
+
+
+async def _read_parts(request: web.Request, packed: Path, name: str) -> str:
     config: str | None = None
     async for part in await request.multipart():
-        if not isinstance(part, BodyPartReader) or part.name not in ("config", "code"):
-            raise BadInput("only config and code are expected")
+        if not isinstance(part, BodyPartReader) or part.name not in (name, "code"):
+            raise BadInput(f"only {name} and code are expected")
         if part.name == "code":
             with packed.open("wb") as file:
                 async for chunk in _chunks(part, MAX_ARCHIVE_BYTES):
@@ -197,9 +227,9 @@ async def _read_parts(request: web.Request, packed: Path) -> str:
             try:
                 config = b"".join([chunk async for chunk in _chunks(part, MAX_BYTES)]).decode()
             except UnicodeDecodeError as error:
-                raise BadInput(f"config is not UTF-8 text: {error}") from None
+                raise BadInput(f"{name} is not UTF-8 text: {error}") from None
     if config is None or not packed.exists():
-        raise BadInput(f"{'config' if config is None else 'code'} is missing")
+        raise BadInput(f"{name if config is None else 'code'} is missing")
     return config
 
 
@@ -215,8 +245,15 @@ async def _chunks(part: BodyPartReader, limit: int) -> AsyncIterator[bytes]:
 async def _body(request: web.Request) -> dict[str, Any]:
     """A request's body, which must be a JSON object."""
     try:
-        body = await request.json() if request.can_read_body else {}
-    except (ValueError, LookupError) as error:  # LookupError: an unknown charset
+        return _object(await request.text() if request.can_read_body else "{}")
+    except LookupError as error:  # an unknown charset
+        raise BadInput(f"the body is not JSON: {error}") from None
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except ValueError as error:
         raise BadInput(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadInput("the body must be a JSON object")

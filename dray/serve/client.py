@@ -34,7 +34,7 @@ from dray.serve.control import (
 from dray.text import one_line
 
 TIMEOUT_S = 30.0  # timeout of a response
-SUBMIT_TIMEOUT_S = 300.0  # timeout of a submission or a fork: the code may be large, and the model slow to import
+SUBMIT_TIMEOUT_S = 300.0  # timeout of a request with code: it may be large, and the model slow to import
 WAIT_S = 20  # how long the server holds a request for events while there are none
 PATIENCE_S = 600.0  # how long a follower waits for a server that does not answer, as it may be restarting
 RETRY_S = 1.0
@@ -100,13 +100,8 @@ class Server:
     def submit(self, config: str, code: bytes) -> Submitted:
         """Queue a new experiment: the text of a YAML file, and the model's code from `dray.code.archive.pack`.
         Raises `ConfigError` with every fault of the config."""
-        boundary = secrets.token_hex(16)
-        head = '--{}\r\nContent-Disposition: form-data; name="{}"; filename="{}"\r\n\r\n'
-        parts = (("config", "experiment.yaml", config.encode()), ("code", "code.tar.gz", code))
-        body = b"".join(head.format(boundary, *names).encode() + data + b"\r\n" for *names, data in parts)
-        kind = f"multipart/form-data; boundary={boundary}"
-        sent = body + f"--{boundary}--\r\n".encode()
-        return submitted_from(self._request("POST", "/experiments", sent, kind=kind, timeout_s=SUBMIT_TIMEOUT_S))
+        kind, form = _form(("config", "experiment.yaml", config.encode()), ("code", "code.tar.gz", code))
+        return submitted_from(self._request("POST", "/experiments", form, kind=kind, timeout_s=SUBMIT_TIMEOUT_S))
 
     def experiments(self) -> list[dict[str, Any]]:
         """All experiments in the server's results directory, as JSON: see ``/api/v1/openapi.json``."""
@@ -176,9 +171,28 @@ class Server:
         """
         return self._trial(name, f"trials/{trial}/fork", {"at": at, "hparams": hparams})
 
-    def add_trial(self, name: str, hparams: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a trial. Returns the same as `fork_trial`."""
-        return self._trial(name, "trials", {"hparams": hparams})
+    def add_trial(
+        self, name: str, hparams: Mapping[str, Any], *, patch: str | None = None, code: bytes | None = None
+    ) -> dict[str, Any]:
+        """Add a trial.
+
+        Args:
+            patch: a unified diff for the experiment's code, which the trial runs.
+            code: instead of a patch, the trial's code, from `dray.code.archive.pack`.
+
+        Returns:
+            The same as `fork_trial`, and ``code``: the variant that it runs, if any.
+        """
+        body: dict[str, Any] = {"hparams": hparams} | ({} if patch is None else {"patch": patch})
+        if code is None:
+            return self._trial(name, "trials", body, timeout_s=SUBMIT_TIMEOUT_S)
+        kind, form = _form(("trial", "trial.json", json.dumps(body).encode()), ("code", "code.tar.gz", code))
+        return self._trial(name, "trials", form, kind=kind, timeout_s=SUBMIT_TIMEOUT_S)
+
+    def diff(self, name: str, variant: str) -> str:
+        """What a variant changes in an experiment's code. Raises `NoExperiment` if there is none."""
+        found: str = self._request("GET", _path(name, f"variants/{quote(variant, safe='')}"))["diff"]
+        return found
 
     def stop_trial(self, name: str, trial: int) -> dict[str, Any]:
         """Stop a trial. Returns ``trial``: its number, or None if the experiment's driver has yet to stop it."""
@@ -243,8 +257,8 @@ class Server:
             self.url, self._token, self._parts = found.url, found.token, urlsplit(found.url)
 
     # ------------------------------------------------------------------------------------------------------- requests
-    def _trial(self, name: str, what: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = self._request("POST", _path(name, what), body, missing=NotSubmitted)
+    def _trial(self, name: str, what: str, body: bytes | Mapping[str, Any], **sent: Any) -> dict[str, Any]:
+        found: dict[str, Any] = self._request("POST", _path(name, what), body, missing=NotSubmitted, **sent)
         return found
 
     def _verb(self, name: str, verb: str, body: Mapping[str, Any] | None = None) -> Submitted:
@@ -299,6 +313,14 @@ class Server:
             case 409:
                 raise WrongState(why)
         raise Refused(f"the server at {self.url} can't do that: {why}")
+
+
+def _form(*parts: tuple[str, str, bytes]) -> tuple[str, bytes]:
+    """The content type and the content of a form. `parts`: each with its name, a file's name, and its content."""
+    boundary = secrets.token_hex(16)
+    head = '--{}\r\nContent-Disposition: form-data; name="{}"; filename="{}"\r\n\r\n'
+    body = b"".join(head.format(boundary, *names).encode() + data + b"\r\n" for *names, data in parts)
+    return f"multipart/form-data; boundary={boundary}", body + f"--{boundary}--\r\n".encode()
 
 
 def _path(name: str, what: str = "") -> str:

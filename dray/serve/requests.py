@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable
 from contextlib import closing
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from dray.code.trial_import import IMPORT_S, START_S, fault_of_import
+from dray.config.entrypoint import ClassName
 from dray.experiment import requests
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
@@ -16,6 +21,7 @@ from dray.serve.control import ACTIVE, Control
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
 
+TEMPLATE = "dray.serve.processes"  # what the template of the server's processes has imported
 ANSWER_S = 10.0
 """How long to wait for the driver's answer; a driver that waits for slots gives none."""
 
@@ -51,3 +57,28 @@ def ask(control: Control, path: Path, make: Callable[[ExperimentReader], Request
     except IllegalEvent as error:
         raise BadInput(str(error)) from None
     return None if answer is None else requests.decided(answer)
+
+
+def import_in_fork(entrypoint: ClassName, directory: Path) -> str:
+    """A `dray.code.trial_import.Importer` in a fork of the template, which has imported torch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([TEMPLATE])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_import_on_trial, args=(theirs, entrypoint, directory), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if ours.poll(START_S + IMPORT_S):
+            return str(ours.recv())
+    except (EOFError, OSError):
+        pass
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    return f"the process that imports {entrypoint.module} ended without an answer, or gave none"
+
+
+def _import_on_trial(answer: Connection, entrypoint: ClassName, directory: Path) -> None:
+    os.setsid()
+    answer.send(fault_of_import(entrypoint, directory))

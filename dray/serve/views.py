@@ -47,6 +47,7 @@ def routes(control: Control, results: Path) -> list[web.RouteDef]:
         f"{one}/trials": views.trials,
         f"{one}/trials/{{trial:\\d{{1,9}}}}": views.trial,
         f"{one}/trials/{{trial:\\d{{1,9}}}}/metrics": views.metrics,
+        f"{one}/variants/{{variant}}": views.variant,
         f"{one}/curves": views.curves,
         f"{one}/figures/{{kind}}": views.figures,
     }
@@ -177,6 +178,11 @@ class Views:
             for (kind, name), mine in rows.groupby(["kind", "name"], sort=True)
         ]
         return _encoded({"trial": trial, "metric": reader.metric, "series": series})
+
+    def variant(self, request: web.Request) -> bytes:
+        """``code``: the variant's name; ``diff``: what it changes in the experiment's code."""
+        reader, name = self._all.open(request.match_info["name"]), request.match_info["variant"]
+        return _encoded({"code": name, "diff": reader.directory.diff_of(name)})
 
     def curves(self, request: web.Request) -> bytes | tuple[bytes, float]:
         """Learning curves, see `trials.curves`; of another metric with ``metric=KIND NAME``."""

@@ -153,6 +153,7 @@ class TrialLease:
         last_step: the greatest length reported to the search, in the searcher's unit; None without reports.
         source: the id of another trial's checkpoint that it begins from, while it has none of its own; or None.
         is_changed: whether its hyperparameters differ from that trial's.
+        code: the variant of the code that it runs; None: the experiment's own.
         was_completed: whether the trial had completed and continues because the search was extended: a final report in
             its checkpoint may no longer be final.
         send_every_s: as `SEND_EVERY_S`; longer if many trials report to one driver.
@@ -169,6 +170,7 @@ class TrialLease:
     was_completed: bool = False
     source: str | None = None
     is_changed: bool = False
+    code: str | None = None
     send_every_s: float = SEND_EVERY_S
 
     @property

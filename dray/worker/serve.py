@@ -21,15 +21,18 @@ import ray
 from dray import core
 from dray.code.startup_hook import run_startup_hook_once
 from dray.desk.connection import Connection, DeskUnreachable
+from dray.desk.failure import Failure
 from dray.desk.messages import Departure
+from dray.errors import EntrypointError
 from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogUploader
+from dray.text import one_line
 from dray.training.parallel import ddp
 from dray.training.parallel.device import GpuConflict
 from dray.training.rng import deterministic
 from dray.worker import unfit
 from dray.worker.gpu_share import limit_gpu_memory, wait_for_gpu_memory
-from dray.worker.isolation.snapshot import ProcessSnapshot
+from dray.worker.isolation.snapshot import ProcessSnapshot, Settings, settings_now
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import gpu_of_worker, joined
 from dray.worker.ranks import Ranks
@@ -68,11 +71,12 @@ def serve(worker: WorkerSpec, ranks: Ranks, desk: Connection) -> None:
         with deterministic(worker.deterministic), joined(ranks, meet):
             # Before the user's code is loaded, because that may change the environment.
             distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])
+            before_code = settings_now()
             try:
                 loaded = None if experiment is None else Loaded(experiment, experiment.load_trial(), code)
             except Exception as error:
                 return give_up(error)
-            serve_joined(worker, desk, loaded, distributed)
+            serve_joined(worker, desk, loaded, distributed, before_code)
     except GpuConflict as error:
         give_up(error)
 
@@ -96,15 +100,28 @@ def _place(experiment: ExperimentSpec) -> Path | None:
     return code
 
 
+def _load(experiment: ExperimentSpec) -> Loaded:
+    code = _place(experiment)
+    return Loaded(experiment, experiment.load_trial(), code)
+
+
 def serve_joined(
-    worker: WorkerSpec, desk: Connection, loaded: Loaded | None, distributed: core.DistributedContext
+    worker: WorkerSpec,
+    desk: Connection,
+    loaded: Loaded | None,
+    distributed: core.DistributedContext,
+    before_code: Settings | None = None,
 ) -> None:
-    """Serve leases until the desk has no more, on a rank that has joined its process group. `loaded`: the experiment
-    that the group was started for; None if it serves any experiment."""
+    """Serve leases until the desk has no more, on a rank that has joined its process group.
+
+    Args:
+        loaded: the experiment that the group was started for; None if it serves any experiment.
+        before_code: the process's settings before its code was loaded; by default the present ones.
+    """
     distributed.side_store()  # made now, on all ranks together: later, ranks would ask for it at different times
     rank = distributed.rank
     gc.enable()
-    snapshot = ProcessSnapshot(owns_gpu=worker.shared_by == 1)
+    snapshot = ProcessSnapshot(owns_gpu=worker.shared_by == 1, before_code=before_code)
     number = 0
     driver, driver_at = desk, None  # the connection to the current trial's driver; None: it is in the desk's process
     with contextlib.closing(LogUploader()) as uploader, contextlib.ExitStack() as connected:
@@ -127,15 +144,18 @@ def serve_joined(
                     if endpoint is not None:
                         driver = connected.enter_context(contextlib.closing(Connection(endpoint)))
                         driver_at = endpoint
-                if loaded is None or loaded.spec.run != client:
-                    spec = pickle.loads(driver.spec().result())
+                if loaded is None or (loaded.spec.run, loaded.spec.code) != (client, lease.code):
+                    spec = pickle.loads(driver.spec(lease.code).result())
                     spec.check_node()
-                    loaded, code = None, _place(spec)
-                    loaded = Loaded(spec, spec.load_trial(), code)
+                    loaded = None
+                    loaded = snapshot.load(functools.partial(_load, spec))
             except Exception as error:
                 departure = Departure(outcome="interrupted")
                 if isinstance(error, DeskUnreachable):
                     departure = lost_driver(error)
+                elif lease.code is not None and isinstance(error, EntrypointError):  # the others have other code
+                    failure = Failure(kind="error", where=one_line(error))
+                    departure = Departure(outcome="errored", error=str(error), failure=failure)
                 else:
                     unfit.give_up(desk, client, worker.group, error)
                 desk.tell("leave", number, rank, departure)

@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentSpec:
-    """The specification of an experiment, shared by all its trials.
+    """The specification of an experiment, shared by all its trials with the same code.
 
     Attributes:
         run: name of this run of the experiment, unique on the cluster; also its name at the desk.
         load_trial: loads the trial class, or the program.
+        code: the variant of the code that it loads; None: the experiment's own.
         needs: requirements of nodes; None if the driver has started the cluster on this machine.
     """
 
     run: str
     settings: SharedSettings
     load_trial: FromDirectory | Sent
+    code: str | None = None
     log_format: str
     needs: Needs | None = None
 

@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -31,7 +31,7 @@ from dray.training.parallel.device import on_this_gpu
 from dray.training.parallel.mesh import forget_operations
 from dray.worker.isolation.compiled import Compiled
 from dray.worker.isolation.leaks import Leaks, end_groups, group_names, groups_of_trial
-from dray.worker.isolation.settings import PYTHON, TORCH
+from dray.worker.isolation.settings import PYTHON, TORCH, Setting
 
 T = TypeVar("T")
 
@@ -39,19 +39,40 @@ COLLECT_EVERY = 100
 """Garbage collections are at least this many times their own duration apart."""
 
 
-class ProcessSnapshot:
-    """The state of this process at the creation of the object, before the first trial."""
+Settings: TypeAlias = list[tuple[Setting, Any]]
+"""Settings of this process, with their values."""
 
-    def __init__(self, *, owns_gpu: bool = True) -> None:
+
+def settings_now() -> Settings:
+    return [(setting, setting.get()) for setting in (*PYTHON, *TORCH)]
+
+
+class ProcessSnapshot:
+    """The state of this process at the creation of the object, before the first trial.
+
+    Args:
+        before_code: the settings before any trial's code was loaded; by default the present ones.
+    """
+
+    def __init__(self, *, owns_gpu: bool = True, before_code: Settings | None = None) -> None:
         # Later collections then visit only objects of trials, which takes 1 ms instead of 100. No collection before: it
         # would delay the first batch by those 100 ms, and free little.
         gc.freeze()
         self._collect_at = 0.0
         self._compiled = Compiled(TORCH)
-        self._settings = [(setting, setting.get()) for setting in (*PYTHON, *TORCH)]
+        self._settings = settings_now()
+        self._before_code = self._settings if before_code is None else before_code
         self._threads = torch.get_num_threads()
         self._loggers = {logger: _state(logger) for logger in _loggers()}
         self._leaks = Leaks(owns_gpu=owns_gpu)
+
+    def load(self, load: Callable[[], T]) -> T:
+        """Load other code. What it sets while it is imported is restored after each of its trials; what the previous
+        code has set is undone."""
+        _put(self._before_code)
+        loaded = load()
+        self._settings = settings_now()
+        return loaded
 
     def run(self, trial: Callable[[], T], has_failed: Callable[[T], bool] = lambda _: False) -> tuple[T, list[str]]:
         """Run a trial in a new thread, then restore this process. Exceptions of the trial are raised here.
@@ -90,14 +111,7 @@ class ProcessSnapshot:
             forget_operations()
         # Collected first, because garbage may own worker processes, threads, files and memory.
         self._collect(at_once=bool(groups))
-        reasons = []
-        for setting, value in self._settings:
-            try:
-                # Only if it has changed: some setters take milliseconds.
-                if setting.get() != value:
-                    setting.put(value)
-            except Exception as error:
-                reasons.append(f"can't restore {setting.name}: {error}")
+        reasons = _put(self._settings)
         # Set unconditionally: torch.get_num_threads() returns the calling thread's number, not the trial's.
         torch.set_num_threads(self._threads)
         self._restore_loggers()
@@ -137,6 +151,19 @@ class ProcessSnapshot:
             if (state := self._loggers[logger]) != _state(logger):
                 logger.setLevel(state[0])
                 logger.propagate, logger.disabled, logger.handlers[:] = state[1:]
+
+
+def _put(settings: Settings) -> list[str]:
+    """Restore settings. Returns the reasons why some can't be."""
+    reasons = []
+    for setting, value in settings:
+        try:
+            # Only if it has changed: some setters take milliseconds.
+            if setting.get() != value:
+                setting.put(value)
+        except Exception as error:
+            reasons.append(f"can't restore {setting.name}: {error}")
+    return reasons
 
 
 _NEW: tuple[Any, ...] = (logging.NOTSET, True, False, [])

@@ -1,0 +1,424 @@
+"""Unified diffs of code, as ``git diff`` and ``diff -u`` write them: applied, and made.
+
+A hunk's context must be in the file exactly, at the hunk's line or at only one other place. Neither git nor patch is
+needed, and nothing here touches a file but `differences`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import NoReturn
+
+MAX_PATCH_BYTES = 512 << 10
+MAX_TEXT_BYTES = 1 << 20
+"""Larger files are compared as a whole."""
+MAX_COMPARED_LINES = 5_000
+"""Between its first and its last change, a longer file is replaced as a whole: comparing its lines may take minutes."""
+CONTEXT = 3  # lines around a change
+_NO_NEWLINE = "\\ No newline at end of file\n"
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+_NEVER = re.compile(r"1970-01-01|1969-12-31")  # the time that diff gives to a file that does not exist
+_PREFIX = re.compile(r"[a-z]/")
+_ESCAPE = re.compile(r"\\([0-7]{3}|.)")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_PLAIN = ("100644", "100755", "100664")  # git's modes of files
+
+
+class BadPatch(ValueError):
+    """A patch that can't be applied; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hunk:
+    at: int  # its line in the patch
+    start: int  # the first of its lines in the file, counted from 0
+    old: bytes
+    new: bytes
+
+
+@dataclass(slots=True)
+class _Change:
+    """The section of a patch about one file. A name is None if the file does not exist on that side."""
+
+    at: int  # its line in the patch
+    old: str | None = None
+    new: str | None = None
+    renames: bool = False
+    hunks: list[_Hunk] = field(default_factory=list)
+
+
+def read_patch(file: Path) -> str:
+    """Read a patch; `BadPatch` if the file can't be one."""
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_PATCH_BYTES + 1)
+    except OSError as error:
+        raise BadPatch(f"can't read the patch {file}: {error.strerror}") from None
+    return decoded(content)
+
+
+def decoded(content: bytes) -> str:
+    """The text of a patch; `BadPatch` if it is not UTF-8, or too large."""
+    _check_size(len(content))
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise BadPatch(f"the patch is not UTF-8 text: {error}; give a directory with the code instead") from None
+
+
+def _check_size(count: int) -> None:
+    if count > MAX_PATCH_BYTES:
+        raise BadPatch(f"the patch has more than {MAX_PATCH_BYTES:,} bytes; give a directory with the code instead")
+
+
+def apply(patch: str, read: Callable[[str], bytes | None]) -> dict[str, bytes | None]:
+    """Apply a patch.
+
+    Args:
+        read: returns the content of a file of the code, by its relative path with slashes; None if there is none.
+
+    Returns:
+        The new content of each changed file; None if it is deleted.
+
+    Raises:
+        BadPatch: it does not apply, or is not a patch of text files within the directory.
+
+    >>> patch = "--- a/model.py\\n+++ b/model.py\\n@@ -1,2 +1,2 @@\\n import torch\\n-lr = 0.1\\n+lr = 0.2\\n"
+    >>> apply(patch, {"model.py": b"import torch\\nlr = 0.1\\n"}.get)
+    {'model.py': b'import torch\\nlr = 0.2\\n'}
+    """
+    changed: dict[str, bytes | None] = {}
+
+    def now(name: str) -> bytes | None:
+        return changed[name] if name in changed else read(name)
+
+    for change in _parsed(patch):
+        old, new = _names(change, lambda name: now(_inside(name)) is not None)
+        before = b"" if old is None else now(old)
+        if old is not None and before is None:
+            raise BadPatch(f"the patch changes {old}, but the code has no such file")
+        if new is not None and new != old and now(new) is not None:
+            raise BadPatch(f"the patch creates {new}, but the code has it already")
+        assert before is not None
+        after = _patched(old or new or "", before, change.hunks)
+        if old is not None and old != new:
+            changed[old] = None
+        if new is not None:
+            changed[new] = after
+        elif after:
+            raise BadPatch(f"the patch deletes {old}, but not all of its lines")
+    if not changed:
+        raise BadPatch("the patch changes no file; make one with git diff or diff -u")
+    return changed
+
+
+# ------------------------------------------------------------------------------------------------------------- parsing
+def _parsed(patch: str) -> list[_Change]:
+    content = patch.encode("utf-8", "surrogateescape")
+    _check_size(len(content))
+    if 0 < content.count(b"\n") == content.count(b"\r\n"):  # on its way, all its line ends were changed
+        content = content.replace(b"\r\n", b"\n")
+    lines = io.BytesIO(content).readlines()
+    found: list[_Change] = []
+    of_git: _Change | None = None  # the section whose header is being read
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        text = line.decode(errors="replace").rstrip("\r\n")
+        if text.startswith("diff --git "):
+            found.append(of_git := _of_git(text, at + 1))
+            at += 1
+        elif text.startswith("--- ") and lines[at + 1 : at + 2] and lines[at + 1].startswith(b"+++ "):
+            if of_git is None:
+                found.append(_Change(at + 1))
+            change, of_git = found[-1], None
+            if not change.renames:
+                change.old, change.new = _name(lines[at], at + 1), _name(lines[at + 1], at + 2)
+            at += 2
+            while at < len(lines) and lines[at].startswith(b"@@"):
+                hunk, at = _hunk(lines, at)
+                change.hunks.append(hunk)
+            if not change.hunks:
+                raise BadPatch(f"line {at} of the patch: no hunk (@@ -1,3 +1,4 @@) follows the names of the files")
+        else:
+            _refuse(text, at + 1)
+            if of_git is not None:
+                _take(of_git, text, at + 1)
+            at += 1
+    return found
+
+
+def _of_git(line: str, at: int) -> _Change:
+    """The section that begins with "diff --git a/model.py b/model.py": names follow, unless its file is empty."""
+    rest = line.removeprefix("diff --git ")
+    names = re.fullmatch(r'("(?:\\.|[^"\\])*"|.*) ("(?:\\.|[^"\\])*")', rest)
+    old, new = names.groups() if names else (rest[: len(rest) // 2], rest[len(rest) // 2 + 1 :])
+    return _Change(at, _unquoted(old, at), _unquoted(new, at))
+
+
+def _take(change: _Change, text: str, at: int) -> None:
+    """Take a line of the header of a section of git."""
+    if text.startswith(("rename from ", "rename to ")):
+        change.renames = True  # these names have no prefix
+        setattr(change, "old" if text.startswith("rename from ") else "new", _unquoted(text.split(" ", 2)[2], at))
+    elif text.startswith("new file mode "):
+        change.old = None
+    elif text.startswith("deleted file mode "):
+        change.new = None
+    mode = re.search(r"mode (\d+)$", text) or re.fullmatch(r"index \S+ (\d+)", text)
+    if text.startswith(("old mode", "new mode")):
+        raise BadPatch(f"line {at} of the patch changes a file's mode, which a patch of code can't: {text}")
+    if mode and mode[1] not in _PLAIN:
+        kind = {"120000": "a link", "160000": "a submodule"}.get(mode[1], f"no plain file, by its mode {mode[1]}")
+        raise BadPatch(f"line {at} of the patch is about {kind}, and a patch of code can change only files")
+    if text.startswith("copy "):
+        raise BadPatch(f"line {at} of the patch copies a file; make the patch with git diff --no-renames")
+
+
+def _refuse(text: str, at: int) -> None:
+    """Raise if a line between the sections says something that would otherwise be missing from the code."""
+    if text.startswith(("GIT binary patch", "Binary files ")) or re.match(r"Files .* and .* differ", text):
+        raise BadPatch(f"line {at} of the patch is about a binary file; give a directory with the code instead")
+    if text.startswith("Only in "):
+        raise BadPatch(f"line {at} of the patch: {text}, without its content; make the patch with diff -ruN")
+    if text.startswith(("@@", "--- ", "+++ ")):
+        raise BadPatch(f"line {at} of the patch: {text[:60]!r} is not where the header of a file or a hunk can be")
+
+
+def _hunk(lines: list[bytes], at: int) -> tuple[_Hunk, int]:
+    """The hunk that begins at a line, and the index of the line after it."""
+    first = at
+    if (header := _HUNK.match(lines[at])) is None:
+        shown = lines[at].decode(errors="replace").rstrip()
+        raise BadPatch(f"line {at + 1} of the patch must be like @@ -1,3 +1,4 @@, got {shown[:60]!r}")
+    start, num_old, _, num_new = (1 if each is None else int(each) for each in header.groups())
+    left = {b"-": num_old, b"+": num_new}
+    sides: dict[bytes, list[bytes]] = {b"-": [], b"+": []}
+
+    def wrong(why: str) -> NoReturn:
+        raise BadPatch(
+            f"the hunk at line {first + 1} of the patch {why} ({lines[first].decode(errors='replace').strip()})"
+        )
+
+    last: bytes = b""
+    at += 1
+    while at < len(lines):
+        line = lines[at]
+        kind = b" " if line == b"\n" else line[:1]  # editors remove the space of an empty line
+        if kind == b"\\":
+            for side, mine in sides.items():
+                if last in (b" ", side):
+                    mine[-1] = mine[-1].removesuffix(b"\n")
+        elif kind in (b" ", b"-", b"+") and any(left.values()):
+            for side in (b"-", b"+"):
+                if kind in (b" ", side):
+                    left[side] -= 1
+                    sides[side].append(line[1:] if line != b"\n" else line)
+            if min(left.values()) < 0:
+                wrong("has other numbers of lines than its header says")
+            last = kind
+        else:
+            break
+        at += 1
+    if any(left.values()):
+        wrong("has fewer lines than its header says")
+    follow = lines[at : at + 2]
+    is_header = len(follow) == 2 and follow[0].startswith(b"--- ") and follow[1].startswith(b"+++ ")
+    if follow and follow[0][:1] in b" +-" and not is_header and follow[0].rstrip() not in (b"--", b""):
+        wrong("has more lines than its header says")
+    # A hunk without old lines comes after the line that its header names.
+    return _Hunk(first + 1, start if num_old == 0 else start - 1, *(b"".join(sides[side]) for side in (b"-", b"+"))), at
+
+
+def _name(line: bytes, at: int) -> str | None:
+    """The name in a line "--- NAME" or "+++ NAME", which a tab and a time may follow."""
+    try:
+        text = line[4:].decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise BadPatch(f"line {at} of the patch: the file's name is not UTF-8") from None
+    name, _, time = text.partition("\t")
+    return None if name == "/dev/null" or _NEVER.match(time) else _unquoted(name, at)
+
+
+def _unquoted(name: str, at: int) -> str:
+    """A name that git may have quoted, such as ``"a/caf\\303\\251.py"``."""
+    if not name.startswith('"'):
+        return name
+    body = name.rpartition('"')[0][1:]
+
+    def plain(match: re.Match[str]) -> str:
+        code = match[1]
+        return chr(int(code, 8) & 255) if len(code) == 3 else _ESCAPES.get(code, code)
+
+    try:
+        # Outside of escapes, the name may have any letters.
+        pieces = re.split(r"((?:\\[0-7]{3})+)", body)
+        return "".join(
+            _ESCAPE.sub(plain, piece).encode("latin-1").decode() if i % 2 else _ESCAPE.sub(plain, piece)
+            for i, piece in enumerate(pieces)
+        )
+    except UnicodeError:
+        raise BadPatch(f"line {at} of the patch: the file's name is not UTF-8") from None
+
+
+def _names(change: _Change, exists: Callable[[str], bool]) -> tuple[str | None, str | None]:
+    """The names of a changed file in the code, before and after."""
+    old, new = change.old, change.new
+    if old is None and new is None:
+        raise BadPatch(f"line {change.at} of the patch names no file")
+    if change.renames and old is not None and new is not None:
+        return _inside(old), _inside(new)
+    # git's own prefixes, which differ, such as a/ and b/
+    if (
+        (old is None or _PREFIX.match(old))
+        and (new is None or _PREFIX.match(new))
+        and (old or "")[:2] != (new or "")[:2]
+    ):
+        return (*(None if each is None else _inside(each[2:]) for each in (old, new)),)  # type: ignore[return-value]
+    whole = [each for each in (old, new) if each is not None]
+    for each in whole:
+        _inside(each)
+    short = [each.partition("/")[2] for each in whole]
+    for names in (whole, [each for each in short if each]):  # as with patch -p0 and -p1
+        there = sorted({each for each in names if exists(each)})
+        if len(there) > 1:
+            raise BadPatch(f"line {change.at} of the patch: is it about {there[0]} or {there[1]}? the code has both")
+        if there:
+            return (None if old is None else there[0]), (None if new is None else there[0])
+    is_new = old is None or all(not hunk.old for hunk in change.hunks)
+    if not is_new or new is None:
+        raise BadPatch(f"the patch changes {whole[0]}, but the code has no such file")
+    return None, _inside(short[0] if len(set(whole)) > len(set(short)) and short[0] else whole[-1])
+
+
+def _inside(name: str) -> str:
+    """The name of a file; `BadPatch` if it is not a relative path within the directory."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or "\n" in name:
+        raise BadPatch(f"the patch is about {name!r:.100}, which is outside of the code's directory")
+    return path.as_posix()
+
+
+# ------------------------------------------------------------------------------------------------------------ applying
+def _patched(name: str, content: bytes, hunks: list[_Hunk]) -> bytes:
+    starts = [0, *(match.end() for match in re.finditer(rb"\n", content))]  # of its lines
+    pieces, at, shift = [], 0, 0
+    for number, hunk in enumerate(hunks, 1):
+        line = hunk.start + shift
+        expected = starts[line] if 0 <= line < len(starts) else -1
+        if not (at <= expected and _is_at(content, hunk, expected)):
+            found = _elsewhere(content, hunk, at)
+            if len(found) != 1:
+                many = f"its lines are in several places, but not at line {hunk.start + 1}; give more lines of context"
+                why = many if found else _mismatch(content, hunk, starts)
+                where = f"hunk {number} of {name} (line {hunk.at} of the patch)"
+                raise BadPatch(f"the patch does not apply: {where}: {why}")
+            expected = found[0]
+            shift = bisect_left(starts, expected) - hunk.start
+        pieces += [content[at:expected], hunk.new]
+        at = expected + len(hunk.old)
+    return b"".join([*pieces, content[at:]])
+
+
+def _is_at(content: bytes, hunk: _Hunk, at: int) -> bool:
+    """Whether a hunk's old lines are at a place; at the end of the file, if they or the new ones lack the newline."""
+    end = at + len(hunk.old)
+    ends = all(side.endswith(b"\n") for side in (hunk.old, hunk.new) if side)
+    return content.startswith(hunk.old, at) and (ends or end == len(content))
+
+
+def _elsewhere(content: bytes, hunk: _Hunk, after: int) -> list[int]:
+    """At most two places of a hunk's old lines after the earlier hunks."""
+    found: list[int] = []
+    if not hunk.old:
+        return found
+    at = content.find(hunk.old, after)
+    while at >= 0 and len(found) < 2:
+        if (at == 0 or content[at - 1 : at] == b"\n") and _is_at(content, hunk, at):
+            found.append(at)
+        at = content.find(hunk.old, at + 1)
+    return found
+
+
+def _mismatch(content: bytes, hunk: _Hunk, starts: list[int]) -> str:
+    """The reason why a hunk is nowhere in a file: the first line that differs, at the hunk's own place."""
+    if hunk.old.replace(b"\r\n", b"\n") in content.replace(b"\r\n", b"\n"):
+        return "the lines are there, but end in other characters (CRLF or LF, or none at the end of the file)"
+    old = io.BytesIO(hunk.old).readlines()
+    here = io.BytesIO(content[starts[hunk.start] :] if hunk.start < len(starts) else b"").readlines()
+    here += [b""] * (len(old) - len(here))
+    for line, (wanted, has) in enumerate(zip(old, here, strict=False), hunk.start + 1):
+        if wanted != has:
+            has_text = f"has {_shown(has)}" if has else "has ended"
+            return f"it expects {_shown(wanted)} at line {line}, where the code {has_text}"
+    return f"it comes after line {hunk.start}, which the code does not have"
+
+
+def _shown(line: bytes) -> str:
+    return repr(line.decode(errors="replace").rstrip("\n"))[:80]
+
+
+# -------------------------------------------------------------------------------------------------------------- making
+def differences(before: Path, after: Path) -> Iterator[str]:
+    """The lines of a patch, with their ends, that makes one directory into the other.
+
+    There is only a line "Binary files ... differ" about a file that is no UTF-8 text, or too large.
+    """
+    for name in sorted(_files(before) | _files(after)):
+        was, now = (file.read_bytes() if (file := code / name).is_file() else None for code in (before, after))
+        if was != now:
+            yield from difference(name, was, now)
+
+
+def difference(name: str, was: bytes | None, now: bytes | None) -> Iterator[str]:
+    """The lines of a patch about one file, which is None where it does not exist."""
+    yield f"diff --git a/{name} b/{name}\n"
+    if was is None or now is None:
+        yield f"{'new' if was is None else 'deleted'} file mode 100644\n"
+    sides = "/dev/null" if was is None else f"a/{name}", "/dev/null" if now is None else f"b/{name}"
+    try:
+        old, new = _text(was or b""), _text(now or b"")
+    except ValueError:
+        yield f"Binary files {sides[0]} and {sides[1]} differ\n"
+        return
+    begin, end = 0, 0
+    while begin < min(len(old), len(new)) and old[begin] == new[begin]:
+        begin += 1
+    while end < min(len(old), len(new)) - begin and old[-1 - end] == new[-1 - end]:
+        end += 1
+    if max(len(old), len(new)) - begin - end <= MAX_COMPARED_LINES:
+        lines = difflib.unified_diff(old, new, *sides, n=CONTEXT)
+    else:
+        lines = _replaced(old, new, sides, begin, end)
+    for line in lines:
+        yield line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}"
+
+
+def _replaced(old: list[str], new: list[str], sides: tuple[str, str], begin: int, end: int) -> Iterator[str]:
+    first, after = max(begin - CONTEXT, 0), max(end - CONTEXT, 0)
+    counts = [len(each) - first - after for each in (old, new)]
+    yield f"--- {sides[0]}\n"
+    yield f"+++ {sides[1]}\n"
+    yield f"@@ -{first + (counts[0] > 0)},{counts[0]} +{first + (counts[1] > 0)},{counts[1]} @@\n"
+    yield from (f" {line}" for line in old[first:begin])
+    yield from (f"-{line}" for line in old[begin : len(old) - end])
+    yield from (f"+{line}" for line in new[begin : len(new) - end])
+    yield from (f" {line}" for line in old[len(old) - end : len(old) - after])
+
+
+def _files(code: Path) -> set[str]:
+    found = (path.relative_to(code) for path in code.rglob("*") if path.is_file())
+    return {path.as_posix() for path in found if "__pycache__" not in path.parts}
+
+
+def _text(content: bytes) -> list[str]:
+    """The lines of a file, with their ends; a ValueError if it is binary or too large."""
+    if len(content) > MAX_TEXT_BYTES or b"\0" in content:
+        raise ValueError
+    return [line.decode() for line in io.BytesIO(content).readlines()]
