@@ -44,11 +44,13 @@ class _Hunk:
 
 @dataclass(slots=True)
 class _Change:
-    """The section of a patch about one file. A name is None if the file does not exist on that side."""
+    """The section of a patch about one file."""
 
     at: int  # its line in the patch
-    old: str | None = None
+    old: str | None = None  # its names; None: /dev/null
     new: str | None = None
+    creates: bool = False
+    deletes: bool = False
     renames: bool = False
     hunks: list[_Hunk] = field(default_factory=list)
 
@@ -138,8 +140,10 @@ def _parsed(patch: str) -> list[_Change]:
             if of_git is None:
                 found.append(_Change(at + 1))
             change, of_git = found[-1], None
+            old, creates = _name(lines[at], at + 1)
+            new, deletes = _name(lines[at + 1], at + 2)
             if not change.renames:
-                change.old, change.new = _name(lines[at], at + 1), _name(lines[at + 1], at + 2)
+                change.old, change.new, change.creates, change.deletes = old, new, creates, deletes
             at += 2
             while at < len(lines) and lines[at].startswith(b"@@"):
                 hunk, at = _hunk(lines, at)
@@ -168,9 +172,9 @@ def _take(change: _Change, text: str, at: int) -> None:
         change.renames = True  # these names have no prefix
         setattr(change, "old" if text.startswith("rename from ") else "new", _unquoted(text.split(" ", 2)[2], at))
     elif text.startswith("new file mode "):
-        change.old = None
+        change.creates = True
     elif text.startswith("deleted file mode "):
-        change.new = None
+        change.deletes = True
     mode = re.search(r"mode (\d+)$", text) or re.fullmatch(r"index \S+ (\d+)", text)
     if text.startswith(("old mode", "new mode")):
         raise BadPatch(f"line {at} of the patch changes a file's mode, which a patch of code can't: {text}")
@@ -236,14 +240,16 @@ def _hunk(lines: list[bytes], at: int) -> tuple[_Hunk, int]:
     return _Hunk(first + 1, start if num_old == 0 else start - 1, *(b"".join(sides[side]) for side in (b"-", b"+"))), at
 
 
-def _name(line: bytes, at: int) -> str | None:
-    """The name in a line "--- NAME" or "+++ NAME", which a tab and a time may follow."""
+def _name(line: bytes, at: int) -> tuple[str | None, bool]:
+    """The name in a line "--- NAME" or "+++ NAME", which a tab and a time may follow; and whether there is no such file
+    on this side."""
     try:
         text = line[4:].decode().rstrip("\r\n")
     except UnicodeDecodeError:
         raise BadPatch(f"line {at} of the patch: the file's name is not UTF-8") from None
     name, _, time = text.partition("\t")
-    return None if name == "/dev/null" or _NEVER.match(time) else _unquoted(name, at)
+    is_nothing = name == "/dev/null"
+    return None if is_nothing else _unquoted(name, at), is_nothing or bool(_NEVER.match(time))
 
 
 def _unquoted(name: str, at: int) -> str:
@@ -268,33 +274,35 @@ def _unquoted(name: str, at: int) -> str:
 
 
 def _names(change: _Change, exists: Callable[[str], bool]) -> tuple[str | None, str | None]:
-    """The names of a changed file in the code, before and after."""
+    """The names of a changed file in the code, before and after; None if it does not exist then."""
+
+    def sides(old: str | None, new: str | None) -> tuple[str | None, str | None]:
+        return (
+            None if old is None or change.creates else _inside(old),
+            None if new is None or change.deletes else _inside(new),
+        )
+
     old, new = change.old, change.new
     if old is None and new is None:
         raise BadPatch(f"line {change.at} of the patch names no file")
-    if change.renames and old is not None and new is not None:
-        return _inside(old), _inside(new)
+    if change.renames:
+        return sides(old, new)
     # git's own prefixes, which differ, such as a/ and b/
-    if (
-        (old is None or _PREFIX.match(old))
-        and (new is None or _PREFIX.match(new))
-        and (old or "")[:2] != (new or "")[:2]
-    ):
-        return (*(None if each is None else _inside(each[2:]) for each in (old, new)),)  # type: ignore[return-value]
+    has_prefixes = all(each is None or _PREFIX.match(each) for each in (old, new))
+    if has_prefixes and (old or "")[:2] != (new or "")[:2]:
+        return sides(*(None if each is None else each[2:] for each in (old, new)))
     whole = [each for each in (old, new) if each is not None]
-    for each in whole:
-        _inside(each)
     short = [each.partition("/")[2] for each in whole]
     for names in (whole, [each for each in short if each]):  # as with patch -p0 and -p1
         there = sorted({each for each in names if exists(each)})
         if len(there) > 1:
             raise BadPatch(f"line {change.at} of the patch: is it about {there[0]} or {there[1]}? the code has both")
         if there:
-            return (None if old is None else there[0]), (None if new is None else there[0])
-    is_new = old is None or all(not hunk.old for hunk in change.hunks)
-    if not is_new or new is None:
+            return sides(there[0], there[0])
+    if new is None or not (change.creates or all(not hunk.old for hunk in change.hunks)):
         raise BadPatch(f"the patch changes {whole[0]}, but the code has no such file")
-    return None, _inside(short[0] if len(set(whole)) > len(set(short)) and short[0] else whole[-1])
+    is_below = len(set(whole)) > len(set(short)) and bool(short[0])  # diff -r old new
+    return None, _inside(short[0] if is_below else whole[-1])
 
 
 def _inside(name: str) -> str:
@@ -348,16 +356,24 @@ def _elsewhere(content: bytes, hunk: _Hunk, after: int) -> list[int]:
 
 def _mismatch(content: bytes, hunk: _Hunk, starts: list[int]) -> str:
     """The reason why a hunk is nowhere in a file: the first line that differs, at the hunk's own place."""
-    if hunk.old.replace(b"\r\n", b"\n") in content.replace(b"\r\n", b"\n"):
-        return "the lines are there, but end in other characters (CRLF or LF, or none at the end of the file)"
     old = io.BytesIO(hunk.old).readlines()
     here = io.BytesIO(content[starts[hunk.start] :] if hunk.start < len(starts) else b"").readlines()
     here += [b""] * (len(old) - len(here))
     for line, (wanted, has) in enumerate(zip(old, here, strict=False), hunk.start + 1):
         if wanted != has:
+            if has and wanted.rstrip(b"\r\n") == has.rstrip(b"\r\n"):
+                return (
+                    f"line {line} of the code ends in other characters: {_end(wanted)} in the patch, {_end(has)} there"
+                )
             has_text = f"has {_shown(has)}" if has else "has ended"
             return f"it expects {_shown(wanted)} at line {line}, where the code {has_text}"
+    if old:
+        return "the last lines differ in the newline at the end of the file"
     return f"it comes after line {hunk.start}, which the code does not have"
+
+
+def _end(line: bytes) -> str:
+    return {b"\r\n": "CRLF", b"\n": "LF"}.get(line[len(line.rstrip(b"\r\n")) :], "nothing")
 
 
 def _shown(line: bytes) -> str:

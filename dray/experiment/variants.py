@@ -50,8 +50,10 @@ def from_patch(directory: ExperimentDirectory, patch: str, importer: Importer = 
         above = [str(parent) for parent in PurePosixPath(name).parents][:-1]
         if link := next((each for each in (name, *above) if each in links), None):
             raise patches.BadPatch(f"the patch is about {name}, but {link} is a link in the code")
-        if name in base.folders or any(each in files for each in above):
-            raise patches.BadPatch(f"the patch is about {name}, which can't be a file of the code: see its directories")
+        if name in base.folders:
+            raise patches.BadPatch(f"the patch is about {name}, which is a directory of the code")
+        if file := next((each for each in above if each in files), None):
+            raise patches.BadPatch(f"the patch is about {name}, but {file} is a file of the code")
         return (directory.code / name).read_bytes() if name in files else None
 
     try:

@@ -19,6 +19,7 @@ from dray.experiment.driver import ExperimentDriver
 from dray.experiment.limits import Limits
 from dray.experiment.retention import Retention
 from dray.records.spending import Spending
+from searchers.search import Search
 from tests.simulation.schedule import Schedule, drawn
 from tests.simulation.simulation import failure_of
 
@@ -109,6 +110,7 @@ BUGS = {
     "a fork's source kept only until its own checkpoint is written": Bug(
         Retention, "saved", "self._prune()", "self.unpin(trial); self._prune()", 10, requests=True
     ),
+    "a fork with other code": Bug(Search, "code_of", "self._origin(trial)", "trial", 19, requests=True),
     "a request read twice": Bug(
         ExperimentDriver, "request", "if request.id in self._requested or", "if", 4, requests=True
     ),

@@ -214,7 +214,8 @@ class Requests:
             trial, batches = checkpoint.trial, checkpoint.batches
             self.place(source=Source(trial=trial, step=batches, batches=batches), hparams=hparams)
         else:
-            self.place(hparams=hparams)
+            code = Random(f"code:{which}").choice((None, None, "a", "b"))
+            self.place(hparams=hparams, code=code)
 
     def waiting(self) -> list[Requested]:
         return [request for _, request in sorted(self._files.items())]
@@ -249,6 +250,7 @@ class Facts:
         answers: the answer to each request, by its id.
         requested: requested trials, with their records.
         sources: the trial and the batches of the checkpoint from which a trial begins.
+        codes: the code of requested trials with their own.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -264,6 +266,7 @@ class Facts:
         self.answers: dict[str, str] = {}
         self.requested: dict[int, Mapping[str, Any]] = {}
         self.sources: dict[int, tuple[int, int]] = {}
+        self.codes: dict[int, str] = {}
         self._resumed: set[int] = set()  # by an extension
         self._to_cancel: set[int] = set()
         self._canceled: dict[int, int] = {}  # the newest lease at that time
@@ -355,6 +358,8 @@ class Facts:
                 self.created.add(action["trial"])
                 if source := action.get("source"):
                     self.sources[action["trial"]] = source["trial"], source["batches"]
+                if code := action.get("code"):
+                    self.codes[action["trial"]] = code
                 if event == "requested" and "trial" not in record:
                     self.requested[action["trial"]] = record
             elif action["action"] == "resume" and self.ended.pop(action["trial"], None) is not None:
@@ -374,8 +379,10 @@ class Facts:
         return (*self.lineage(source[0]), source)
 
     # ------------------------------------------------------------------ ranks
-    def begins(self, run: int, lease: int, trial: int) -> None:
-        """Check that a rank 0 may start this lease."""
+    def begins(self, run: int, lease: int, trial: int, code: str | None) -> None:
+        """Check that a rank 0 may start this lease, with this code."""
+        if code != self.codes.get(self.lineage(trial)[0][0] if trial in self.sources else trial):
+            self._fail(f"trial {trial} begins with code {code}")
         if run != self._experiment.runs:
             return  # its driver is gone
         if trial not in self.hparams:

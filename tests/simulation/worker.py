@@ -73,7 +73,7 @@ class Rank0(Rank):
         self._final: DeskReport | None = None
         self._why_diverged = ""
         self._trained, self._lineage = 0, ()
-        self._experiment.facts.begins(run, self._number, self._trial)
+        self._experiment.facts.begins(run, self._number, self._trial, self._bind.code)
         others: Departure | None
         try:
             departure = others = yield from self._run()
