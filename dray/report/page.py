@@ -28,6 +28,7 @@ from searchers.journal import Journal
 ASSETS = Path(__file__).parent
 PLOTS = ASSETS / "plots.js"
 BEST_SHOWN = 10
+BEGINNINGS = {"forked from": "forked_from", "code": "code"}
 FAILURES_SHOWN = 30
 
 
@@ -161,7 +162,7 @@ class _Page:
         columns = [f"hparams.{name}" for name in report.varying]
         top = report.eligible.head(BEST_SHOWN)
         since = top["nan_since"].notna().any()
-        forked = top["forked_from"].any()
+        beginnings = {name: column for name, column in BEGINNINGS.items() if top[column].any()}
         rows = [
             [
                 str(index),
@@ -169,12 +170,12 @@ class _Page:
                 f"{one['best_batches']:,}",
                 shown(one["best_metric"]),
                 *([nan_since_text(None if pd.isna(one["nan_since"]) else one["nan_since"])] if since else []),
-                *([one["forked_from"]] if forked else []),
+                *one[list(beginnings.values())],
                 *(shown(value) for value in one[columns]),
             ]
             for index, one in top.iterrows()
         ]
-        optional = [*([""] if since else []), *(["forked from"] if forked else [])]
+        optional = [*([""] if since else []), *beginnings]
         ten = html.table(["trial", "state", "batches", report.metric, *optional, *report.varying], rows)
         return f"""<section><h2>The best trial</h2>
 <p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(report.metric)}

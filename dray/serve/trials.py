@@ -25,7 +25,7 @@ AXIS_S = 15.0  # how long an axis is kept while the best value and the number of
 HPARAMS = "hparams."
 _FIELDS: dict[str, Callable[[TrialRecord], Any]] = {"trial": lambda trial: trial.id} | {
     name: operator.attrgetter(name)
-    for name in ("state", "batches", "metric", "best_metric", "restarts", "started", "ended", "nan_since")
+    for name in ("state", "batches", "metric", "best_metric", "restarts", "started", "ended", "nan_since", "code")
 }
 _CONDITION = re.compile(r"([\w.\-/]+)(<=|>=|!=|<|>|=)(\S+)")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -83,7 +83,7 @@ def _hparam(name: str) -> Callable[[TrialRecord], Any]:
 def _text(trial: TrialRecord) -> str:
     """The text of a trial that a search looks through, in lower case."""
     if "text" not in trial.derived:
-        trial.derived["text"] = f"{trial.id} {trial.state} {shown(trial.hparams)}".lower()
+        trial.derived["text"] = f"{trial.id} {trial.state} {trial.code or ''} {shown(trial.hparams)}".lower()
     found: str = trial.derived["text"]
     return found
 

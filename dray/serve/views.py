@@ -32,6 +32,7 @@ Read = Callable[[web.Request], bytes | tuple[bytes, float]]
 """Returns JSON, or JSON and the seconds for which it stays the same."""
 THREADS = 4
 PACE_S = 2.5  # how often a page should poll its experiment
+MAX_DIFF = 256 << 10  # most characters of a diff that are sent
 PACE_EACH_S = 1.0
 """The pace is at least this, times the number of viewed experiments: many open pages must not cost the server much."""
 
@@ -180,9 +181,11 @@ class Views:
         return _encoded({"trial": trial, "metric": reader.metric, "series": series})
 
     def variant(self, request: web.Request) -> bytes:
-        """``code``: the variant's name; ``diff``: what it changes in the experiment's code."""
+        """``code``: the variant's name; ``diff``: what it changes in the experiment's code; ``more``: the number of
+        characters that were left out at the end."""
         reader, name = self._all.open(request.match_info["name"]), request.match_info["variant"]
-        return _encoded({"code": name, "diff": reader.directory.diff_of(name)})
+        diff = reader.directory.diff_of(name)
+        return _encoded({"code": name, "diff": diff[:MAX_DIFF], "more": max(len(diff) - MAX_DIFF, 0)})
 
     def curves(self, request: web.Request) -> bytes | tuple[bytes, float]:
         """Learning curves, see `trials.curves`; of another metric with ``metric=KIND NAME``."""

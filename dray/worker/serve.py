@@ -154,8 +154,9 @@ def serve_joined(
                 if isinstance(error, DeskUnreachable):
                     departure = lost_driver(error)
                 elif lease.code is not None and isinstance(error, EntrypointError):  # the others have other code
-                    failure = Failure(kind="error", where=one_line(error))
-                    departure = Departure(outcome="errored", error=str(error), failure=failure)
+                    why = "; ".join(f"{field}: {what}" for field, what in error.faults)
+                    failure = Failure(kind="error", where=one_line(why), batches=0)
+                    departure = Departure(outcome="errored", error=f"its code can't be loaded: {why}", failure=failure)
                 else:
                     unfit.give_up(desk, client, worker.group, error)
                 desk.tell("leave", number, rank, departure)

@@ -14,6 +14,7 @@ export function showTrial(place, name, trial) {
   document.title = `trial ${trial} · ${name} · dray`;
   const path = `${experiment(name)}/trials/${trial}`;
   const state = h("span"), tiles = h("div", { className: "tiles" }), hparams = h("tbody"), last = h("tbody");
+  const code = h("section", { hidden: true }), difference = h("pre", { className: "diff", tabindex: "0", "aria-label": "Difference of the code" });
   const checkpoints = h("div"), failures = h("div"), source = h("p", { hidden: true }), verbs = h("span");
   const metric = h("select", { "aria-label": "Metric", onchange: () => drawMetric() });
   const plot = h("div", { className: "plot" }), none = h("p", { className: "quiet" }, "No metrics yet.");
@@ -26,7 +27,7 @@ export function showTrial(place, name, trial) {
       h("section", {}, h("h2", {}, "Hyperparameters"), source, h("table", { "aria-label": "Hyperparameters" }, hparams)),
       h("section", {}, h("h2", {}, "Last metrics"), h("table", { "aria-label": "Last metrics" }, last))),
     h("section", {}, h("h2", {}, "Metrics"), h("p", { className: "controls" }, h("label", {}, "metric ", metric)), plot, none),
-    logs(name, path, trial),
+    code, logs(name, path, trial),
     h("section", {}, h("h2", {}, "Checkpoints"), checkpoints),
     h("section", {}, h("h2", {}, "Failures"), failures));
   let series = [], searched = "", about = null;
@@ -54,6 +55,7 @@ export function showTrial(place, name, trial) {
     source.hidden = it.source_trial === null;
     if (it.source_trial !== null)
       source.replaceChildren("Forked from ", h("a", { href: address(name, it.source_trial) }, `trial ${it.source_trial}`), ` at batch ${count(it.source_batches)}.`);
+    if (it.code !== null && code.hidden) tellCode(it.code);
     hparams.replaceChildren(...Object.entries(it.hparams).map(([key, value]) => h("tr", {}, h("th", { scope: "row" }, key), h("td", {}, shown(value)))));
     if (!hparams.children.length) hparams.append(h("tr", {}, h("td", { className: "quiet" }, it.source_trial === null ? "Drawn when it starts." : "Its source's, except those that were set; shown when it starts.")));
     checkpoints.replaceChildren(it.checkpoints_error ? h("p", { className: "trouble" }, it.checkpoints_error) : it.checkpoints.length
@@ -67,6 +69,20 @@ export function showTrial(place, name, trial) {
     failures.replaceChildren(...it.failures.length ? it.failures.map((each, place) => h("details", { open: open[place] ?? place === it.failures.length - 1 },
       h("summary", {}, `${clock(each.time)}: ${lastLine(each.error)}`, h("span", { className: "quiet" }, each.again ? " · restarted" : ` · given up${each.why ? `: ${each.why}` : ""}`)),
       h("pre", {}, each.error ?? ""))) : [h("p", { className: "quiet" }, "None.")]);
+  }
+
+  // Text of others: it is never HTML.
+  async function tellCode(variant) {
+    code.hidden = false;
+    code.replaceChildren(h("h2", {}, "Code"), h("p", {}, `This trial runs variant ${variant} of the experiment's code:`), difference);
+    try {
+      const found = await get(`${experiment(name)}/variants/${encodeURIComponent(variant)}`);
+      const lines = found.diff.split("\n").map(line => h("span", { className: line.startsWith("+") ? "added" : line.startsWith("-") ? "removed" : "" }, `${line}\n`));
+      difference.replaceChildren(...lines.slice(0, MOST_LINES));
+      if (found.more || lines.length > MOST_LINES) difference.append("... and more");
+    } catch (error) {
+      difference.textContent = error.message;
+    }
   }
 
   const key = each => metricName(each.kind, each.name);

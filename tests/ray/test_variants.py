@@ -1,0 +1,108 @@
+"""Trials with code of their own, on the processes of the others."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import dray
+from dray.experiment import requests
+from dray.records.directory import ExperimentDirectory
+from dray.records.reader import ExperimentReader
+from tests.ray.harness import TRIALS, Meanwhile, attempts, ends, latest_checkpoint, recorded, wait_for, weights
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
+
+BATCHES = 40
+LAYER = "        model = nn.Linear(4, 1)\n"
+WITHOUT_BIAS = (
+    f"--- a/recorded.py\n+++ b/recorded.py\n@@ -1 +1 @@\n-{LAYER}+        model = nn.Linear(4, 1, bias=False)\n"
+)
+BROKEN = (
+    "--- a/recorded.py\n+++ b/recorded.py\n@@ -1 +1,4 @@\n import dray\n"
+    "+import ray\n+if ray.is_initialized():\n+    raise ValueError('only on workers')\n"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    record: Path
+    path: Path
+    result: dray.Result
+
+
+@pytest.fixture(scope="module")
+def story(ray_is_up: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    directory = tmp_path_factory.mktemp("variants")
+    record, path, until, exact = (directory / name for name in ("record", "experiment", "until", "exact"))
+    shutil.copytree(TRIALS, exact)
+    text = (exact / "recorded.py").read_text()
+    (exact / "recorded.py").write_text(text.replace('{"error": self.error(batch),', '{"error": 0.0,'))
+
+    def add(reader: ExperimentReader, **change: Any) -> None:
+        # As the import on trial would cost seconds, `tests/code/test_trial_import.py` has it alone.
+        requests.place(path, requests.add(reader, {"lr": 0.01}, importer=lambda *_: "", **change))
+
+    def steer() -> None:
+        wait_for(lambda: record.exists() and attempts(record).get(0), "the first trial")
+        reader = ExperimentReader(ExperimentDirectory.open(path))
+        reader.refresh()
+        for change in ({"patch": WITHOUT_BIAS}, {"code": exact}, {"patch": BROKEN}, {"patch": WITHOUT_BIAS}):
+            add(reader, **change)
+        until.touch()
+        wait_for(lambda: (path / "trial_2" / f"checkpoint_{BATCHES}").exists(), "the first variant's checkpoint")
+        reader.refresh()
+        source = requests.source_of(reader, 2, "20")
+        requests.place(path, requests.Requested(id=requests.new_id(), source=source))
+        reader.close()
+
+    config = recorded(record, trials=2, batches=BATCHES, pause_s=0.02, entrypoint="recorded:Held")
+    config["checkpoint_storage"] = {"save_trial_latest": BATCHES}
+    config["hyperparameters"] |= {"until": str(until), "longer": str(until)}
+    config["resources"]["max_slots"] = 1
+    with Meanwhile(steer):
+        result = dray.Experiment(config, path=path, model_dir=TRIALS).run()
+    return Story(record=record, path=path, result=result)
+
+
+def test_one_process_trains_one_variant_after_the_other(story: Story) -> None:
+    of_trials = attempts(story.record)
+    assert sorted(of_trials) == [0, 1, 2, 3, 5, 6]
+    assert len({each.pid for mine in of_trials.values() for each in mine}) == 1
+    assert ends(story.path) == dict.fromkeys(range(7), 1)
+
+
+def test_each_trial_runs_its_own_code_and_stores_it(story: Story) -> None:
+    codes = story.result.trials["code"].tolist()
+    assert codes[:2] == ["", ""]
+    assert codes[2] == codes[5] == codes[6], "a fork has its source's"
+    assert len({*codes}) == 4
+    for trial in (0, 1, 2, 3, 5, 6):
+        checkpoint = latest_checkpoint(story.path / f"trial_{trial}")
+        assert checkpoint is not None
+        has_bias = any("bias" in name for name in weights(checkpoint))
+        stored = (checkpoint / "code" / "recorded.py").read_text()
+        assert has_bias == (LAYER in stored) == (codes[trial] != codes[2])
+    assert attempts(story.record)[6][0].batches[0] == 20
+
+
+def test_the_best_trial_may_be_a_variant_and_is_loaded_with_its_code(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert story.result.best_trial.trial_id == 3
+    info = SimpleNamespace(trial=SimpleNamespace(trial_id=3))
+    monkeypatch.setattr(dray, "get_cluster_info", lambda: info)  # its constructor asks
+    trial = story.result.load_best_trial()
+    assert trial.evaluate_batch((None, None), 0)["error"] == 0.0
+
+
+def test_code_that_only_workers_can_not_import_ends_its_own_trial(story: Story) -> None:
+    states = story.result.trials["state"].tolist()
+    assert (states[4], states.count("COMPLETED")) == ("ERRORED", 6)
+    failures = [record for record in story.result.reader.failures if record["trial"] == 4]
+    assert "only on workers" in failures[-1]["error"]
