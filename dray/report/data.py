@@ -44,8 +44,8 @@ class ReportData:
     """A snapshot of an experiment.
 
     Attributes:
-        trials: `dray.Result.trials` by trial_id, with "best_batches", "forked_from" and "code" (as text), "score" (smaller
-            is better) and "rung" (the number of rungs reached).
+        trials: `dray.Result.trials` by trial_id, with "best_batches", "forked_from" and "code" (as text), "score"
+            (smaller is better) and "rung" (the number of rungs reached).
         records: number of records in the journal.
         validations: the searcher's metric at all validations of all trials.
         ranked, eligible, best, failures: as in the reader, with trials as rows of `trials`.

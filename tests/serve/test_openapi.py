@@ -128,6 +128,10 @@ def test_answers_about_trials_are_as_documented(served: Served) -> None:
     for bad, path in (("/trials?limit=x", "/trials"), ("/curves?metric=x", "/curves"), ("/events?after=x", "/events")):
         check(served.api("GET", f"/experiments/digits-1{bad}"), "GET", one + path, 400)
     check(served.api("GET", "/experiments/digits-1/trials/99"), "GET", f"{one}/trials/{{trial}}", 404)
+    variant = directory.variant("0" * 12)
+    variant.mkdir(parents=True)
+    (variant / "change.diff").write_text("a difference")
+    check(served.api("GET", f"/experiments/digits-1/variants/{variant.name}"), "GET", f"{one}/variants/{{variant}}")
 
 
 @pytest.mark.parametrize("kind", ["history", "slots"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from dray.code.archive import pack
 from dray.experiment import request_files as files
 from dray.experiment.experiment import Experiment
 from dray.records.numbering import take_number
@@ -172,3 +174,80 @@ def test_a_server_on_another_machine_forks_its_best_trial(served: Served, story:
             server.stop_trial("experiment", 0)
         with pytest.raises(NotSubmitted):
             server.add_trial("none", {})
+
+
+TRAIN = "lr = 0.1\nprint(lr)\n"
+PATCH = "--- a/train.py\n+++ b/train.py\n@@ -1,2 +1,2 @@\n-lr = 0.1\n+lr = 0.2\n print(lr)\n"
+
+
+@pytest.fixture
+def program(story: Story) -> Story:
+    """The experiment's trials run a program, of which it has a copy."""
+    story.directory.code.mkdir()
+    (story.directory.code / "train.py").write_text(TRAIN)
+    file = story.directory.config_file
+    file.write_text(f"entrypoint: python3 train.py\n{file.read_text()}")
+    return story
+
+
+def test_a_trial_has_code_of_its_own(up: Served, program: Story, dray: Callable[..., Said], tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "train.py").write_text(TRAIN.replace("0.1", "0.3"))
+    client = Server(up.url, TOKEN)
+    with answering(program):
+        reply = up.api("POST", f"{ONE}/trials", {"hparams": {"lr": 0.15}, "patch": PATCH})
+        code = reply.json["code"]
+        assert reply.json == {"trial": 5, "hparams": {"lr": 0.15}, "code": code}
+        second = client.add_trial("experiment", {}, code=pack(other))
+        assert second["trial"] == 6
+        (tmp_path / "change.diff").write_text(PATCH)
+        said = dray("trial", "add", "1", "--patch", tmp_path / "change.diff")
+        assert said == Said(code=0, out=f"trial 7, code {code}\n", err="")
+        assert dray("trial", "add", "1", "--code", other).out == f"trial 8, code {second['code']}\n"
+    assert [program.search.code_of(trial) for trial in (0, 5, 6, 7, 8)] == [None, *(code, second["code"]) * 2]
+    assert up.api("GET", f"{ONE}/trials/5").json["code"] == code
+    found = up.api("GET", f"{ONE}/trials?search=code={code}&sort=code").json["trials"]
+    assert [row["trial"] for row in found] == [5, 7]
+    assert up.api("GET", f"{ONE}/variants/{code}").json["more"] == 0
+    assert client.diff("experiment", code).endswith("@@ -1,2 +1,2 @@\n-lr = 0.1\n+lr = 0.2\n print(lr)\n")
+    for name in ("000000000000", "..%2f..", code.upper()):
+        assert up.api("GET", f"{ONE}/variants/{name}").status == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"patch": 3}, "patch must be the text of a unified diff"),
+        ({"patch": ""}, "the patch changes no file"),
+        ({"patch": PATCH.replace("train", "../train")}, "'../train.py', which is outside of the code's directory"),
+        ({"patch": PATCH.replace("0.2", "(")}, "the variant's train.py can't be parsed"),
+        ({"patch": PATCH, "hparams": {"rate": 1}}, "rate: is not a hyperparameter of the space"),
+        ({"code": "x"}, "give hparams"),
+    ],
+)
+def test_code_that_can_not_be_used_is_refused(
+    body: dict[str, object], says: str, served: Served, program: Story
+) -> None:
+    reply = served.api("POST", f"{ONE}/trials", body)
+    assert (reply.status, says in reply.json["error"]) == (400, True), reply.body
+    assert not files.RequestFiles(program.directory).waiting()
+
+
+def test_a_form_has_the_trial_and_its_code(served: Served, program: Story, tmp_path: Path) -> None:
+    client = Server(served.url, TOKEN)
+    (tmp_path / "empty").mkdir()
+    for sent, says in (
+        ({"code": b"no archive"}, "the code can't be unpacked"),
+        ({"code": pack(tmp_path / "empty")}, "no script train.py in the variant's code"),
+        ({"code": pack(tmp_path / "empty"), "patch": PATCH}, "give a patch or a directory of code, not both"),
+    ):
+        with pytest.raises(Invalid, match=says):
+            client.add_trial("experiment", {}, **sent)  # type: ignore[arg-type]
+    assert not files.RequestFiles(program.directory).waiting()
+
+
+def test_an_experiment_whose_class_was_sent_has_no_code_to_patch(served: Served, story: Story) -> None:
+    reply = served.api("POST", f"{ONE}/trials", {"patch": PATCH})
+    assert reply.status == 400
+    assert "has no code that a trial can change: its class is from a script or a notebook" in reply.json["error"]
