@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dray.config.searcher import COUNTED
@@ -442,6 +442,8 @@ class ExperimentDriver:
         has_ended = self.search.trials[trial].ended or self._results.ends(trial)
         if left.outcome not in ("errored", "diverged", "invalid_hp") or has_ended:
             return
+        if left.fatal and self.search.code_of(trial) is not None:  # the other trials have other code
+            left = replace(left, fatal=False, no_restart="a restart would not change its code")
         if left.fatal:
             self._emit(ShowFailure(trial=trial, error=left.error))
             field_path, _, fault = left.error.partition(": ")

@@ -19,11 +19,12 @@ from pathlib import Path
 import ray
 
 from dray import core
-from dray.code.startup_hook import run_startup_hook_once
+from dray.cluster.checks.node import UnfitNode
+from dray.code.startup_hook import StartupHookFailed, run_startup_hook_once
 from dray.desk.connection import Connection, DeskUnreachable
 from dray.desk.failure import Failure
 from dray.desk.messages import Departure
-from dray.errors import EntrypointError
+from dray.errors import ConfigError
 from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogUploader
 from dray.text import one_line
@@ -153,8 +154,10 @@ def serve_joined(
                 departure = Departure(outcome="interrupted")
                 if isinstance(error, DeskUnreachable):
                     departure = lost_driver(error)
-                elif lease.code is not None and isinstance(error, EntrypointError):  # the others have other code
-                    why = "; ".join(f"{field}: {what}" for field, what in error.faults)
+                elif lease.code is not None and not isinstance(error, UnfitNode | StartupHookFailed):
+                    # The other trials have other code.
+                    faults = error.faults if isinstance(error, ConfigError) else [("entrypoint", repr(error))]
+                    why = "; ".join(f"{field}: {what}" for field, what in faults)
                     failure = Failure(kind="error", where=one_line(why), batches=0)
                     departure = Departure(outcome="errored", error=f"its code can't be loaded: {why}", failure=failure)
                 else:

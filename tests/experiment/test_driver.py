@@ -311,6 +311,22 @@ def test_an_error_that_is_fatal_ends_the_run_with_the_place_in_the_config(scene:
     assert list(fail.error.faults) == [("searcher.metric", "there is no loss")]
 
 
+def test_a_variant_whose_error_would_be_fatal_ends_alone_and_for_good(scene: Scene) -> None:
+    request(scene, hparams={}, code="c0de")
+    scene.grant(3, 2)
+    [bind] = [each for each in scene.take(Bind) if each.trial == 2]
+    assert bind.code == "c0de"
+    scene.leave(3, 2, "errored", error="searcher.metric: there is no loss", fatal=True)
+    scene.decide()
+    assert not scene.take(Fail)
+    assert (scene.state(2), scene.state(0)) == ("ERRORED", "RUNNING")
+    [gave_up] = [each.record for each in scene.take(Append) if each.record["event"] == "gave_up"]
+    assert (gave_up["why"], gave_up["error"]) == (
+        "a restart would not change its code",
+        "searcher.metric: there is no loss",
+    )
+
+
 @pytest.mark.parametrize("trained", [False, True])
 def test_workers_that_can_run_no_trial_end_the_run(scene: Scene, trained: bool) -> None:
     if trained:

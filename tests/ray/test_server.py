@@ -11,7 +11,7 @@ import pytest
 
 import dray
 from dray.serve.client import Refused
-from dray.serve.control import Submitted, WrongState
+from dray.serve.control import Invalid, Submitted, WrongState
 from tests.ray.harness import TRIALS, attempts, journal, lines, saved_batches
 from tests.ray.scraping import scraped, values
 from tests.ray.serving import Served, copy_of, served
@@ -60,6 +60,22 @@ def test_the_second_experiment_trains_in_the_processes_of_the_first_with_its_own
     assert one == other
     assert "new" not in dray.Result(server.path(first)).metrics["name"].to_numpy()
     assert "new" in dray.Result(server.path(second)).metrics["name"].to_numpy()
+
+
+def test_a_patch_is_tried_on_the_server_and_its_trial_trains_in_the_processes_of_the_others(server: Served) -> None:
+    submitted = server.submit("patched")
+    server.wait_until(submitted, "COMPLETED")
+    old = '        return {"loss": loss}\n'
+    patch = "--- a/recorded.py\n+++ b/recorded.py\n@@ -1 +1 @@\n-" + old + "+" + old.replace("}", ', "new": 1.0}')
+    imports = "@@ -1 +1,2 @@\n import torch\n+torch.nowhere()\n"
+    with pytest.raises(Invalid, match=r"the variant's code can't be used: importing recorded .* raised AttributeError"):
+        server.client.add_trial(submitted.name, {}, patch=patch[: patch.index("@@")] + imports)
+    server.client.add_trial(submitted.name, {}, patch=patch)
+    server.wait_for(lambda: saved_batches(server.path(submitted), 1) == 20, "the patched trial")
+    server.wait_until(submitted, "COMPLETED")
+    assert len({line["pid"] for line in lines(server.record("patched"))}) == 1
+    metrics = dray.Result(server.path(submitted)).metrics
+    assert set(metrics["trial_id"][metrics["name"] == "new"]) == {1}
 
 
 def test_a_config_with_faults_is_refused_with_their_fields(server: Served) -> None:

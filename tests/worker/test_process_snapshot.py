@@ -408,3 +408,23 @@ def test_exit_handlers_of_the_users_code_are_called_at_the_end_of_the_trial() ->
     assert called == ["end", 2, 1, "after"]
     assert atexit.register is before
     atexit.unregister(called.append)
+
+
+def test_other_code_begins_with_the_settings_before_any_code_and_keeps_those_of_its_import() -> None:
+    snapshot = ProcessSnapshot()
+    try:
+        snapshot.load(
+            lambda: (torch.set_default_dtype(torch.float64), sys.path.insert(0, "/a"), os.environ.update(A="1"))
+        )
+        for _ in range(2):
+            assert snapshot.run(lambda: sys.path.clear()) == (None, [])
+            assert (torch.get_default_dtype(), sys.path[0]) == (torch.float64, "/a")
+        snapshot.load(lambda: sys.path.insert(0, "/b"))
+        assert (torch.get_default_dtype(), "/a" in sys.path, "A" in os.environ) == (torch.float32, False, False)
+        assert snapshot.run(lambda: sys.path.clear()) == (None, [])
+        assert sys.path[0] == "/b"
+        with pytest.raises(ZeroDivisionError):
+            snapshot.load(lambda: 1 / 0)
+        assert "/b" not in sys.path
+    finally:
+        snapshot.load(lambda: None)
