@@ -13,9 +13,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
+from dray.records.directory import DIFF
 from dray.records.result import Result
 from dray.serve.app import listening
-from searchers.events import Exited, Started
+from searchers.events import Exited, Requested, Started
 from tests.experiment.test_requests import answering
 from tests.records.test_result import Story, config, told
 from tests.report.simulated import simulated
@@ -288,6 +289,19 @@ def test_what_a_trial_printed_is_text_and_is_followed(site: Site) -> None:
     assert site.js("return window.hacked === undefined && document.querySelectorAll('.log *').length === 0")
     site.until(lambda: "validation_loss" in site.texts("table[aria-label='Last metrics'] th"))
     assert "lr" in site.texts("table[aria-label=Hyperparameters] th")
+
+
+def test_what_a_variant_changes_is_text(site: Site) -> None:
+    directory, name = site.story.directory, "0" * 12
+    directory.variant(name).mkdir(parents=True)
+    lines = ["--- a/model.py", "+++ b/model.py", "@@ -1 +1 @@", "-lr = 1", "+x = '<script>window.hacked = 1</script>'"]
+    (directory.variant(name) / DIFF).write_text("\n".join(lines))
+    trial = len(site.story.search.trials)
+    site.story.search.request(Requested(code=name))
+    site.open(f"#/e/experiment/t/{trial}")
+    site.until(lambda: site.texts(".diff") == ["\n".join([*lines, ""])])
+    assert site.texts(".diff .added") == [f"{lines[1]}\n", f"{lines[4]}\n"]
+    assert site.js("return window.hacked === undefined && document.querySelectorAll('.diff :not(span)').length === 0")
 
 
 QUICK = "const real = setTimeout; window.setTimeout = (call, ms) => real(call, ms / 50);"
