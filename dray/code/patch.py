@@ -122,7 +122,10 @@ def apply(patch: str, read: Callable[[str], bytes | None]) -> dict[str, bytes | 
 
 # ------------------------------------------------------------------------------------------------------------- parsing
 def _parsed(patch: str) -> list[_Change]:
-    content = patch.encode("utf-8", "surrogateescape")
+    try:
+        content = patch.encode()
+    except UnicodeEncodeError as error:
+        raise BadPatch(f"the patch is not UTF-8 text: {error}") from None
     _check_size(len(content))
     if 0 < content.count(b"\n") == content.count(b"\r\n"):  # on its way, all its line ends were changed
         content = content.replace(b"\r\n", b"\n")

@@ -7,6 +7,7 @@ directory, which never changes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import shutil
 import tempfile
@@ -28,6 +29,9 @@ from dray.records.secrets import hide_in, with_secrets
 from dray.storage.disk import force_to_disk
 from dray.text import one_line
 from searchers.errors import IllegalEvent
+
+_IMPOSSIBLE = (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ)
+"""Errors of a file whose name is too long, or that is a directory too."""
 
 
 def from_patch(directory: ExperimentDirectory, patch: str, importer: Importer = import_in_new_process) -> str:
@@ -63,16 +67,26 @@ def from_patch(directory: ExperimentDirectory, patch: str, importer: Importer = 
     with _new(directory) as tree:
         base.copy(tree)
         for name, content in changed.items():
-            place = tree / name
-            if content is None:
-                place.unlink()
-                continue
-            place.parent.mkdir(parents=True, exist_ok=True)
-            mode = place.stat().st_mode if place.exists() else 0o644
-            place.unlink(missing_ok=True)
-            place.write_bytes(content)
-            place.chmod(mode)
+            try:
+                _write(tree / name, content)
+            except OSError as error:
+                if error.errno not in _IMPOSSIBLE:
+                    raise
+                what = f"the patch is about {name!r:.100}, which can't be a file: {error.strerror}"
+                raise IllegalEvent(what) from None
         return _stored(directory, tree, importer)
+
+
+def _write(place: Path, content: bytes | None) -> None:
+    """Write a file, whose mode stays, or delete it (None)."""
+    if content is None:
+        place.unlink()
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    mode = place.stat().st_mode if place.exists() else 0o644
+    place.unlink(missing_ok=True)
+    place.write_bytes(content)
+    place.chmod(mode)
 
 
 def from_directory(directory: ExperimentDirectory, code: Path, importer: Importer = import_in_new_process) -> str:

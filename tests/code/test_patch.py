@@ -172,6 +172,7 @@ HOSTILE = {
     "no hunk": (FILES, "line 2 of the patch: no hunk"),
     "stray hunk": (HUNK, "line 1 of the patch: '@@ -4,2 +4,2 @@ def lr():' is not where the header"),
     "half a header": ("--- a/model.py\n" + HUNK, "line 1 of the patch: '--- a/model.py' is not where"),
+    "no text": (FILES + HUNK.replace("0.2", "\ud800"), "the patch is not UTF-8 text"),
     "huge": (FILES + HUNK + "x" * MAX_PATCH_BYTES, "the patch has more than 524,288 bytes; give a directory"),
 }  # fmt: skip
 

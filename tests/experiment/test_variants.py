@@ -99,6 +99,9 @@ def test_secrets_are_hidden_in_variants_too(tmp_path: Path) -> None:
         (created("train.py/x.py"), "the patch is about train.py/x.py, but train.py is a file of the code"),
         (created("pkg"), "the patch is about pkg, which is a directory of the code"),
         (created("../x.py"), "outside of the code's directory"),
+        (created("x" * 300), "which can't be a file: File name too long"),
+        (created("new/x.py") + created("new"), "the patch is about 'new', which can't be a file: Is a directory"),
+        (created("new") + created("new/x.py"), "the patch is about 'new/x.py', which can't be a file: "),
         (PATCH.replace("+lr = 0.2", "+lr = (0.2"), "the variant's train.py can't be parsed: "),
         (PATCH.replace("+lr = 0.2", "+lr = '\0'"), "the variant's train.py can't be parsed: "),
         (
