@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from dray.code import patch as patches
 from dray.code.archive import MAX_FILES
+from dray.code.difference import differences
 from dray.code.ignore import MAX_CODE_BYTES, Code, code_of, copied
 from dray.code.load import check_entrypoint_file
 from dray.code.startup_hook import HOOK
@@ -145,7 +146,7 @@ def _stored(directory: ExperimentDirectory, tree: Path, importer: Importer) -> s
         return name
     _check(config, tree, [each for each in found.files if before.get(each) != after[each]], importer)
     with (tree.parent / DIFF).open("w", errors="surrogateescape") as file:
-        file.writelines(patches.differences(directory.code, tree))
+        file.writelines(differences(directory.code, tree))
     force_to_disk(tree.parent)
     try:
         tree.parent.rename(place)

@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from dray.code.patch import MAX_COMPARED_LINES, MAX_PATCH_BYTES, BadPatch, apply, difference, differences, read_patch
+from dray.code.difference import MAX_COMPARED_LINES, difference, differences
+from dray.code.patch import MAX_PATCH_BYTES, BadPatch, apply, read_patch
 
 MODEL = b"import torch\n\n\ndef lr():\n    return 0.1\n\n\ndef width():\n    return 64\n"
 CODE = {"model.py": MODEL, "pkg/a.py": b"a = 1\n", "notes.txt": b"no newline", "dos.py": b"x = 1\r\ny = 2\r\n"}
