@@ -397,7 +397,10 @@ class _Player:
         ]
         source = self.rng.choice(sources) if sources and self.rng.random() < 0.7 else None
         self.done = False
-        self.send(Requested(source=source, hparams={"x": self.rng.random() * 2}))  # half of them outside of the space
+        hparams = {"x": self.rng.random() * 2}  # half of them outside of the space
+        # Only a search knows of code.
+        code = (None, "a", "b")[len(self.steps) % 3] if source is None and isinstance(self.subject, Search) else None
+        self.send(Requested(source=source, hparams=hparams, code=code))
 
     def send(self, event: Event | Requested) -> None:
         actions = send(self.subject, event)
