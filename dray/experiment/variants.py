@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from dray.code import patch as patches
 from dray.code.archive import MAX_FILES
@@ -23,13 +24,15 @@ from dray.code.load import check_entrypoint_file
 from dray.code.startup_hook import HOOK
 from dray.code.trial_import import Importer, import_in_new_process
 from dray.config.entrypoint import ClassName
-from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.records.directory import CODE_ID_LENGTH, DIFF, ExperimentDirectory
 from dray.records.secrets import hide_in, with_secrets
 from dray.storage.disk import force_to_disk
 from dray.text import one_line
 from searchers.errors import IllegalEvent
+
+if TYPE_CHECKING:
+    from dray.config.schema import ExperimentConfig
 
 _IMPOSSIBLE = (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ)
 """Errors of a file whose name is too long, or that is a directory too."""

@@ -95,7 +95,7 @@ class Desk:
     """Grants two leases to one rank, then no more."""
 
     def __init__(self, directory: Path) -> None:
-        leases = [SimpleNamespace(number=number, store=None, trial_dir=directory) for number in (1, 2)]
+        leases = [SimpleNamespace(number=number, store=None, trial_dir=directory, code=None) for number in (1, 2)]
         self._leases = iter([("run", None, pickle.dumps(lease)) for lease in leases])
 
     def next_lease(self, *_: object) -> object:
