@@ -4,6 +4,7 @@
     random_search                        methods that run every trial to its end: random, grid, single
     asha, promotion, adaptive_asha       methods that compare trials while they run
     pbt, pb2                             population-based training, and a model of its trials
+    repeats, intervals                   the best trials run again with other seeds; means and differences of runs
     slots, rung                          shared by the methods: slots for trials, and the best trials at a length
     objectives, pareto                   several metrics: their directions and limits, and the order of trials
     previews                             the expected course of a search
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         Exited,
         Pause,
         Reason,
+        Repeat,
         Reported,
         Requested,
         Resume,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from searchers.previews import BracketPreview, Preview, RungPreview, preview
     from searchers.promotion import PromotionASHA
     from searchers.random_search import Grid, RandomSearch, Single
+    from searchers.repeats import Repeats
     from searchers.rung import rung_lengths
     from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler
     from searchers.search import Search
@@ -71,14 +74,15 @@ _HOMES = {
     "searchers.auto": "Auto",
     "searchers.convert": "from_optuna from_ray_tune",
     "searchers.errors": "FieldError IllegalEvent JournalError MethodError SpaceError",
-    "searchers.events": "Action Create Done DoneReason Event Exited Pause Reason Reported Requested Resume Source "
-    "Started Stop",
+    "searchers.events": "Action Create Done DoneReason Event Exited Pause Reason Repeat Reported Requested Resume "
+    "Source Started Stop",
     "searchers.journal": "Journal",
     "searchers.method": "Method",
     "searchers.objectives": "Losses Metric Objectives",
     "searchers.previews": "BracketPreview Preview RungPreview preview",
     "searchers.promotion": "PromotionASHA",
     "searchers.random_search": "Grid RandomSearch Single",
+    "searchers.repeats": "Repeats",
     "searchers.rung": "rung_lengths",
     "searchers.samplers": "FirstPoints GridSampler RandomSampler Sampler",
     "searchers.search": "Search",

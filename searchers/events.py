@@ -96,6 +96,14 @@ class Requested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """Another run of a trial from its beginning, with its hyperparameters and another seed."""
+
+    trial: int  # the trial that is run again
+    seed: int  # from 1; repeats of different trials with the same number have the same seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Create:
     """Create this trial, and run it as soon as workers are free. Its hyperparameters are drawn when it starts.
 
@@ -103,16 +111,18 @@ class Create:
     space. With a source and no `hparams`, the sampler derives them from those of the source's trial.
 
     A trial with `code` gets the others from a sampler that learns only from trials with this code. A trial with a
-    source has its source's code.
+    source has its source's code. A repeat has the hyperparameters and the code of the trial that it runs again.
     """
 
     trial: int
     source: Source | None = None  # begin from this checkpoint, at its step
     hparams: Mapping[str, object] | None = None
     code: str | None = None  # as in `Requested`; methods leave it to the search
+    repeat: Repeat | None = None
 
     def __repr__(self) -> str:
-        fields = {"trial": self.trial, "source": self.source, "hparams": self.hparams, "code": self.code}
+        fields: dict[str, object] = {"trial": self.trial, "source": self.source, "hparams": self.hparams}
+        fields |= {"code": self.code, "repeat": self.repeat}
         return f"Create({', '.join(f'{name}={value!r}' for name, value in fields.items() if value is not None)})"
 
 

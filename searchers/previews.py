@@ -28,6 +28,7 @@ from searchers.events import Action, Event, Exited, Pause, Reported, Started
 from searchers.method import MAX_TRIALS, Method
 from searchers.pbt import PBT
 from searchers.random_search import RandomSearch
+from searchers.repeats import Repeats
 from searchers.simulate import Curve, simulate
 
 WORKERS = 16  # the default of `max_concurrent_trials`
@@ -51,7 +52,7 @@ class RungPreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracketPreview:
-    """A bracket, or a search without brackets."""
+    """A bracket, a search without brackets, or the repeats after a search."""
 
     rungs: tuple[RungPreview, ...]
 
@@ -148,6 +149,11 @@ def preview(method: Method) -> Preview:
     ([(1, 64, 48), (4, 16, 12), (16, 4, 4)], 160)
     """
     match method:
+        case Repeats(method=search, seeds=seeds, top=top):
+            found = preview(search)
+            n = seeds * min(top, math.floor(found.trials))
+            rung = RungPreview(length=int(method.rungs[-1]) if method.rungs else None, trials=n, last=n)
+            return replace(found, brackets=(*found.brackets, BracketPreview(rungs=(rung,))))
         case AdaptiveASHA(brackets=brackets):
             return Preview(brackets=tuple(_halving(bracket) for bracket in brackets))
         case SuccessiveHalving():
@@ -165,7 +171,7 @@ def preview(method: Method) -> Preview:
 
 def is_certain(method: Method) -> bool:
     """Whether the total length of its trials does not depend on chance."""
-    return isinstance(method, RandomSearch | PBT)
+    return isinstance(_search(method), RandomSearch | PBT)
 
 
 def is_endless(method: Method) -> bool:
@@ -175,7 +181,25 @@ def is_endless(method: Method) -> bool:
 
 def is_simulated(method: Method) -> bool:
     """Whether `preview` simulates this method."""
-    return not isinstance(method, AdaptiveASHA | SuccessiveHalving | RandomSearch | PBT)
+    return not isinstance(_search(method), AdaptiveASHA | SuccessiveHalving | RandomSearch | PBT)
+
+
+def _search(method: Method) -> Method:
+    return method.method if isinstance(method, Repeats) else method
+
+
+def _brackets(method: Method) -> list[tuple[float, ...]]:
+    """The rungs of each bracket; of repeats, which are not ranked, only the last."""
+    search = _search(method)
+    found = [each.rungs for each in (search.brackets if isinstance(search, AdaptiveASHA) else (search,))]
+    return found if search is method else [*found, method.rungs[-1:]]
+
+
+def _bracket_of(method: Method, trial: int) -> int:
+    if isinstance(method, Repeats) and method.is_repeat(trial):
+        return -1
+    search = _search(method)
+    return search.bracket_of(trial) if isinstance(search, AdaptiveASHA) else 0
 
 
 def _halving(asha: SuccessiveHalving) -> BracketPreview:
@@ -331,12 +355,10 @@ def _simulate(method: Method, run: int, conditions: _Conditions) -> _Run:
     )
     course.advance(found.time)
     is_cut = course.is_spent or found.done is None
-    steps: list[list[float]] = [[]]
-    if isinstance(method, AdaptiveASHA):
-        steps = [[] for _ in method.brackets]
+    steps: list[list[float]] = [[] for _ in _brackets(method)]
     for number, step in course.reached.items():
         if step or not is_cut:
-            steps[method.bracket_of(number) if isinstance(method, AdaptiveASHA) else 0].append(step)
+            steps[_bracket_of(method, number)].append(step)
     boot_s = min(workers, found.trials) * rates.boot
     return _Run(steps, course.time + rates.boot, course.busy_s + boot_s, is_cut)
 
@@ -344,8 +366,8 @@ def _simulate(method: Method, run: int, conditions: _Conditions) -> _Run:
 def _preview_of(method: Method, reached: Sequence[Sequence[float]], runs: int = 1) -> Preview:
     """Count the trials at each rung from the lengths that they reached in `runs` simulations."""
     brackets: list[BracketPreview] = []
-    for bracket, steps in zip(method.brackets if isinstance(method, AdaptiveASHA) else (method,), reached, strict=True):
-        lengths = tuple(dict.fromkeys(bracket.rungs))
+    for bracket, steps in zip(_brackets(method), reached, strict=True):
+        lengths = tuple(dict.fromkeys(bracket))
         counts = [sum(max(step, lengths[0]) >= length for step in steps) for length in lengths] or [len(steps)]
         rungs = zip(lengths or (None,), counts, [*counts[1:], 0], strict=True)
         brackets.append(

@@ -21,6 +21,7 @@ from searchers.events import (
     Exited,
     Pause,
     Reason,
+    Repeat,
     Reported,
     Requested,
     Resume,
@@ -105,7 +106,10 @@ def action_to_json(action: Action) -> dict[str, object]:
     if isinstance(action, Done):
         return {"action": "done", "reason": action.reason}
     record: dict[str, object] = {"action": type(action).__name__.lower(), "trial": operator.index(action.trial)}
-    return record | _beginning_to_json(action) if isinstance(action, Create) else record
+    if not isinstance(action, Create):
+        return record
+    repeat = {} if action.repeat is None else {"repeat": {"trial": action.repeat.trial, "seed": action.repeat.seed}}
+    return record | _beginning_to_json(action) | repeat
 
 
 def action_from_json(record: Mapping[str, object]) -> Action:
@@ -115,6 +119,8 @@ def action_from_json(record: Mapping[str, object]) -> Action:
             for known in get_args(DoneReason):
                 if reason == known:
                     return Done(reason=known)
+        case {"action": "create", "trial": int(trial), "repeat": {"trial": int(of), "seed": int(seed)}}:
+            return Create(trial=trial, repeat=Repeat(trial=of, seed=seed))
         case {"action": "create", "trial": int(trial)}:
             return Create(trial=trial, **_beginning_from_json(record))
         case {"action": str(name), "trial": int(trial)} if name in _ACTIONS:
@@ -172,6 +178,11 @@ def _beginning_from_json(record: Mapping[str, object]) -> dict[str, Any]:
     if not isinstance(code, str | None):
         raise ValueError(f"code must be a name, got {code!r}")
     return {"source": source, "hparams": hparams, "code": code}
+
+
+def repeats_in(record: Mapping[str, Any]) -> list[int]:
+    """Return the trials of a record's actions that are repeats."""
+    return [action["trial"] for action in record.get("actions", ()) if "repeat" in action]
 
 
 def _is_index(value: object) -> bool:

@@ -41,7 +41,20 @@ from types import MappingProxyType
 from typing import cast
 
 from searchers.errors import FieldError, IllegalEvent, JournalError, SpaceError, never_created
-from searchers.events import Action, Create, Done, Event, Pause, Reported, Requested, Resume, Source, Started, Stop
+from searchers.events import (
+    Action,
+    Create,
+    Done,
+    Event,
+    Pause,
+    Repeat,
+    Reported,
+    Requested,
+    Resume,
+    Source,
+    Started,
+    Stop,
+)
 from searchers.given import merged
 from searchers.method import MAX_TRIALS, Method
 from searchers.objectives import Objectives, normalised, with_first
@@ -184,10 +197,18 @@ class Search:
         given = self._given.get(trial)
         return None if given is None else given.source
 
+    def repeat(self, trial: int) -> Repeat | None:
+        """Return the trial that this one runs again, and its seed, if it is a repeat."""
+        given = self._given.get(trial)
+        return None if given is None else given.repeat
+
     def code_of(self, trial: int) -> str | None:
-        """Return the code that a trial runs, see `Requested.code`; that of its source, if it has one."""
+        """Return the code that a trial runs, see `Requested.code`; that of its source, or of the trial that it repeats,
+        if it has one."""
         given = self._given.get(self._origin(trial))
-        return None if given is None else given.code
+        if given is None or given.repeat is None:
+            return None if given is None else given.code
+        return self.code_of(given.repeat.trial)
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         """Continue with a larger budget, even if the search is done; `Done` then comes again.
@@ -221,6 +242,8 @@ class Search:
         sampler, number = self._sampler_of(trial)
         if given is None:
             return drawn(sampler, self.space, number)
+        if given.repeat is not None:
+            return self.params(given.repeat.trial)
         if given.source is not None:
             others = self.params(given.source.trial)
             if given.hparams is None:
@@ -235,8 +258,12 @@ class Search:
         """Return the trial's seed of 31 bits, a function of only the search's seed and the trial's number.
 
         A trial that begins from another trial's checkpoint has the same seed, so that it continues with the same data.
+        Repeats of all trials share their seeds, so that they can be compared in pairs.
         """
-        return Random(f"{self.seed}:{self._origin(trial)}:seed").getrandbits(31)
+        trial = self._origin(trial)
+        repeat = self.repeat(trial)
+        which = f"{trial}:seed" if repeat is None else f"repeat:{repeat.seed}"
+        return Random(f"{self.seed}:{which}").getrandbits(31)
 
     def replay(self, records: Iterable[Mapping[str, object]]) -> Search:
         """Restore the state of the search that wrote these records in this new search, and return it.
@@ -419,7 +446,7 @@ class Search:
                 case Create(trial=trial, source=source):
                     view = TrialView(id=trial)
                     self._put(view if source is None else replace(view, begin=source.step, last_step=source.step))
-                    if source is not None or action.hparams is not None or action.code is not None:
+                    if any(each is not None for each in (source, action.hparams, action.code, action.repeat)):
                         self._given[trial] = action
                         self._given_order.append(trial)
                     if (code := self.code_of(trial)) is not None:

@@ -23,6 +23,7 @@ from dray.config.sections import (
     Notify,
     Optimizations,
     Profiling,
+    Repeat,
     Reproducibility,
     WandB,
 )
@@ -44,6 +45,7 @@ SECTIONS: dict[str, type[Section]] = {
         SlotRange,
         Optimizations,
         Budget,
+        Repeat,
         Environment,
         AnyStorage,
         Loggers,

@@ -76,6 +76,7 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
     ):
         yield Fault("prices", "required with budget.usd; for example prices: {A100: 2.9}")
     yield from _until(given)
+    yield from _repeat(given, wrong)
 
 
 def _until(given: Mapping[str, Any]) -> Iterator[Fault]:
@@ -86,6 +87,26 @@ def _until(given: Mapping[str, Any]) -> Iterator[Fault]:
         if names and name not in names:
             what = f"must be a metric that the searcher compares: {', '.join(names)}"
             yield Fault(f"until.{name}", f"{what}{did_you_mean(name, names)}")
+
+
+def _repeat(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
+    """Repeats come when the search has ended by itself, and are compared by one metric."""
+    if given.get("repeat") is None:
+        return
+    name = given.get("searcher.name")
+    model = METHODS.get(str(name), Searcher)
+    if given.get("searcher.metrics") is not None:
+        yield Fault("repeat", "compares trials by one metric, not by metrics; remove it, or write metric")
+    elif name == "pbt":
+        what = "can't be given with pbt, whose trials continue from one another; train the best one again by itself"
+        yield Fault("repeat", f"{what}, with name: single")
+    elif (
+        "max_trials" in model.model_fields
+        and given.get("searcher.max_trials") is None
+        and "searcher.max_trials" not in wrong
+    ):
+        what = "required with repeat, since the best trials are repeated once all trials have ended"
+        yield Fault("searcher.max_trials", what)
 
 
 def _searcher(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:

@@ -37,6 +37,7 @@ from dray.config.sections import (
     Notify,
     Optimizations,
     Profiling,
+    Repeat,
     Reproducibility,
     named_loggers,
     price_list,
@@ -164,6 +165,11 @@ class ExperimentConfig(Section):
         description="end the experiment when this many trials in a row have completed or were stopped without a better "
         "best value of the searcher's metric",
         examples=[50],
+    )
+    repeat: Repeat | None = Field(
+        default=None,
+        description="train the best trials again with other seeds, before one of them is called the best",
+        examples=[{"seeds": 3, "for": "top 4"}],
     )
     resources: Resources = Field(
         default_factory=Resources, description="the slots that a trial runs on", examples=[{"slots_per_trial": 1}]

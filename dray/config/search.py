@@ -34,6 +34,7 @@ from searchers.objectives import Objectives
 from searchers.pbt import PBT, Explorer
 from searchers.promotion import PromotionASHA
 from searchers.random_search import Grid, RandomSearch, Single
+from searchers.repeats import Repeats
 from searchers.samplers import FirstPoints, GridSampler, Prior, RandomSampler, Sampler, check_use, named_sampler
 from searchers.search import Record, Search
 from searchers.space import Space
@@ -55,6 +56,14 @@ _FIELDS = (
 
 def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Method:
     """A new search method of a config; lengths and rungs are in ``config.searcher.unit``."""
+    method, repeat = _method(config, custom), config.repeat
+    if repeat is None:
+        return method
+    most = 1 if isinstance(config.searcher, SingleSearcher) else getattr(config.searcher, "max_concurrent_trials", 0)
+    return Repeats(method, seeds=repeat.seeds, top=repeat.top, max_concurrent_trials=most)
+
+
+def _method(config: ExperimentConfig, custom: Custom) -> Method:
     searcher = config.searcher
     fields: dict[str, Any] = {name: getattr(searcher, name) for name in _FIELDS if hasattr(searcher, name)}
     fields |= {"max_length": searcher.length}

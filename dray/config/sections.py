@@ -6,9 +6,9 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, create_model
 
 from dray.config.section import Section, Url
 from dray.config.yaml_file import read_mapping
@@ -18,6 +18,7 @@ from dray.text import seconds_of
 from dray.training.plan import FIRST_TRACED
 
 MAX_SEED = 2**32 - 1
+_MAX_REPEATED = 1000
 Outcome: TypeAlias = Literal["completed", "failed", "stopped"]
 
 
@@ -175,6 +176,50 @@ class Budget(Section):
         if not raw:
             raise ValueError("must have at least one of time, slot_hours and usd")
         return raw
+
+
+def _top(raw: object) -> object:
+    match raw.split() if isinstance(raw, str) else []:
+        case ["top", number] if number.isdecimal() and 0 < int(number) <= _MAX_REPEATED:
+            return int(number)
+    raise ValueError(f'must be "top" and a number from 1 to {_MAX_REPEATED}, such as top 4; got {raw!r:.60}')
+
+
+class _Repeat(Section):
+    """The best trials are trained again with other seeds, before one of them is called the best."""
+
+    place: ClassVar[str] = "repeat"
+
+    seeds: int = Field(
+        default=3, ge=1, le=1000, description="how often each of them is trained again, to max_length", examples=[3]
+    )
+
+    @property
+    def top(self) -> int:
+        """The number of trials that are trained again."""
+        number: int = vars(self)["for"]
+        return number
+
+
+if TYPE_CHECKING:
+    Repeat = _Repeat
+else:  # a field named "for" can't be written in a class
+    Repeat = create_model(
+        "Repeat",
+        __base__=_Repeat,
+        __doc__=_Repeat.__doc__,
+        __module__=__name__,
+        **{
+            "for": (
+                Annotated[
+                    int,
+                    BeforeValidator(_top, json_schema_input_type=str),
+                    PlainSerializer(lambda number: f"top {number}", return_type=str),
+                ],
+                Field(default="top 4", validate_default=True, description="the trials", examples=["top 4"]),
+            )
+        },
+    )
 
 
 def price_list(raw: object) -> object:

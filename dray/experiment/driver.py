@@ -180,9 +180,10 @@ class ExperimentDriver:
         return max(reached, self.limits.step(trial), 0 if source is None else source.step)
 
     def _goal(self, trial: int) -> float:
-        """The next rung of a trial; its step if none is known."""
-        step = self._step(trial)
-        return next((rung for rung in self.search.method.rungs if rung > step), step)
+        """The next rung of a trial; its step if none is known. A repeat is of use only if it gets to its end."""
+        step, rungs = self._step(trial), self.search.method.rungs
+        rungs = rungs if self.search.repeat(trial) is None else rungs[-1:]
+        return next((rung for rung in rungs if rung > step), step)
 
     def end(self) -> None:
         """End the run, and with it Tune's handle, whether the search is done or not."""

@@ -16,7 +16,7 @@ from typing import Any
 from dray.config.schema import ExperimentConfig
 from dray.records.spending import Usage, in_config, spent_of, totals_of
 from dray.text import counted
-from searchers.records import number_from_json
+from searchers.records import number_from_json, repeats_in
 
 NEARLY_SPENT = 0.9
 """The share of the budget from which on no trial begins that would not reach its next rung."""
@@ -67,6 +67,7 @@ class Limits:
         self.is_recorded = False
         self._best: tuple[float, int] | None = None  # smaller is better; and its trial
         self._without_gain = 0
+        self._repeats: set[int] = set()  # patience is about the search, which has ended before them
         self._left_s, self._limit = math.inf, ""
         self._paces: dict[int, _Pace] = {}
         self._recent: deque[float] = deque(maxlen=RECENT)
@@ -77,6 +78,7 @@ class Limits:
     def record(self, record: Mapping[str, Any]) -> None:
         """Take a record of the search's journal."""
         trial = record.get("trial", -1)
+        self._repeats.update(repeats_in(record))
         match record.get("event"):
             case "ended" | "limits" | "extended" | "requested" as event:
                 self.is_recorded = event == "ended"
@@ -87,7 +89,7 @@ class Limits:
                 score = self._score(values)
                 if score is not None and (self._best is None or score < self._best[0]):
                     self._best, self._without_gain = (score, trial), 0
-            case "exited" if record["reason"] in ("completed", "stopped"):
+            case "exited" if record["reason"] in ("completed", "stopped") and trial not in self._repeats:
                 self._without_gain += self._best is None or self._best[1] != trial
                 if self._patience is not None and self._without_gain >= self._patience:
                     reason = f"no better {self._metric} in {counted(self._without_gain, 'trial')}"

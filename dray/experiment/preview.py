@@ -31,6 +31,7 @@ from searchers.auto import Auto
 from searchers.method import Method
 from searchers.pbt import PBT
 from searchers.previews import WORKERS, Preview, Range, Rates, expected, is_certain, is_endless, is_simulated
+from searchers.repeats import Repeats
 
 _RANGE = "in 9 of 10 simulated searches"
 _SINGULAR = {"epochs": "epoch", "batches": "batch", "records": "record", "trials": "trial"}
@@ -97,12 +98,15 @@ class SearchPreview:
             "likely_usd": _ends(self.usd),
             "unit": self.config.searcher.unit,
             "brackets": brackets,
+            "repeats": seen.brackets[-1].trials if counts and self.repeats is not None else None,
         }
 
     def show(self, console: Console) -> None:
         """Print brackets, rungs, trials at each rung, the search space, and the totals, with a range if they vary."""
         console.print(self._table())
         lines = [searched_line(self.config.space), *self._totals(), *self._times()]
+        if self.repeats is not None:
+            lines.append(self._repeated(self.repeats))
         if isinstance(pbt := self.method, PBT):
             count = pbt.replaced_at_once
             line = (
@@ -110,7 +114,7 @@ class SearchPreview:
             )
             more = f"up to about {count * (len(pbt.rungs) - 1):,} more trials continue from the best"
             lines.append(f"{line}: {more}")
-        if isinstance(auto := self.method, Auto):
+        if isinstance(auto := self.method if self.repeats is None else self.repeats.method, Auto):
             lines += _explained(auto, self.config)
         if getattr(self.config.searcher, "skip_uninformative_rungs", False):
             lines.append("at rungs that predict the next one poorly, more trials continue")
@@ -118,6 +122,17 @@ class SearchPreview:
             lines.append("custom method, simulated with random metric values")
         for line in filter(None, lines):
             console.print(Text(line), soft_wrap=True)
+
+    @property
+    def repeats(self) -> Repeats | None:
+        return self.method if isinstance(self.method, Repeats) else None
+
+    def _repeated(self, repeats: Repeats) -> str:
+        unit, number = self.config.searcher.unit, self.seen.brackets[-1]
+        total = "" if number.total is None else f", {_number(number.total)} {unit}"
+        trials = f"{_number(number.trials)} more trials{total}"
+        best = "the best trial is" if repeats.top == 1 else f"the best {repeats.top} trials are"
+        return f"then {best} trained again with {counted(repeats.seeds, 'seed')}: {trials}"
 
     @property
     def _has_counts(self) -> bool:
@@ -139,7 +154,8 @@ class SearchPreview:
                 length = "set by fit()" if rung.length is None else f"{rung.length:,}"
                 total = "" if rung.length is None else _number(rung.length * rung.last)
                 counts = (_number(rung.trials), _number(rung.last), total) if self._has_counts else ()
-                table.add_row(str(number) if place == 1 else "", str(place), length, *counts)
+                name = "repeats" if self.repeats is not None and bracket is seen.brackets[-1] else str(number)
+                table.add_row(name if place == 1 else "", str(place), length, *counts)
             table.add_section()
         return table
 

@@ -22,6 +22,7 @@ from dray.records.growing import GrowingJournal, GrowingMetrics
 from dray.records.hparams import in_order
 from dray.records.metrics import SYSTEM
 from dray.records.overview import ExperimentState, Overview, compared_by
+from dray.records.repeats import Finalist, compared
 from dray.records.spending import Spending, totals_of
 from dray.records.trial_record import TrialRecord
 from dray.storage import Location
@@ -29,6 +30,7 @@ from dray.text import counted, one_line, some
 from dray.training.metrics.checks import is_loss
 from dray.training.units import amount
 from searchers.errors import FieldError, JournalError
+from searchers.events import Repeat
 from searchers.journal import Journal
 from searchers.pareto import ordered
 from searchers.records import hparams_from_json
@@ -87,6 +89,7 @@ class ExperimentReader:
             raw = _parsed(text)
             self._title, self._searcher = str(raw["name"]), raw["searcher"]
             self._raw_budget, self._prices = totals_of(raw.get("budget")), raw.get("prices") or {}
+            self._repeat: Mapping[str, Any] | None = raw.get("repeat")
             self.objectives = compared_by(self._searcher)
         except (yaml.YAMLError, KeyError, TypeError, AttributeError, FieldError, RecursionError) as error:
             raise ValueError(f"its experiment.yaml can't be read: {one_line(error)}") from None
@@ -119,7 +122,8 @@ class ExperimentReader:
         self._started: list[TrialRecord] = []  # not compared yet
         self._texts: dict[str, str] = {}
         self._varying: set[str] = set()
-        self._ranked: tuple[int, list[TrialRecord], dict[int, int]] = (-1, [], {})
+        self._repeats: dict[int, dict[int, TrialRecord]] = {}  # by trial and seed, those of the present length
+        self._ranked: tuple[int, list[TrialRecord], dict[int, int], list[Finalist]] = (-1, [], {}, [])
         self._metrics.close()
         self.version += 1
 
@@ -208,6 +212,8 @@ class ExperimentReader:
                 self._done, self._ended, self._config, self._rungs = "", "", None, None
                 self._extended.append(record)
                 self._max_trials = record.get("max_trials") or self._max_trials
+                if record.get("max_length") is not None:
+                    self._repeats = {}
         for action in record.get("actions", ()):
             match action["action"]:
                 case "create":
@@ -215,11 +221,21 @@ class ExperimentReader:
                     if source := action.get("source"):
                         trial.source_trial, trial.source_batches = source["trial"], source["batches"]
                         trial.code = self.trials[source["trial"]].code
+                    if repeat := action.get("repeat"):
+                        trial.repeat = Repeat(trial=repeat["trial"], seed=repeat["seed"])
+                        trial.code = self.trials[repeat["trial"]].code
+                        self._note_repeat(trial)
                     trial.code = action.get("code", trial.code)
                 case "done":
                     self._done = action["reason"]
                 case decision:
                     self.trials[action["trial"]].decided(decision)
+                    if decision == "resume":
+                        self._note_repeat(self.trials[action["trial"]])
+
+    def _note_repeat(self, trial: TrialRecord) -> None:
+        if trial.repeat is not None:
+            self._repeats.setdefault(trial.repeat.trial, {})[trial.repeat.seed] = trial
 
     def _record(self, trial: int) -> TrialRecord:
         if trial not in self._measured:
@@ -298,7 +314,10 @@ class ExperimentReader:
         return self._rungs
 
     def overview(self) -> Overview:
-        best, failed = self.best(), self.num_failed
+        best, failed, finalists = self.best(), self.num_failed, self.finalists()
+        value = None if best is None else best.best_metric
+        if finalists and finalists[0].is_compared and finalists[0].mean is not None:
+            value = finalists[0].mean.mean
         done = self._done or self._why or ("completed" if self._ended else "")
         state: ExperimentState = "UNKNOWN" if self.is_running is None else "STOPPED"
         if self.is_running:
@@ -317,8 +336,9 @@ class ExperimentReader:
             failed=failed,
             max_trials=self._max_trials,
             requested=self._requested,
+            repeats=0 if done else self._num_repeats,
             metric=self.metric,
-            best=None if best is None else best.best_metric,
+            best=value,
             best_trial=None if best is None else best.id,
             front=tuple(self.front()),
             began=self._began,
@@ -327,6 +347,13 @@ class ExperimentReader:
             reason="" if self.is_running or self._done else self._ended,
             budget=self._budget_now(),
         )
+
+    @property
+    def _num_repeats(self) -> int:
+        """The number of repeats that a search with a known number of trials ends with."""
+        if self._repeat is None or self._max_trials is None:
+            return 0
+        return int(self._repeat["seeds"]) * min(int(self._repeat["for"].split()[-1]), self._max_trials)
 
     def _budget_now(self) -> dict[str, dict[str, float]] | None:
         if self._budget:
@@ -345,8 +372,9 @@ class ExperimentReader:
         return sum(self.states[state] for state in FAILED_STATES)
 
     def ranked(self) -> list[TrialRecord]:
-        """The trials that have validated, best first. Failed trials come last, and trials with invalid hyperparameters
-        are left out. With several metrics, the order is by violation of the constraints, front, and first objective."""
+        """The trials that have validated, best first. Trials that were compared by repeats precede the others; the
+        repeats follow, and then failed trials. Trials with invalid hyperparameters are left out. With several metrics,
+        the order is by violation of the constraints, front, and first objective."""
         with self.lock:
             if self._ranked[0] != self.version:
                 there = [each for each in self.trials.values() if each.losses and each.state != "INVALID_HP"]
@@ -355,18 +383,28 @@ class ExperimentReader:
                     order = ordered({each.id: each.losses for each in there if each.state not in NEVER_BEST})
                     fronts = {trial: front for trial in order if (front := order.front_of(trial)) is not None}
 
-                def place(each: TrialRecord) -> tuple[bool, float, float, float, int]:
+                finalists = compared(self._repeats, self.sign)
+                order_of = {each.trial: place for place, each in enumerate(finalists) if each.is_compared}
+
+                def place(each: TrialRecord) -> tuple[bool, float, float, bool, float, float, int]:
                     assert each.rank is not None
                     return (
                         each.state in FAILED_STATES,
                         each.rank[0],
                         fronts.get(each.id, math.inf),
+                        each.repeat is not None,
+                        order_of.get(each.id, math.inf),
                         each.rank[1],
                         each.id,
                     )
 
-                self._ranked = self.version, sorted(there, key=place), fronts
+                self._ranked = self.version, sorted(there, key=place), fronts, finalists
             return self._ranked[1]
+
+    def finalists(self) -> list[Finalist]:
+        """The trials that were trained again with other seeds, best first; those not compared yet follow."""
+        self.ranked()
+        return self._ranked[3]
 
     def fronts(self) -> dict[int, int]:
         """With several metrics, the front of each trial that keeps every limit and did not fail; 1 is the Pareto
@@ -482,7 +520,8 @@ def _sections(config: str) -> str:
     sections = re.split(r"^(?=\S)", config, flags=re.M)
     if "&" in config or not all(re.match(r"\w+:[ \n]", section) for section in sections[1:]):
         return config  # written by hand
-    return "".join(each for each in sections if each.startswith(("name:", "searcher:", "budget:", "prices:")))
+    names = ("name:", "searcher:", "budget:", "prices:", "repeat:")
+    return "".join(each for each in sections if each.startswith(names))
 
 
 @functools.lru_cache(maxsize=64)

@@ -20,10 +20,12 @@ from dray.records.lookup import Name
 from dray.records.metrics import read_metrics, read_system
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
+from dray.records.repeats import Comparison, compare
 from dray.records.timeline import gpu_types, read_timeline
 from dray.records.trial_record import TrialRecord
 from dray.script import Script
 from dray.text import counted, shown
+from searchers.intervals import Interval
 
 if TYPE_CHECKING:
     import optuna
@@ -47,6 +49,8 @@ class BestTrial:
         metrics: all metrics of the searcher at that validation, by name.
         batches: batches trained at that validation.
         checkpoint: the checkpoint of that validation, or the trial's latest if ``checkpoint_policy`` kept none there.
+        repeated: the mean of its repeats and its 95% confidence interval (``mean``, ``low``, ``high``, ``runs``); None
+            without repeats. ``metric`` is then the value that it was selected for, which is likely too good.
     """
 
     trial_id: int
@@ -55,6 +59,7 @@ class BestTrial:
     metrics: Mapping[str, float]
     batches: int
     checkpoint: Checkpoint
+    repeated: Interval | None = None
 
 
 class Result:
@@ -208,7 +213,33 @@ class Result:
             metrics=trial.best_metrics,
             batches=trial.best_batches,
             checkpoint=Checkpoint(path, filesystem),
+            repeated=next((each.mean for each in self.reader.finalists() if each.trial == trial.id), None),
         )
+
+    def compare(self, a: int | Result, b: int | None = None) -> Comparison:
+        """The difference between two trials, by their repeats with the same seeds if they have any.
+
+        ``print(result.compare(7, 12))`` prints "trial 7 is better than trial 12 by 0.013 (0.004 .. 0.022), 3 seeds".
+
+        Args:
+            a: a trial, or the result of another experiment: its best trial is compared with the best one here.
+            b: the other trial.
+
+        Raises:
+            ExperimentError: they can't be compared, for example because a trial has not validated.
+        """
+        if isinstance(a, int) and isinstance(b, int):
+            return compare(self.reader, a, self.reader, b)
+        if isinstance(a, Result) and b is None:
+            bests = [(each, each.reader.best()) for each in (self, a)]
+            for result, best in bests:
+                if best is None:
+                    raise ExperimentError(f"{result.path} has no best trial yet")
+            (_, mine), (_, other) = bests
+            assert mine is not None
+            assert other is not None
+            return compare(self.reader, mine.id, a.reader, other.id)
+        raise TypeError(f"compare() takes two trials' numbers, or another Result; got {a!r:.60} and {b!r:.60}")
 
     def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None) -> Any:
         """Your own trial with the weights of ``best_trial.checkpoint``, on this machine's first device.
@@ -271,6 +302,9 @@ def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = Non
         table["front"] = numbers((fronts.get(each.id) for each in trials), "Int64")
     table["nan_since"] = numbers((each.nan_since for each in trials), "Int64")
     table["restarts"] = numbers((each.restarts for each in trials), "int64")
+    if any(each.repeat is not None for each in trials):
+        table["repeat_of"] = numbers((None if each.repeat is None else each.repeat.trial for each in trials), "Int64")
+        table["repeat"] = numbers((None if each.repeat is None else each.repeat.seed for each in trials), "Int64")
     if any(each.source_trial is not None for each in trials):
         table["source_trial"] = numbers((each.source_trial for each in trials), "Int64")
         table["source_batches"] = numbers((each.source_batches for each in trials), "Int64")

@@ -13,7 +13,7 @@ from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, AutoSearche
 from dray.training.units import amount
 from searchers.auto import DIVISOR
 from searchers.events import Reported
-from searchers.records import event_from_json
+from searchers.records import event_from_json, repeats_in
 from searchers.rung import Rung
 
 _LEAST = 3
@@ -62,8 +62,10 @@ def rung_estimates(config: ExperimentConfig, records: Iterable[Mapping[str, Any]
     lengths = dict.fromkeys(int(length) for length in build_method(config).rungs)
     rungs = [Rung(length=length, divisor=divisor) for length in lengths]
     reached: dict[int, int] = {}
+    repeats: set[int] = set()  # the search does not rank them
     for record in records:
-        if record.get("event") == "reported":
+        repeats.update(repeats_in(record))
+        if record.get("event") == "reported" and record["trial"] not in repeats:
             report = event_from_json(record)
             assert isinstance(report, Reported)
             value = math.inf if report.value is None or math.isnan(report.value) else searcher.sign * report.value

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dray.records.hparams import flatten
+from searchers.events import Repeat
 from searchers.objectives import Losses, Objectives
 from searchers.views import END_STATES, NEVER_BEST, State
 
@@ -24,6 +25,7 @@ class TrialRecord:
         objectives: the metrics that rank trials.
         state: see `searchers.views.TrialView`.
         source_trial, source_batches: the checkpoint of another trial that it began from; None if it did not.
+        repeat: the trial that it runs again, and which seed it has; None if it is not a repeat.
         code: the variant of the code that it runs; None: the experiment's own.
         drawn: the sampled hyperparameters; None before it started.
         started, ended: Unix time in s; None: not yet, or it runs again.
@@ -43,6 +45,7 @@ class TrialRecord:
     state: State = "PENDING"
     source_trial: int | None = None
     source_batches: int | None = None
+    repeat: Repeat | None = None
     code: str | None = None
     drawn: Mapping[str, Any] | None = None
     started: float | None = None
@@ -138,8 +141,9 @@ class TrialRecord:
 
     @property
     def is_eligible(self) -> bool:
-        """Whether it can be the best trial: it has validated, keeps every limit, and did not fail."""
-        return self.rank is not None and not self.rank[0] and self.state not in NEVER_BEST
+        """Whether it can be the best trial: it is no repeat, has validated, keeps every limit, and did not fail."""
+        is_valid = self.rank is not None and not self.rank[0] and self.state not in NEVER_BEST
+        return is_valid and self.repeat is None
 
     @property
     def hparams(self) -> dict[str, Any]:
@@ -181,6 +185,11 @@ class TrialRecord:
         return "" if self.source_trial is None else f"trial {self.source_trial} at batch {self.source_batches}"
 
     @property
+    def repeat_of(self) -> str:
+        """ "trial 7, seed 2"; "" if it is not a repeat."""
+        return "" if self.repeat is None else f"trial {self.repeat.trial}, seed {self.repeat.seed}"
+
+    @property
     def nan_since(self) -> int | None:
         """The batch at which a loss was first reported as NaN or infinite, if it has stayed so."""
         return min(self.nan.values(), default=None)
@@ -198,6 +207,8 @@ class TrialRecord:
             "restarts": self.restarts,
             "source_trial": self.source_trial,
             "source_batches": self.source_batches,
+            "repeat_of": None if self.repeat is None else self.repeat.trial,
+            "repeat": None if self.repeat is None else self.repeat.seed,
             "code": self.code,
             "started": self.started,
             "ended": self.ended,

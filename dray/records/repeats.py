@@ -1,0 +1,246 @@
+"""Trials that were trained again with other seeds, compared; and comparisons of any two trials."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from dray.errors import ExperimentError
+from dray.records.trial_record import TrialRecord
+from dray.text import counted, shown, some
+from searchers.intervals import Interval, difference, mean_of
+from searchers.views import NEVER_BEST
+
+if TYPE_CHECKING:
+    from dray.records.reader import ExperimentReader
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finalist:
+    """A trial that was trained again.
+
+    Attributes:
+        trial: its number.
+        trials: its repeats by seed.
+        values: the best value of each repeat that has completed, by seed.
+        failed: the number of repeats that failed, or diverged.
+        is_live: whether there are repeats that have not ended.
+        mean: of the values; None without any.
+        difference: of its values from those of the best finalist with the same seeds; None for the best itself.
+        is_compared: whether its place among the finalists is known: none of its repeats has failed, and the others have
+            values for the same seeds.
+    """
+
+    trial: int
+    trials: Mapping[int, int]
+    values: Mapping[int, float]
+    failed: int
+    is_live: bool
+    mean: Interval | None
+    difference: Interval | None = None
+    is_compared: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        mean, apart = self.mean, self.difference
+        return {
+            "trial": self.trial,
+            "seeds": len(self.values),
+            "of": len(self.trials),
+            "failed": self.failed,
+            "mean": None if mean is None else mean.mean,
+            "low": None if mean is None else mean.low,
+            "high": None if mean is None else mean.high,
+            "difference": None if apart is None else apart.mean,
+            "difference_low": None if apart is None else apart.low,
+            "difference_high": None if apart is None else apart.high,
+            "distinguishable": None if apart is None or apart.low is None else apart.excludes_zero,
+            "trials": [self.trials[seed] for seed in sorted(self.trials)],
+        }
+
+
+def compared(repeats: Mapping[int, Mapping[int, TrialRecord]], sign: int) -> list[Finalist]:
+    """The finalists, best first, by the mean over the seeds that all of them have completed.
+
+    A finalist with a failed repeat comes after the others, since the mean of the rest would be too good. One whose
+    repeats were all stopped is not waited for.
+
+    Args:
+        repeats: the repeats of each trial, by seed.
+        sign: 1 if smaller values are better, else -1.
+    """
+    found = [_finalist(trial, mine) for trial, mine in repeats.items()]
+    contenders = {each.trial for each in found if not each.failed and (each.values or each.is_live)}
+    of_each = [set(each.values) for each in found if each.trial in contenders]
+    seeds = set.intersection(*of_each) if of_each else set()
+    is_open = not seeds and any(each.is_live for each in found)
+
+    def place(each: Finalist) -> tuple[bool, bool, float, int]:
+        values = [sign * value for seed, value in each.values.items() if seed in seeds or each.trial not in contenders]
+        values = values or [sign * value for value in each.values.values()]
+        return each.trial not in contenders, not values, fmean(values) if values else 0.0, each.trial
+
+    found.sort(key=place)
+    return [
+        replace(
+            each,
+            is_compared=each.trial in contenders and bool(each.values) and not is_open,
+            difference=None if each is best else _difference(each, best),
+        )
+        for best in found[:1]
+        for each in found
+    ]
+
+
+def _difference(one: Finalist, other: Finalist) -> Interval | None:
+    return difference(one.values, other.values) if one.values and other.values else None
+
+
+def _finalist(trial: int, repeats: Mapping[int, TrialRecord]) -> Finalist:
+    ended = {seed: each for seed, each in repeats.items() if each.has_ended}
+    failed = {seed for seed, each in ended.items() if each.state in NEVER_BEST or each.nan_since is not None}
+    values = {
+        seed: each.best_metric
+        for seed, each in ended.items()
+        if seed not in failed and each.state == "COMPLETED" and each.best_metric is not None
+    }
+    return Finalist(
+        trial=trial,
+        trials={seed: each.id for seed, each in repeats.items()},
+        values=values,
+        failed=len(failed),
+        is_live=len(ended) < len(repeats),
+        mean=mean_of(list(values.values())) if values else None,
+    )
+
+
+def interval_text(found: Interval | None) -> str:
+    """ "0.131 (0.121 .. 0.141)"; the mean alone if there are too few seeds for an interval; "" without any."""
+    if found is None:
+        return ""
+    return shown(found.mean) + ("" if found.low is None else f" ({shown(found.low)} .. {shown(found.high)})")
+
+
+def summary(finalists: Sequence[Finalist]) -> str:
+    """Whether the best finalist can be told from the others, as a sentence; "" without finalists."""
+    if not finalists:
+        return ""
+    best, rest = finalists[0], finalists[1:]
+    ended = sum(len(each.values) + each.failed for each in finalists)
+    if not best.is_compared:
+        return f"{counted(ended, 'repeat')} of trials {some([each.trial for each in finalists], _SHOWN)} ended so far"
+    seeds = counted(len(best.values), "seed")
+    if not rest:
+        return f"trial {best.trial} has {interval_text(best.mean)} over {seeds}"
+    near = [each.trial for each in rest if not each.failed and not (each.difference and each.difference.excludes_zero)]
+    what = f"trial {best.trial} is the best of {len(finalists)} over {seeds}"
+    if near:
+        return f"{what}, but not distinguishable from trial{'s' * (len(near) > 1)} {some(near, _SHOWN)}"
+    return f"{what}, and distinguishable from the others"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The difference between two trials.
+
+    Attributes:
+        a, b: the trials; of two experiments, with the experiment's name.
+        metric: the compared metric.
+        smaller_is_better: whether smaller values of it are better.
+        difference: the value of ``a`` minus that of ``b``; means, if they were trained with several seeds.
+        low, high: its 95% confidence interval; None if there are too few seeds for one.
+        seeds: the number of seeds that both have; without any, the smaller number of their runs.
+        paired: whether runs with the same seed were compared.
+    """
+
+    a: int | str
+    b: int | str
+    metric: str
+    smaller_is_better: bool
+    difference: float
+    low: float | None
+    high: float | None
+    seeds: int
+    paired: bool
+
+    @property
+    def better(self) -> int | str | None:
+        """The better one of ``a`` and ``b``; None if they can't be distinguished."""
+        if self.low is None or self.high is None or self.low <= 0 <= self.high:
+            return None
+        return self.a if (self.difference < 0) == self.smaller_is_better else self.b
+
+    def __str__(self) -> str:
+        """ "trial 7 is better than trial 12 by 0.013 (0.004 .. 0.022), 3 seeds"."""
+        a_leads = (self.difference < 0) == self.smaller_is_better
+        one, other = (self.a, self.b) if a_leads else (self.b, self.a)
+        ends = [end for end in (self.low, self.high) if end is not None]
+        if (self.difference < 0) and ends:
+            ends = [-end for end in reversed(ends)]
+        by, pairs = shown(abs(self.difference)), counted(self.seeds, "seed") if self.paired else "with other seeds"
+        if not ends:
+            return (
+                f"trial {one} is ahead of trial {other} by {by} in {counted(self.seeds, 'run')}, too few to tell whether "
+                "it is better; repeat them with other seeds"
+            )
+        range_ = f"{by} ({shown(ends[0])} .. {shown(ends[1])}), {pairs}"
+        if self.better is None:
+            return f"trial {one} is not distinguishable from trial {other}: ahead by {range_}"
+        return f"trial {one} is better than trial {other} by {range_}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "better": self.better, "text": str(self)}
+
+
+def compare(one: ExperimentReader, a: int, other: ExperimentReader, b: int) -> Comparison:
+    """Compare two trials, of one experiment or of two, by their repeats or, without any, by their own run.
+
+    Raises:
+        ExperimentError: they can't be compared; the message says why.
+    """
+    if one is other and a == b:
+        raise ExperimentError(f"trial {a} can't be compared with itself; give another one")
+    if (one.metric, one.sign) != (other.metric, other.sign):
+        raise ExperimentError(
+            f"the experiments optimize different metrics, {_objective(one)} and {_objective(other)}; compare others"
+        )
+    runs = [_runs(reader, trial) for reader, trial in ((one, a), (other, b))]
+    found = difference(*runs)
+    names: list[int | str] = [a, b]
+    if one is not other:
+        names = [f"{trial} of {reader.overview().name}" for reader, trial in ((one, a), (other, b))]
+    return Comparison(
+        a=names[0],
+        b=names[1],
+        metric=one.metric,
+        smaller_is_better=one.sign == 1,
+        difference=found.mean,
+        low=found.low,
+        high=found.high,
+        seeds=found.runs,
+        paired=bool(runs[0].keys() & runs[1].keys()),
+    )
+
+
+def _objective(reader: ExperimentReader) -> str:
+    return f"{reader.metric} ({'smaller' if reader.sign == 1 else 'larger'} is better)"
+
+
+def _runs(reader: ExperimentReader, trial: int) -> dict[Hashable, float]:
+    """The best values of a trial's repeats or, without any, of the trial itself, by what their seed is derived from."""
+    if trial not in reader.trials:
+        count = len(reader.trials)
+        raise ExperimentError(
+            f"there is no trial {trial}; the experiment has {counted(count, 'trial')}, numbered from 0"
+        )
+    seed, record = reader.config.reproducibility.experiment_seed, reader.trials[trial]
+    values = next((each.values for each in reader.finalists() if each.trial == trial), {})
+    if values:
+        return {(seed, "repeat", number): value for number, value in values.items()}
+    if record.best_metric is None:
+        raise ExperimentError(f"trial {trial} has not validated yet, so it can't be compared")
+    own = (seed, "trial", trial) if record.repeat is None else (seed, "repeat", record.repeat.seed)
+    return {own: record.best_metric}
