@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -119,9 +120,18 @@ def _finalist(trial: int, repeats: Mapping[int, TrialRecord]) -> Finalist:
 
 def interval_text(found: Interval | None) -> str:
     """ "0.131 (0.121 .. 0.141)"; the mean alone if there are too few seeds for an interval; "" without any."""
-    if found is None:
-        return ""
-    return shown(found.mean) + ("" if found.low is None else f" ({shown(found.low)} .. {shown(found.high)})")
+    return "" if found is None else _ranged(found.mean, found.low, found.high)
+
+
+def _ranged(mean: float, low: float | None, high: float | None) -> str:
+    """A mean and its interval, with two digits of half its width."""
+    if low is None or high is None:
+        return shown(mean)
+    text: Callable[[float], str] = shown
+    if high > low:
+        decimals = 1 - math.floor(math.log10((high - low) / 2))
+        text = f"{{:.{min(max(decimals, 0), 15)}f}}".format
+    return f"{text(mean)} ({text(low)} .. {text(high)})"
 
 
 def summary(finalists: Sequence[Finalist]) -> str:
@@ -131,7 +141,8 @@ def summary(finalists: Sequence[Finalist]) -> str:
     best, rest = finalists[0], finalists[1:]
     ended = sum(len(each.values) + each.failed for each in finalists)
     if not best.is_compared:
-        return f"{counted(ended, 'repeat')} of trials {some([each.trial for each in finalists], _SHOWN)} ended so far"
+        names = some([each.trial for each in finalists], _SHOWN)
+        return f"{ended} of {counted(sum(len(each.trials) for each in finalists), 'repeat')} of trials {names} ended"
     seeds = counted(len(best.values), "seed")
     if not rest:
         return f"trial {best.trial} has {interval_text(best.mean)} over {seeds}"
@@ -177,16 +188,13 @@ class Comparison:
         """ "trial 7 is better than trial 12 by 0.013 (0.004 .. 0.022), 3 seeds"."""
         a_leads = (self.difference < 0) == self.smaller_is_better
         one, other = (self.a, self.b) if a_leads else (self.b, self.a)
-        ends = [end for end in (self.low, self.high) if end is not None]
-        if (self.difference < 0) and ends:
-            ends = [-end for end in reversed(ends)]
-        by, pairs = shown(abs(self.difference)), counted(self.seeds, "seed") if self.paired else "with other seeds"
-        if not ends:
-            return (
-                f"trial {one} is ahead of trial {other} by {by} in {counted(self.seeds, 'run')}, too few to tell whether "
-                "it is better; repeat them with other seeds"
-            )
-        range_ = f"{by} ({shown(ends[0])} .. {shown(ends[1])}), {pairs}"
+        if self.low is None or self.high is None:
+            by = f"{shown(abs(self.difference))} in {counted(self.seeds, 'run')}"
+            what = f"trial {one} is ahead of trial {other} by {by}, too few to tell whether it is better"
+            return f"{what}; repeat them with other seeds"
+        low, high = (self.low, self.high) if self.difference > 0 else (-self.high, -self.low)
+        range_ = f"{_ranged(abs(self.difference), low, high)}, {counted(self.seeds, 'seed')}"
+        range_ += "" if self.paired else " each, not the same"
         if self.better is None:
             return f"trial {one} is not distinguishable from trial {other}: ahead by {range_}"
         return f"trial {one} is better than trial {other} by {range_}"

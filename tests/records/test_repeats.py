@@ -1,0 +1,189 @@
+"""The best trial is the one with the best mean over new seeds; the answer says how certain that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.errors import ExperimentError
+from dray.records.listing import StoredExperiment
+from dray.records.reader import ExperimentReader
+from dray.records.repeats import summary
+from dray.records.result import Result
+from tests.records.repeated import Outcome, repeated
+
+VALUES = (0.5, 0.1, 0.2, 0.3, 0.4)
+"""Of five trials; the best three are 1, 2 and 3."""
+LUCK = (0.0, 0.5, -0.2)
+"""What each seed adds to every trial."""
+
+
+def runs(means: dict[int, float], noise: float = 0.0) -> dict[tuple[int, int], Outcome]:
+    """Repeats with these means, the luck of their seeds, and some noise without a mean."""
+    return {
+        (trial, seed): mean + LUCK[seed - 1] + noise * (-1, 2, -1)[(seed + trial) % 3]
+        for trial, mean in means.items()
+        for seed in (1, 2, 3)
+    }
+
+
+def read(path: Path, again: dict[tuple[int, int], Outcome], **fields: Any) -> ExperimentReader:
+    return StoredExperiment.here(repeated(path / "experiment", VALUES, again, **fields)).read()
+
+
+def order(reader: ExperimentReader) -> list[int]:
+    return [each.trial for each in reader.finalists()]
+
+
+def test_best_trial_has_the_best_mean_over_new_seeds(tmp_path: Path) -> None:
+    reader = read(tmp_path, runs({1: 0.45, 2: 0.40, 3: 0.35}))
+    assert order(reader) == [3, 2, 1]
+    best = reader.best()
+    assert best is not None
+    assert (best.id, best.best_metric) == (3, 0.3)
+    overview = reader.overview()
+    assert overview.best_trial == 3
+    assert overview.best == pytest.approx(0.35 + sum(LUCK) / 3)
+    assert [trial.id for trial in reader.ranked()[:5]] == [3, 2, 1, 4, 0], "the others follow by their own values"
+    assert len(reader.ranked()) == 5 + 9
+    assert len(reader.eligible()) == 5, "a repeat is never the best"
+
+
+def test_larger_may_be_better(tmp_path: Path) -> None:
+    reader = read(tmp_path, runs({0: 0.45, 4: 0.40, 3: 0.50}), smaller_is_better=False)
+    assert order(reader) == [3, 0, 4]
+
+
+def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
+    """The luck of the seeds, ten times the noise, cancels out."""
+    reader = read(tmp_path, runs({1: 0.45, 2: 0.40, 3: 0.10}, noise=0.01))
+    [best, second, third] = reader.finalists()
+    assert (best.trial, best.difference) == (3, None)
+    assert second.difference is not None
+    assert (second.difference.mean, second.difference.runs) == (pytest.approx(0.3), 3)
+    assert second.difference.low == pytest.approx(0.3 - 4.302652730 * 0.03 / 3**0.5)
+    assert third.difference is not None
+    assert third.difference.excludes_zero
+    assert (
+        summary([best, second, third]) == "trial 3 is the best of 3 over 3 seeds, and distinguishable from the others"
+    )
+
+
+def test_description_says_what_can_not_be_distinguished(tmp_path: Path) -> None:
+    reader = read(tmp_path, runs({1: 0.45, 2: 0.11, 3: 0.10}, noise=0.01))
+    what = "trial 3 is the best of 3 over 3 seeds, but not distinguishable from trial 2"
+    assert summary(reader.finalists()) == what
+
+
+def test_row_of_a_finalist_as_json(tmp_path: Path) -> None:
+    reader = read(tmp_path, runs({1: 1.0, 2: 2.0, 3: 3.0}))
+    [best, second, _] = [each.to_json() for each in reader.finalists()]
+    half = 4.302652730 * (0.39 / 3) ** 0.5 / 3**0.5
+    expected = {"trial": 1, "seeds": 3, "of": 3, "failed": 0, "mean": 1.1, "low": 1.1 - half, "high": 1.1 + half}
+    assert {name: best[name] for name in expected} == pytest.approx(expected)
+    assert (best["difference"], best["distinguishable"], best["trials"]) == (None, None, [5, 8, 11])
+    assert (second["difference"], second["difference_low"], second["distinguishable"]) == (
+        pytest.approx(1),
+        pytest.approx(1),
+        True,
+    )
+
+
+def test_finalist_with_a_failed_or_diverged_repeat_comes_last(tmp_path: Path) -> None:
+    again = runs({1: 0.1, 2: 0.2, 3: 0.3})
+    for outcome in ("errored", "diverged"):
+        reader = read(tmp_path / outcome, {**again, (1, 2): outcome})
+        assert order(reader) == [2, 3, 1]
+        assert (reader.finalists()[-1].failed, len(reader.finalists()[-1].values)) == (1, 2)
+        assert (
+            summary(reader.finalists()) == "trial 2 is the best of 3 over 3 seeds, and distinguishable from the others"
+        )
+
+
+def test_finalists_are_compared_by_the_seeds_that_all_have(tmp_path: Path) -> None:
+    """Seed 2 is unlucky for all; a person stopped it, or the budget ended before it, for the worst one."""
+    again = runs({1: 0.1, 2: 0.2, 3: 0.3})
+    for outcome in ("canceled", "runs"):
+        reader = read(tmp_path / outcome, {**again, (3, 2): outcome})
+        assert order(reader) == [1, 2, 3]
+        assert reader.finalists()[0].is_compared
+        assert [len(each.values) for each in reader.finalists()] == [3, 3, 2]
+
+
+def test_best_trial_stays_that_of_the_search_until_the_first_seed_is_complete(tmp_path: Path) -> None:
+    reader = read(tmp_path, {(1, 1): 0.9, (2, 1): 0.8})
+    assert reader.overview().best_trial == 1
+    assert (reader.overview().trials, reader.overview().total) == (14, 14)
+    assert summary(reader.finalists()) == "2 of 9 repeats of trials 2, 1, 3 ended"
+    reader = read(tmp_path / "more", {(1, 1): 0.9, (2, 1): 0.8, (3, 1): 1.0})
+    assert reader.overview().best_trial == 2
+    assert (
+        summary(reader.finalists()) == "trial 2 is the best of 3 over 1 seed, but not distinguishable from trials 1, 3"
+    )
+
+
+def test_finalist_whose_repeats_were_stopped_is_not_waited_for(tmp_path: Path) -> None:
+    again = {**runs({1: 0.3, 2: 0.2}), **dict.fromkeys([(3, 1), (3, 2), (3, 3)], "canceled")}
+    assert read(tmp_path, again).overview().best_trial == 2  # type: ignore[arg-type]
+
+
+def test_result_names_the_best_and_its_estimate(tmp_path: Path) -> None:
+    directory = repeated(tmp_path / "experiment", VALUES, runs({1: 0.45, 2: 0.40, 3: 0.35}))
+    best = Result(directory.path).best_trial
+    assert (best.trial_id, best.metric) == (3, 0.3)
+    assert best.repeated is not None
+    assert (best.repeated.mean, best.repeated.runs) == (pytest.approx(0.45), 3)
+    table = Result(directory.path).trials.set_index("trial_id")
+    assert (table.loc[5, "repeat_of"], table.loc[5, "repeat"]) == (1, 1)
+    assert table.loc[:4, "repeat_of"].isna().all()
+
+
+def test_result_compares_two_trials(tmp_path: Path) -> None:
+    result = Result(repeated(tmp_path / "experiment", VALUES, runs({1: 0.45, 2: 0.40, 3: 0.10}, noise=0.01)).path)
+    found = result.compare(1, 3)
+    assert (found.better, found.seeds, found.paired) == (3, 3, True)
+    assert str(found) == "trial 3 is better than trial 1 by 0.350 (0.275 .. 0.425), 3 seeds"
+    found = result.compare(3, 2)
+    assert found.difference == pytest.approx(-0.3)
+    assert str(found) == "trial 3 is better than trial 2 by 0.300 (0.225 .. 0.375), 3 seeds"
+    assert found.to_json()["better"] == 3
+    found = result.compare(2, 1)
+    assert str(found) == "trial 2 is not distinguishable from trial 1: ahead by 0.050 (-0.025 .. 0.125), 3 seeds"
+    assert found.better is None
+
+
+def test_trials_without_repeats_have_no_interval(tmp_path: Path) -> None:
+    result = Result(repeated(tmp_path / "experiment", VALUES, runs({1: 0.45, 2: 0.40, 3: 0.10})).path)
+    found = result.compare(0, 4)
+    assert (found.difference, found.low, found.better, found.paired) == (pytest.approx(0.1), None, None, False)
+    what = "trial 4 is ahead of trial 0 by 0.1 in 1 run, too few to tell whether it is better"
+    assert str(found) == f"{what}; repeat them with other seeds"
+
+
+def test_results_of_two_experiments_are_compared_by_their_bests(tmp_path: Path) -> None:
+    one = Result(repeated(tmp_path / "one", VALUES, runs({1: 0.45, 2: 0.40, 3: 0.10})).path)
+    other = Result(repeated(tmp_path / "other", VALUES, runs({1: 0.45, 2: 0.05, 3: 0.10}, noise=0.001)).path)
+    assert (
+        str(one.compare(other))
+        == "trial 2 of other is better than trial 3 of one by 0.0500 (0.0457 .. 0.0543), 3 seeds"
+    )
+    unpaired = Result(repeated(tmp_path / "third", VALUES, runs({1: 0.45, 2: 0.05, 3: 0.10}), experiment_seed=2).path)
+    found = one.compare(unpaired)
+    assert (found.paired, found.better, found.seeds) == (False, None, 3), "their seeds differ, whose luck is large"
+
+
+def test_what_can_not_be_compared_is_an_error(tmp_path: Path) -> None:
+    result = Result(repeated(tmp_path / "one", VALUES, {}).path)
+    other = Result(repeated(tmp_path / "other", VALUES, {}, metric="loss").path)
+    for problem, args in {
+        "trial 1 can't be compared with itself": (1, 1),
+        "there is no trial 99; the experiment has 14 trials": (1, 99),
+        "trial 5 has not validated yet": (1, 5),
+        r"different metrics, error \(smaller is better\) and loss": (other,),
+    }.items():
+        with pytest.raises(ExperimentError, match=problem):
+            result.compare(*args)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes two trials' numbers, or another Result"):
+        result.compare(1)
