@@ -10,8 +10,10 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
+from typing import TypeVar
 
 LEVEL = 0.95
+Seed = TypeVar("Seed", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ def mean_of(values: Sequence[float]) -> Interval:
     return _interval(fmean(values), variance(values) / n if n > 1 else math.nan, n - 1, n)
 
 
-def difference(one: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> Interval:
+def difference(one: Mapping[Seed, float], other: Mapping[Seed, float]) -> Interval:
     """Return the mean of `one` minus that of `other`, each with one or more runs by seed.
 
     It is that of the pairs with the same seed. If there are none, it is Welch's, for runs that have nothing in common.

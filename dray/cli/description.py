@@ -13,6 +13,7 @@ from dray.cli import server, show
 from dray.cli.reader import ReadExperiment, journal, last_values
 from dray.records.hparams import flatten
 from dray.records.overview import Overview
+from dray.records.repeats import summary
 from dray.serve.client import Server
 from dray.serve.control import ACTIVE
 from dray.text import counted, duration, shown, some
@@ -93,6 +94,8 @@ def as_json(read: ReadExperiment) -> dict[str, Any]:
         "best": _best(read, reader.best()),
         "best_of_longest": _best(read, reader.best_of_longest()),
         "front": _front(read),
+        "repeats": [each.to_json() for each in reader.finalists()],
+        "repeats_summary": summary(reader.finalists()),
         "diverged": reader.nan_since(),
         "restarts": sum(failure["again"] for failure in failures),
         "failures": failures,
@@ -142,6 +145,7 @@ def describe(read: ReadExperiment) -> None:
             ("budget", seen.usage),
             ("trials", f"{of_all}: {states}" if states else of_all),
             ("best", best_line),
+            ("trained again", summary(reader.finalists())),
             ("Pareto front", front and f"{counted(len(front), 'trial')}: {some(front, _FRONT_SHOWN)}"),
             ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
             ("best of the longest", longest_line),

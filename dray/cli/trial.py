@@ -104,6 +104,8 @@ def list_(
         columns["restarts"] = [each.restarts for each in trials]
         if any(each.forked_from for each in trials):
             columns["forked from"] = [each.forked_from for each in trials]
+        if any(each.repeat_of for each in trials):
+            columns["repeat of"] = [each.repeat_of for each in trials]
         if any(each.code for each in trials):
             columns["code"] = [each.code for each in trials]
         if gpus:
@@ -113,7 +115,7 @@ def list_(
         show.table(
             list(columns),
             zip(*columns.values(), strict=True),
-            left=["state", "forked from", "code", "GPU", "hyperparameters"],
+            left=["state", "forked from", "repeat of", "code", "GPU", "hyperparameters"],
         )
 
 
@@ -153,6 +155,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
             [
                 ("trial", f"{trial_.id} of {read.stored.name}  {trial_.state}"),
                 ("forked from", trial_.forked_from),
+                ("repeat of", trial_.repeat_of),
                 ("code", trial_.code),
                 ("hyperparameters", "\n".join(f"{name} = {shown(value)}" for name, value in trial_.hparams.items())),
                 ("trained for", f"{trial_.batches} batches"),

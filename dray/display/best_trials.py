@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from dray.records.metrics import read_trials
 from dray.records.reader import ExperimentReader
+from dray.records.repeats import summary, table
 from dray.text import counted, shown
 
 SHOWN_TRIALS = 10
 
 
 def best_trials(reader: ExperimentReader, *, width: int) -> list[str]:
-    """The best trials, best first, as lines of a table with as many hyperparameters and metrics as fit. Failed trials
-    are left out; [] if no other trial has validated."""
+    """The best trials, best first, as lines of a table with as many hyperparameters and metrics as fit, after a table
+    of those that were trained again. Failed trials are left out; [] if no other trial has validated."""
     top = reader.eligible()[:SHOWN_TRIALS]
     if not top:
         return []
@@ -45,13 +46,18 @@ def best_trials(reader: ExperimentReader, *, width: int) -> list[str]:
             cells = wider
         else:
             left_out.append(name)
-    lines = [heading]
-    widths = [_width(name, column) for name, column in cells.items()]
-    for row in [tuple(cells), *zip(*cells.values(), strict=True)]:
-        lines.append("  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)))
+    lines = [heading, *_aligned([list(cells), *map(list, zip(*cells.values(), strict=True))])]
     if left_out:
         lines.append(f"(not shown: {', '.join(left_out)})")
+    finalists = reader.finalists()
+    if finalists:
+        lines = [f"trained again: {summary(finalists)}", *_aligned(table(finalists, reader.metric)), "", *lines]
     return lines
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
 
 
 def _width(heading: str, cells: Sequence[str]) -> int:

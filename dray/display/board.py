@@ -119,7 +119,7 @@ class Board:
         ended = [trials[trial] for trial in opened - live.keys()]
         late = [trials[trial] for trial in self._trained if trial not in live]
         for view in (*ended, *late):
-            if view.state not in NEVER_BEST and (best := self._best_of(view)) is not None:
+            if self._is_eligible(view) and (best := self._best_of(view)) is not None:
                 self._best_ended = min(best, self._best_ended or best, key=_rank)
             for by_trial in (self._trained, self._epochs, self._speeds):
                 by_trial.pop(view.id, None)
@@ -276,8 +276,12 @@ class Board:
             found.append(_Best(score, view.id, self._sign * score, step))
         return min(found, key=_rank, default=None)
 
+    def _is_eligible(self, view: TrialView) -> bool:
+        return view.state not in NEVER_BEST and self._search.repeat(view.id) is None
+
     def _best(self) -> _Best | None:
-        bests = (self._best_ended, *map(self._best_of, list(self._search.live.values())))
+        live = [view for view in list(self._search.live.values()) if self._is_eligible(view)]
+        bests = (self._best_ended, *map(self._best_of, live))
         return min((best for best in bests if best is not None), key=_rank, default=None)
 
     def _front(self) -> str:
@@ -292,7 +296,9 @@ class Board:
 
     def _drawn(self, view: TrialView) -> str:
         found = flatten(dict(searched(self._search.space.root, view.hparams or {})))
-        return "  ".join(f"{name}={shown(value)}" for name, value in found.items())
+        repeat = self._search.repeat(view.id)
+        texts = [] if repeat is None else [f"repeat of {repeat.trial}, seed {repeat.seed}"]
+        return "  ".join([*texts, *(f"{name}={shown(value)}" for name, value in found.items())])
 
     def _cut(self, text: str | Text) -> Text:
         """One line, cut at the terminal's width."""

@@ -212,4 +212,6 @@ def _decided(record: Mapping[str, Any]) -> str:
         else:
             whose = "" if action["trial"] == record.get("trial") else f" trial {action['trial']}"
             words.append(f"{action['action']}{whose}")
+    repeats = dict.fromkeys(action["repeat"]["trial"] for action in record.get("actions", ()) if "repeat" in action)
+    words += [f"repeat trial {', '.join(map(str, repeats))}"] if repeats else []
     return f" -> {', '.join(words)}" if words else ""

@@ -28,7 +28,7 @@ class Overview:
         trials, ended, failed: numbers of trials so far, of those that have ended, and of those that have failed.
         max_trials: the number of trials that the search creates by itself; None if it is not known in advance.
         requested: the number of trials that were created on request, see `searchers.Requested`.
-        repeats: the number of repeats that the search will end with; 0 if that is unknown, or it has ended.
+        num_repeats: the number of repeats that the search will end with; 0 if that is unknown, or it has ended.
         metric: the searcher's metric, or the first objective.
         best, best_trial: the best validation of a trial that did not fail and keeps the constraints, and its trial;
             after repeats, the trial with the best mean of these, and the mean.
@@ -50,7 +50,7 @@ class Overview:
     failed: int = 0
     max_trials: int | None = None
     requested: int = 0
-    repeats: int = 0
+    num_repeats: int = 0
     metric: str = ""
     best: float | None = None
     best_trial: int | None = None
@@ -72,7 +72,7 @@ class Overview:
     @property
     def total(self) -> int:
         """The number of trials at the search's end, as far as it is known."""
-        return max((self.max_trials or 0) + self.requested + self.repeats, self.trials)
+        return max((self.max_trials or 0) + self.requested + self.num_repeats, self.trials)
 
     @property
     def usage(self) -> str:

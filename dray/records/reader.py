@@ -336,7 +336,7 @@ class ExperimentReader:
             failed=failed,
             max_trials=self._max_trials,
             requested=self._requested,
-            repeats=0 if done else self._num_repeats,
+            num_repeats=0 if done else self._num_repeats,
             metric=self.metric,
             best=value,
             best_trial=None if best is None else best.id,

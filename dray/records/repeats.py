@@ -60,6 +60,8 @@ class Finalist:
             "difference_high": None if apart is None else apart.high,
             "distinguishable": None if apart is None or apart.low is None else apart.excludes_zero,
             "trials": [self.trials[seed] for seed in sorted(self.trials)],
+            "text": interval_text(mean),
+            "difference_text": interval_text(apart),
         }
 
 
@@ -132,6 +134,17 @@ def _ranged(mean: float, low: float | None, high: float | None) -> str:
         decimals = 1 - math.floor(math.log10((high - low) / 2))
         text = f"{{:.{min(max(decimals, 0), 15)}f}}".format
     return f"{text(mean)} ({text(low)} .. {text(high)})"
+
+
+def table(finalists: Sequence[Finalist], metric: str) -> list[list[str]]:
+    """The finalists as rows of text, after their headings."""
+    rows = [["trial", f"{metric} over seeds", "seeds", "difference from the best", "repeats"]]
+    for each in finalists:
+        failed = f", {each.failed} failed" if each.failed else ""
+        seeds = f"{len(each.values)} of {len(each.trials)}{failed}"
+        repeats = some([each.trials[seed] for seed in sorted(each.trials)], _SHOWN)
+        rows.append([str(each.trial), interval_text(each.mean), seeds, interval_text(each.difference), repeats])
+    return rows
 
 
 def summary(finalists: Sequence[Finalist]) -> str:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from dray.records.metrics import read_metrics, read_system
 from dray.records.reader import ExperimentReader
+from dray.records.repeats import summary, table
 from dray.records.result import table_of
 from dray.records.timeline import read_timeline
 from dray.report.importance import Importance, importance
@@ -50,6 +51,7 @@ class ReportData:
         validations: the searcher's metric at all validations of all trials.
         ranked, eligible, best, failures: as in the reader, with trials as rows of `trials`.
         along: the x-axis of curves: epochs if they are the searcher's unit and every validation has them, else batches.
+        repeats, repeats_summary: the trials that were trained again, as rows of text with their headings, and in words.
         summaries: sentences about failed and diverged trials.
     """
 
@@ -82,6 +84,9 @@ class ReportData:
             self.validations = pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
             self.ranked = self.trials.loc[[each.id for each in reader.ranked()]]
             self.eligible = self.trials.loc[[each.id for each in reader.eligible()]]
+            finalists = reader.finalists()
+            self.repeats = table(finalists, self.metric) if finalists else []
+            self.repeats_summary = summary(finalists)
             best = reader.best()
             self.best = None if best is None else best.id
             self.best_hparams = {} if best is None else best.hparams

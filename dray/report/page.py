@@ -180,11 +180,18 @@ class _Page:
         return f"""<section><h2>The best trial</h2>
 <p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(report.metric)}
 <b>{shown(row["best_metric"])}</b> after {row["best_batches"]:,} batches.</p>
+{self._repeats()}
 {hparams}
 <p>Get it from a shell or from Python:</p>
 <pre>{escape(shell)}</pre>
 <pre>{escape(python)}</pre>
 {f"<h3>The {len(top)} best</h3>{ten}" if len(top) > 1 else ""}</section>"""
+
+    def _repeats(self) -> str:
+        if not (found := self.report.repeats):
+            return ""
+        told = f"Trained again with other seeds: {self.report.repeats_summary}. Intervals are 95% confidence intervals."
+        return f"<p>{escape(told)}</p>{html.table(found[0], found[1:])}"
 
     def _learning(self) -> str:
         report = self.report

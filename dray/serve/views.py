@@ -15,12 +15,13 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from dray.errors import NoExperiment
+from dray.errors import ExperimentError, NoExperiment
 from dray.records.checkpoints import list_checkpoints
 from dray.records.logs import failure_fields
 from dray.records.metrics import read_trials
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
+from dray.records.repeats import compare, summary
 from dray.report.ui import boards
 from dray.serve import figures, logs, trials
 from dray.serve.answers import BadInput, number, plain
@@ -48,6 +49,7 @@ def routes(control: Control, results: Path) -> list[web.RouteDef]:
         f"{one}/trials": views.trials,
         f"{one}/trials/{{trial:\\d{{1,9}}}}": views.trial,
         f"{one}/trials/{{trial:\\d{{1,9}}}}/metrics": views.metrics,
+        f"{one}/comparison": views.comparison,
         f"{one}/variants/{{variant}}": views.variant,
         f"{one}/curves": views.curves,
         f"{one}/figures/{{kind}}": views.figures,
@@ -180,6 +182,16 @@ class Views:
         ]
         return _encoded({"trial": trial, "metric": reader.metric, "series": series})
 
+    def comparison(self, request: web.Request) -> bytes:
+        """Two trials, ``a`` and ``b``, see `dray.records.repeats.Comparison`."""
+        reader = self._all.open(request.match_info["name"])
+        with reader.lock:
+            try:
+                found = compare(reader, number(request, "a"), reader, number(request, "b"))
+            except ExperimentError as error:
+                raise BadInput(str(error)) from None
+        return _encoded(plain(found.to_json()))
+
     def variant(self, request: web.Request) -> bytes:
         """``code``: the variant's name; ``diff``: what it changes in the experiment's code; ``more``: the number of
         characters that were left out at the end."""
@@ -265,6 +277,8 @@ def about_fields(reader: ExperimentReader) -> dict[str, Any]:
         "smaller_is_better": reader.sign == 1,
         "objectives": [] if searcher.objectives is None else [each.name for each in searcher.objectives.objectives],
         "front": reader.front(),
+        "repeats": plain([each.to_json() for each in reader.finalists()]),
+        "repeats_summary": summary(reader.finalists()),
         "searcher": searcher.name,
         "max_length": searcher.length,
         "unit": searcher.unit,

@@ -28,7 +28,7 @@ export function showExperiment(place, name) {
   ];
   place.append(h("nav", { className: "crumbs", "aria-label": "Where this is" }, h("a", { href: "#/" }, "Experiments"), " / ", name),
     h("div", { className: "top" }, title, state), where, trouble, actions, tiles, notes);
-  const later = h("div", { hidden: true }, curves.place, ...figures.slice(0, 2).map(each => each.place), table, ...figures.slice(2).map(each => each.place));
+  const repeats = h("section", { hidden: true }), later = h("div", { hidden: true }, repeats, curves.place, ...figures.slice(0, 2).map(each => each.place), table, ...figures.slice(2).map(each => each.place));
   place.append(later);
 
   function tell(it) {
@@ -60,6 +60,26 @@ export function showExperiment(place, name) {
       h("b", {}, value), h("span", {}, label), h("small", {}, link ? h("a", { href: link }, more) : more))));
     fillActions(it);
     fillNotes(it);
+    fillRepeats(it);
+  }
+
+  function fillRepeats(it) {
+    const wanted = JSON.stringify([it.repeats, it.metric]);
+    if (repeats.dataset.of === wanted) return;
+    repeats.dataset.of = wanted;
+    repeats.hidden = !it.repeats?.length;
+    if (repeats.hidden) return;
+    const ends = it.repeats.flatMap(each => [each.low ?? each.mean, each.high ?? each.mean]).filter(each => typeof each === "number");
+    const [least, most] = [Math.min(...ends), Math.max(...ends)], at = value => most > least ? 100 * (value - least) / (most - least) : 50;
+    const bar = each => typeof each.mean !== "number" ? "" : h("div", { className: "interval", title: each.text },
+      h("i", { style: `left: ${at(each.low ?? each.mean)}%; right: ${100 - at(each.high ?? each.mean)}%` }), h("b", { style: `left: ${at(each.mean)}%` }));
+    const row = each => h("tr", {}, h("td", { className: "number" }, h("a", { href: address(name, each.trial) }, each.trial)), h("td", {}, each.text), h("td", {}, bar(each)),
+      h("td", {}, `${each.seeds} of ${each.of}${each.failed ? `, ${each.failed} failed` : ""}`), h("td", {}, each.difference_text),
+      h("td", {}, each.trials.flatMap((trial, place) => [place ? ", " : "", h("a", { href: address(name, trial) }, trial)])));
+    repeats.replaceChildren(h("h2", {}, "Trained again with other seeds"), h("p", {}, `${it.repeats_summary[0].toUpperCase()}${it.repeats_summary.slice(1)}.`),
+      h("div", { className: "wide" }, h("table", { "aria-label": "Trained again with other seeds" },
+        h("thead", {}, h("tr", {}, ...["trial", `${it.metric} over seeds, 95% interval`, "", "seeds", "difference from the best", "repeats"].map(each => h("th", { scope: "col" }, each)))),
+        h("tbody", {}, ...it.repeats.map(row)))));
   }
 
   function fillActions(it) {

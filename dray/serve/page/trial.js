@@ -53,11 +53,15 @@ export function showTrial(place, name, trial) {
     ];
     tiles.replaceChildren(...facts.map(([value, label, more]) => h("div", {}, h("b", {}, value), h("span", {}, label), h("small", {}, more))));
     source.hidden = it.source_trial === null;
+    if (it.repeat_of !== null) {
+      source.hidden = false;
+      source.replaceChildren("Repeat of ", h("a", { href: address(name, it.repeat_of) }, `trial ${it.repeat_of}`), `, seed ${it.repeat}.`);
+    }
     if (it.source_trial !== null)
       source.replaceChildren("Forked from ", h("a", { href: address(name, it.source_trial) }, `trial ${it.source_trial}`), ` at batch ${count(it.source_batches)}.`);
     if (it.code !== null && code.hidden) tellCode(it.code);
     hparams.replaceChildren(...Object.entries(it.hparams).map(([key, value]) => h("tr", {}, h("th", { scope: "row" }, key), h("td", {}, shown(value)))));
-    if (!hparams.children.length) hparams.append(h("tr", {}, h("td", { className: "quiet" }, it.source_trial === null ? "Drawn when it starts." : "Its source's, except those that were set; shown when it starts.")));
+    if (!hparams.children.length) hparams.append(h("tr", {}, h("td", { className: "quiet" }, it.repeat_of !== null ? "Those of the trial that it repeats." : it.source_trial === null ? "Drawn when it starts." : "Its source's, except those that were set; shown when it starts.")));
     checkpoints.replaceChildren(it.checkpoints_error ? h("p", { className: "trouble" }, it.checkpoints_error) : it.checkpoints.length
       ? h("div", { className: "wide" }, h("table", { "aria-label": "Checkpoints" },
         h("thead", {}, h("tr", {}, ...["batches", "size", "", "path"].map(each => h("th", { scope: "col" }, each)))),
