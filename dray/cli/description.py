@@ -13,10 +13,11 @@ from dray.cli import server, show
 from dray.cli.reader import ReadExperiment, journal, last_values
 from dray.records.hparams import flatten
 from dray.records.overview import Overview
-from dray.records.repeats import summary
+from dray.records.repeats import interval_text, summary
 from dray.serve.client import Server
 from dray.serve.control import ACTIVE
 from dray.text import counted, duration, shown, some
+from searchers.intervals import Interval
 
 if TYPE_CHECKING:
     from dray.records.local_runs import LocalRun
@@ -145,7 +146,6 @@ def describe(read: ReadExperiment) -> None:
             ("budget", seen.usage),
             ("trials", f"{of_all}: {states}" if states else of_all),
             ("best", best_line),
-            ("trained again", summary(reader.finalists())),
             ("Pareto front", front and f"{counted(len(front), 'trial')}: {some(front, _FRONT_SHOWN)}"),
             ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
             ("best of the longest", longest_line),
@@ -161,6 +161,9 @@ def describe(read: ReadExperiment) -> None:
 
 def _result(reader: ExperimentReader, best: Mapping[str, Any]) -> str:
     what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {best['batches']} batches"
+    if (mean := best["repeated"]) is not None:
+        runs = counted(mean["runs"], "seed")
+        what += f"; {interval_text(Interval(**mean))} when it was trained again with {runs}"
     return f"{what}\n{shown(flatten(best['hparams']))}"
 
 
@@ -173,6 +176,7 @@ def _best(read: ReadExperiment, trial: TrialRecord | None) -> dict[str, Any] | N
         "batches": trial.best_batches,
         "hparams": trial.drawn,
         "checkpoint": read.checkpoint(trial.id),
+        "repeated": None if (mean := read.reader.mean_of_repeats(trial.id)) is None else asdict(mean),
     }
 
 

@@ -216,7 +216,12 @@ else:  # a field named "for" can't be written in a class
                     BeforeValidator(_top, json_schema_input_type=str),
                     PlainSerializer(lambda number: f"top {number}", return_type=str),
                 ],
-                Field(default="top 4", validate_default=True, description="which trials are trained again", examples=["top 4"]),
+                Field(
+                    default="top 4",
+                    validate_default=True,
+                    description="which trials are trained again",
+                    examples=["top 4"],
+                ),
             )
         },
     )

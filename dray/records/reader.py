@@ -31,6 +31,7 @@ from dray.training.metrics.checks import is_loss
 from dray.training.units import amount
 from searchers.errors import FieldError, JournalError
 from searchers.events import Repeat
+from searchers.intervals import Interval
 from searchers.journal import Journal
 from searchers.pareto import ordered
 from searchers.records import hparams_from_json
@@ -314,10 +315,8 @@ class ExperimentReader:
         return self._rungs
 
     def overview(self) -> Overview:
-        best, failed, finalists = self.best(), self.num_failed, self.finalists()
-        value = None if best is None else best.best_metric
-        if finalists and finalists[0].is_compared and finalists[0].mean is not None:
-            value = finalists[0].mean.mean
+        best, failed = self.best(), self.num_failed
+        mean = None if best is None else self.mean_of_repeats(best.id)
         done = self._done or self._why or ("completed" if self._ended else "")
         state: ExperimentState = "UNKNOWN" if self.is_running is None else "STOPPED"
         if self.is_running:
@@ -338,7 +337,7 @@ class ExperimentReader:
             requested=self._requested,
             num_repeats=0 if done else self._num_repeats,
             metric=self.metric,
-            best=value,
+            best=None if best is None else best.best_metric if mean is None else mean.mean,
             best_trial=None if best is None else best.id,
             front=tuple(self.front()),
             began=self._began,
@@ -405,6 +404,10 @@ class ExperimentReader:
         """The trials that were trained again with other seeds, best first; those not compared yet follow."""
         self.ranked()
         return self._ranked[3]
+
+    def mean_of_repeats(self, trial: int) -> Interval | None:
+        """The mean of a trial's repeats; None if they have not been compared."""
+        return next((each.mean for each in self.finalists() if each.trial == trial and each.is_compared), None)
 
     def fronts(self) -> dict[int, int]:
         """With several metrics, the front of each trial that keeps every limit and did not fail; 1 is the Pareto

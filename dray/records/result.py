@@ -213,7 +213,7 @@ class Result:
             metrics=trial.best_metrics,
             batches=trial.best_batches,
             checkpoint=Checkpoint(path, filesystem),
-            repeated=next((each.mean for each in self.reader.finalists() if each.trial == trial.id), None),
+            repeated=self.reader.mean_of_repeats(trial.id),
         )
 
     def compare(self, a: int | Result, b: int | None = None) -> Comparison:

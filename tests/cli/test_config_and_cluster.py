@@ -45,6 +45,7 @@ def test_preview_is_also_json(home: Path, dray: Dray) -> None:
         "likely_usd": None,
         "unit": "epochs",
         "brackets": [[{"length": 8, "trials": 8, "last": 8}]],
+        "repeats": None,
     }
 
 

@@ -25,6 +25,7 @@ from searchers.events import Event, Exited, Reason, Reported, Requested, Started
 from searchers.method import Method
 from searchers.objectives import Metric, Objectives
 from searchers.random_search import RandomSearch
+from searchers.repeats import Repeats
 from searchers.search import Search
 from searchers.space import parse
 from tests.records.story import happened
@@ -231,6 +232,16 @@ def test_picture_has_the_best_trial_and_a_row_for_each_running_trial() -> None:
         "    1  2.5 of 10    0.7  █▁              312",
         "    2  0.2 of 10      -                 9.87",
     ]
+
+
+def test_repeats_say_what_they_repeat_and_are_never_the_best() -> None:
+    method = Repeats(RandomSearch(max_trials=1, max_length=10), seeds=2, top=1)
+    made = search(*ended(0, 0.5), *ended(1, 0.1), Started(trial=2), Reported(trial=2, step=5, value=0.2), method=method)
+    *_, numbers, best, _heading, last = picture(made, {2: rows(2, 5, 0.2)})
+    assert numbers == "2 of 3 trials ended · 1 running"
+    assert best == "best error 0.5, trial 0 at 10 epochs:"
+    assert last.endswith("repeat of 0, seed 2")
+    assert "best error 0.5 (trial 0)" in line(made)
 
 
 def test_picture_shows_rungs_if_there_are_several() -> None:

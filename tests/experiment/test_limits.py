@@ -9,7 +9,7 @@ import pytest
 from dray.config.load import load_config
 from dray.experiment.limits import Limits
 from dray.records.spending import Usage
-from searchers import Exited, RandomSearch, Reported, Search, Started
+from searchers import Exited, Method, RandomSearch, Repeats, Reported, Search, Started
 from searchers.objectives import of_names
 from searchers.space import parse
 
@@ -21,10 +21,11 @@ def limits(searcher: dict[str, Any] = SEARCHER, **fields: Any) -> Limits:
     return Limits(load_config({"entrypoint": "m:T", "hyperparameters": space, "searcher": searcher, **fields}))
 
 
-def searched(found: Limits, *trials: Any, **search: Any) -> None:
+def searched(found: Limits, *trials: Any, method: Method | None = None, **search: Any) -> None:
     """Let a search log these values of its trials, one after another, and their ends."""
     given: dict[str, Any] = {"seed": 1, "smaller_is_better": True, "log": found.record, **search}
-    running = Search(RandomSearch(max_trials=100), parse({"lr": {"type": "double", "minval": 0, "maxval": 1}}), **given)
+    space = parse({"lr": {"type": "double", "minval": 0, "maxval": 1}})
+    running = Search(method or RandomSearch(max_trials=100), space, **given)
     running.start()
     for number, (reported, reason) in enumerate(trials):
         running.on(Started(trial=number))
@@ -42,6 +43,16 @@ def test_patience_counts_trials_since_the_best_and_not_failures() -> None:
         found = limits(patience=2)
         searched(found, *several)
         assert (found.reason, found.remedy) == (reason, "--patience 4" if reason else "")
+
+
+def test_patience_does_not_count_repeats() -> None:
+    found = limits(patience=3)
+    trials = [([0.4], "completed"), *[([0.5], "completed")] * 5]
+    searched(found, *trials, method=Repeats(RandomSearch(max_trials=2), seeds=2, top=2))
+    assert found.reason == ""
+    found = limits(patience=3)
+    searched(found, *trials)
+    assert found.reason == "no better loss in 3 trials"
 
 
 def test_with_several_metrics_a_gain_is_one_of_the_first_objective_within_the_constraints() -> None:

@@ -114,7 +114,7 @@ def test_finalists_are_compared_by_the_seeds_that_all_have(tmp_path: Path) -> No
 
 def test_best_trial_stays_that_of_the_search_until_the_first_seed_is_complete(tmp_path: Path) -> None:
     reader = read(tmp_path, {(1, 1): 0.9, (2, 1): 0.8})
-    assert reader.overview().best_trial == 1
+    assert (reader.overview().best_trial, reader.overview().best) == (1, 0.1)
     assert (reader.overview().trials, reader.overview().total) == (14, 14)
     assert summary(reader.finalists()) == "2 of 9 repeats of trials 2, 1, 3 ended"
     reader = read(tmp_path / "more", {(1, 1): 0.9, (2, 1): 0.8, (3, 1): 1.0})

@@ -50,6 +50,14 @@ def test_a_rung_that_ranks_and_one_with_no_trials_beyond_it() -> None:
     )
 
 
+def test_repeats_are_not_compared_at_rungs() -> None:
+    records = journal(0.9)
+    again = {"action": "create", "trial": 600, "repeat": {"trial": 7, "seed": 1}}
+    more = [{"event": "exited", "trial": 599, "reason": "completed", "actions": [again]}]
+    more += [{"event": "reported", "trial": 600, "step": step, "value": 0.1} for step in (1, 3)]
+    assert rung_estimates(config(ASHA), [*records, *more]) == rung_estimates(config(ASHA), records)
+
+
 @pytest.mark.parametrize(("skips", "share"), [(True, 1.0), (False, 1 / 3)])
 def test_more_continue_from_a_useless_rung_only_if_it_may_be_skipped(skips: bool, share: float) -> None:
     first, _ = rung_estimates(config({**ASHA, "skip_uninformative_rungs": skips}), journal(0.0))

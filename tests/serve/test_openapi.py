@@ -15,6 +15,7 @@ from dray.serve.app import make_app
 from dray.serve.auth import LOOPBACK
 from dray.serve.control import API
 from dray.serve.site import openapi
+from tests.records.repeated import repeated
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Reply, Served
 from tests.serve.fake import FakeControl
@@ -127,6 +128,10 @@ def test_answers_about_trials_are_as_documented(served: Served) -> None:
         check(served.api("GET", f"/experiments/digits-1{what}"), "GET", path)
     for bad, path in (("/trials?limit=x", "/trials"), ("/curves?metric=x", "/curves"), ("/events?after=x", "/events")):
         check(served.api("GET", f"/experiments/digits-1{bad}"), "GET", one + path, 400)
+    repeated(served.results / "again-1", (0.5, 0.1, 0.2), {(1, 1): 0.1, (2, 1): 0.2, (1, 2): 0.4, (2, 2): 0.3})
+    check(served.api("GET", "/experiments/again-1"), "GET", one)
+    check(served.api("GET", "/experiments/again-1/comparison?a=1&b=2"), "GET", f"{one}/comparison")
+    check(served.api("GET", "/experiments/again-1/comparison?a=1&b=99"), "GET", f"{one}/comparison", 400)
     check(served.api("GET", "/experiments/digits-1/trials/99"), "GET", f"{one}/trials/{{trial}}", 404)
     variant = directory.variant("0" * 12)
     variant.mkdir(parents=True)

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from dray.records.repeats import summary
 from dray.records.result import Result
 from dray.serve import logs
+from tests.records.repeated import repeated
+from tests.records.test_repeats import VALUES, runs
 from tests.records.test_result import config, told
 from tests.report.simulated import simulated
 from tests.serve.conftest import Served
@@ -84,6 +87,23 @@ def test_trials_are_sorted_searched_and_paged(served: Served, digits: Path) -> N
     assert 0 < len(wanted) < TRIALS
     assert served.api("GET", "/experiments/digits-1/trials?sort=nonsense").status == 400
     assert served.api("GET", "/experiments/digits-1/trials?limit=501").status == 400
+
+
+def test_trials_that_were_trained_again_are_compared(served: Served) -> None:
+    result = Result(repeated(served.results / "again-1", VALUES, runs({1: 0.45, 2: 0.11, 3: 0.10}, noise=0.01)).path)
+    found = served.api("GET", "/experiments/again-1").json
+    assert (found["best_trial"], found["best_metric"]) == (3, pytest.approx(0.2))
+    assert found["repeats"] == [each.to_json() for each in result.reader.finalists()]
+    assert found["repeats_summary"] == summary(result.reader.finalists())
+    [row] = served.api("GET", "/experiments/again-1/trials?limit=1&offset=5").json["trials"]
+    assert (row["trial"], row["repeat_of"], row["repeat"]) == (5, 1, 1)
+    found = served.api("GET", "/experiments/again-1/comparison?a=3&b=1").json
+    assert found == result.compare(3, 1).to_json()
+    assert (found["better"], found["text"]) == (3, str(result.compare(3, 1)))
+    for query, problem in (("a=3&b=99", "there is no trial 99"), ("a=3&b=x", "b must be a whole number")):
+        reply = served.api("GET", f"/experiments/again-1/comparison?{query}")
+        assert reply.status == 400
+        assert problem in reply.json["error"]
 
 
 def test_curves_say_how_many_of_how_many(served: Served, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Replay a seed, or run a range of seeds.
 
-    python -m tests.simulation SEED [--no-faults] [--requests] [--pbt] [--auto] [--whole]
-    python -m tests.simulation FIRST END [--requests] [--pbt] [--auto] [--processes 2]
+    python -m tests.simulation SEED [--no-faults] [--requests] [--pbt] [--auto] [--repeats] [--whole]
+    python -m tests.simulation FIRST END [--requests] [--pbt] [--auto] [--repeats] [--processes 2]
 
 A failing seed is shrunk first. A range prints a line for each failing seed, and at the end the number of each event;
 ranges can be run one after another, and their numbers added.
@@ -82,9 +82,10 @@ def main() -> None:
     parser.add_argument("--pbt", action="store_true", help="the searches are population-based training")
     parser.add_argument("--auto", action="store_true", help="the searches are by auto, with its model")
     parser.add_argument("--budgets", action="store_true", help="experiments have budgets")
+    parser.add_argument("--repeats", action="store_true", help="the best trials are trained again")
     parser.add_argument("--whole", action="store_true", help="do not shrink the schedule")
     arguments = parser.parse_args()
-    options = {name: getattr(arguments, name) for name in ("requests", "pbt", "auto", "budgets")}
+    options = {name: getattr(arguments, name) for name in ("requests", "pbt", "auto", "budgets", "repeats")}
     options["faults"] = not arguments.no_faults
     if arguments.end is None:
         replay(arguments.seed, whole=arguments.whole, **options)

@@ -13,7 +13,7 @@ from typing import Any
 
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
-from dray.config.sections import Budget
+from dray.config.sections import Budget, Repeat
 from dray.desk.failure import Failure, FailureKind
 from dray.desk.messages import DeskReport
 from dray.training.plan import Plan, Policy, Schedule
@@ -53,6 +53,7 @@ class Setup:
         extensions: extensions of the experiment, each applied when it is opened again.
         priority, weight, max_slots: its share of the slots.
         budget: of the config. The user increases it when it is spent.
+        repeat: numbers of seeds and of trials that are trained again, or none.
     """
 
     searcher: tuple[tuple[str, Any], ...]
@@ -75,6 +76,7 @@ class Setup:
     max_slots: int | None
     batch_s: float
     budget: tuple[tuple[str, float], ...] = ()
+    repeat: tuple[int, int] | None = None
 
     @property
     def is_population(self) -> bool:
@@ -87,6 +89,8 @@ class Setup:
             yield replace(self, errors=self.errors[:number] + self.errors[number + 1 :])
         if self.budget:
             yield replace(self, budget=())
+        if self.repeat:
+            yield replace(self, repeat=None)
         if self.extensions:
             yield replace(self, extensions=self.extensions[1:])
         before = searcher.get("max_trials", self.points)
@@ -106,6 +110,9 @@ class Setup:
                 "max_restarts": self.max_restarts,
                 "stop_on_nan": self.stops_on_nan,
                 "budget": Budget(**in_config(dict(self.budget))) if self.budget else None,
+                "repeat": None
+                if self.repeat is None
+                else Repeat.model_validate({"seeds": self.repeat[0], "for": f"top {self.repeat[1]}"}),
             }
         )
 
@@ -249,6 +256,7 @@ class Facts:
         lost: checkpoints that a power failure has damaged.
         answers: the answer to each request, by its id.
         requested: requested trials, with their records.
+        repeats: the trial and the seed of each repeat.
         sources: the trial and the batches of the checkpoint from which a trial begins.
         codes: the code of requested trials with their own.
     """
@@ -265,6 +273,7 @@ class Facts:
         self.lost: list[str] = []
         self.answers: dict[str, str] = {}
         self.requested: dict[int, Mapping[str, Any]] = {}
+        self.repeats: dict[int, tuple[int, int]] = {}
         self.sources: dict[int, tuple[int, int]] = {}
         self.codes: dict[int, str] = {}
         self._resumed: set[int] = set()  # by an extension
@@ -290,12 +299,17 @@ class Facts:
         return sorted(self.created - self.ended.keys())
 
     @property
+    def own(self) -> set[int]:
+        """The trials that the search itself has created."""
+        return self.created - self.requested.keys() - self.repeats.keys()
+
+    @property
     def trials(self) -> dict[int, str]:
         """The hyperparameters, reports and end of each trial that the method has created, in this order, except those
         that were given up or canceled; NaN is equal to itself here."""
         return {
             number: repr((self.hparams.get(trial), sorted(self.reported[trial].items()), self.ended.get(trial)))
-            for number, trial in enumerate(sorted(self.created - self.requested.keys()))
+            for number, trial in enumerate(sorted(self.own))
             if trial not in self.given_up and self.ended.get(trial) != "canceled"
         }
 
@@ -324,6 +338,8 @@ class Facts:
         if event == "started":
             if trial in self.requested and not self.expected(trial).items() <= record["hparams"].items():
                 self._fail(f"trial {trial} starts with {record['hparams']}, in place of {self.expected(trial)}")
+            if (of := self.repeats.get(trial)) is not None and record["hparams"] != self.hparams[of[0]]:
+                self._fail(f"trial {trial}, a repeat of {of[0]}, starts with other hyperparameters")
             if self.hparams.setdefault(trial, record["hparams"]) != record["hparams"]:
                 self._fail(f"trial {trial} starts with other hyperparameters than before")
         elif event == "reported":
@@ -356,6 +372,8 @@ class Facts:
                 if action["trial"] in self.created:
                     self._fail(f"trial {action['trial']} is created twice")
                 self.created.add(action["trial"])
+                if repeat := action.get("repeat"):
+                    self.repeats[action["trial"]] = repeat["trial"], repeat["seed"]
                 if source := action.get("source"):
                     self.sources[action["trial"]] = source["trial"], source["batches"]
                 if code := action.get("code"):
@@ -436,7 +454,16 @@ class Facts:
         if lost := requests.sent.keys() - self.answers.keys() - waiting:
             self._fail(f"{sorted(lost)} have no answer")
         searcher = self._experiment.config.searcher
-        own = self.created - self.requested.keys()
+        if (repeat := self._experiment.setup.repeat) is not None:
+            of_trials = defaultdict[int, set[int]](set)
+            for of, seed in self.repeats.values():
+                of_trials[of].add(seed)
+            # After a request or an extension, other trials may be repeated in place of those that were begun.
+            is_changed = requests.sent or self._experiment.setup.extensions
+            for seeds in of_trials.values():
+                if seeds != set(range(1, (len(seeds) if is_changed else repeat[0]) + 1)):
+                    self._fail(f"trials are repeated with the seeds {dict(of_trials)}")
+        own = self.own
         if self._experiment.setup.is_population:
             completed = [each for each in own if self.ended[each] == "completed"]
             if len(completed) > searcher.population:

@@ -133,6 +133,13 @@ def with_budgets(schedule: Schedule) -> Schedule:
     return replace(schedule, setups=tuple(map(with_budget, schedule.setups)))
 
 
+def with_repeats(schedule: Schedule) -> Schedule:
+    """Let the experiments of a schedule train their best trials again."""
+    random = Random(f"repeats:{schedule.seed}")
+    setups = [replace(each, repeat=(random.randrange(1, 4), random.randrange(1, 5))) for each in schedule.setups]
+    return replace(schedule, setups=tuple(setups))
+
+
 def drawn(
     seed: int,
     *,
@@ -141,11 +148,13 @@ def drawn(
     pbt: bool = False,
     auto: bool = False,
     budgets: bool = False,
+    repeats: bool = False,
 ) -> Schedule:
-    """Draw the schedule of a seed; on demand with a person's requests, populations or `auto`, and budgets."""
+    """Draw the schedule of a seed; on demand with a person's requests, populations or `auto`, budgets, and repeats."""
     schedule = schedule_of(seed, faults=faults)
     schedule = with_auto(schedule) if auto else schedule
     schedule = with_population(schedule) if pbt else schedule
+    schedule = with_repeats(schedule) if repeats else schedule
     schedule = with_requests(schedule) if requests else schedule
     return with_budgets(schedule) if budgets else schedule
 

@@ -47,6 +47,11 @@ def test_searches_keep_their_budgets_in_schedules_of_faults() -> None:
     assert not failures(range(30), requests=True, budgets=True)
 
 
+def test_searches_train_their_best_trials_again_in_schedules_of_faults() -> None:
+    assert not failures(range(20), repeats=True)
+    assert not failures(range(20), repeats=True, requests=True, budgets=True)
+
+
 def test_faults_that_were_found_stay_mended() -> None:
     assert not failures(FOUND)
 
@@ -78,6 +83,12 @@ def test_searches_by_auto_survive_a_hundred_schedules_of_faults_and_requests() -
 @pytest.mark.slow
 def test_searches_keep_their_budgets_in_four_hundred_schedules_of_faults() -> None:
     assert not failures(range(40, 440), requests=True, budgets=True)
+
+
+@pytest.mark.slow
+def test_searches_train_their_best_trials_again_in_a_hundred_schedules_of_faults() -> None:
+    assert not failures(range(20, 70), repeats=True, requests=True, budgets=True)
+    assert not failures(range(70, 120), repeats=True, requests=True, auto=True)
 
 
 @pytest.mark.slow
