@@ -24,11 +24,11 @@ from dray.config.searcher import (
     SingleSearcher,
 )
 from dray.config.sections import Budget
-from dray.errors import Fault
+from dray.errors import ConfigError, Fault
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
 from searchers.auto import Auto
-from searchers.errors import FieldError
+from searchers.errors import FieldError, MethodError
 from searchers.method import MAX_TRIALS, Method
 from searchers.objectives import Objectives
 from searchers.pbt import PBT, Explorer
@@ -60,7 +60,10 @@ def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Meth
     if repeat is None:
         return method
     most = 1 if isinstance(config.searcher, SingleSearcher) else getattr(config.searcher, "max_concurrent_trials", 0)
-    return Repeats(method, seeds=repeat.seeds, top=repeat.top, max_concurrent_trials=most)
+    try:
+        return Repeats(method, seeds=repeat.seeds, top=repeat.top, max_concurrent_trials=most)
+    except MethodError as error:  # the method is the user's own
+        raise ConfigError(error.faults) from None
 
 
 def _method(config: ExperimentConfig, custom: Custom) -> Method:

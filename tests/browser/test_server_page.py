@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from dray.records.result import Result
 from dray.serve.app import listening
 from searchers.events import Exited, Requested, Started
 from tests.experiment.test_requests import answering
+from tests.records.repeated import repeated
+from tests.records.test_repeats import VALUES, runs
 from tests.records.test_result import Story, config, told
 from tests.report.simulated import simulated
 from tests.serve.conftest import PORT, TOKEN
@@ -327,6 +330,24 @@ def test_a_hidden_tab_asks_nothing(site: Site) -> None:
     finally:
         command("Page.removeScriptToEvaluateOnNewDocument", script)
         site.browser.refresh()
+
+
+def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> None:
+    directory = repeated(site.results / "again", VALUES, runs({1: 0.45, 2: 0.11, 3: 0.10}, noise=0.01))
+    try:
+        site.open("#/e/again")
+        rows = "table[aria-label='Trained again with other seeds'] tbody tr"
+        site.until(lambda: site.all(rows), "the finalists")
+        assert [text[0] for text in site.texts(rows)] == ["3", "2", "1"]
+        assert "0.350 (0.275 .. 0.425)" in site.texts(rows)[2]
+        assert "Trial 3 is the best of 3 over 3 seeds, but not distinguishable from trial 2." in site.texts("section p")
+        widths = "return [...document.querySelectorAll('.interval i')].map(it => it.getBoundingClientRect().width)"
+        third, second, first = site.js(widths)  # noise adds to the luck of the seeds, by a different amount each
+        assert all(0 < width <= 160 for width in (first, second, third))
+        site.open("#/e/again/t/5")
+        site.until(lambda: "Repeat of trial 1, seed 1." in site.texts("p"), "what it repeats")
+    finally:
+        shutil.rmtree(directory.path)
 
 
 def test_the_page_fits_its_screens_light_and_dark_and_leaves_the_machine_alone(site: Site) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from dray.config.custom import Custom
 from dray.config.load import load_config
 from dray.config.search import build_method
+from dray.errors import ConfigError
 from dray.experiment.preview import preview_search
 from searchers import Repeats, Single
 from tests.config.configs import ASHA_CONFIG, changed, faults
@@ -69,6 +71,18 @@ def test_fault_is_named(change: dict[str, Any], path: str, what: str) -> None:
     found = faults(changed(**change))
     assert list(found) == [path]
     assert what in found[path]
+
+
+def test_own_method_must_create_trials_on_request() -> None:
+    class Own:
+        rungs = ()
+        start = on = progress = extend = Single.start
+
+    searcher = {"name": "custom", "metric": "validation_loss", "max_length": {"epochs": 4}}
+    config = load_config(changed(searcher=searcher, repeat=REPEAT))
+    with pytest.raises(ConfigError, match=r"repeat: needs a method that can create trials on request; Own has no"):
+        build_method(config, Custom(method=Own()))  # type: ignore[arg-type]
+    assert isinstance(build_method(config, Custom(method=Single())), Repeats)
 
 
 def test_preview_says_what_repeats_cost(capsys: pytest.CaptureFixture[str]) -> None:
