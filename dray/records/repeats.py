@@ -52,6 +52,7 @@ class Finalist:
             "seeds": len(self.values),
             "of": len(self.trials),
             "failed": self.failed,
+            "compared": self.is_compared,
             "mean": None if mean is None else mean.mean,
             "low": None if mean is None else mean.low,
             "high": None if mean is None else mean.high,

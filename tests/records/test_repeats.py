@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from dray.errors import ExperimentError
 from dray.records.listing import StoredExperiment
 from dray.records.reader import ExperimentReader
-from dray.records.repeats import summary
+from dray.records.repeats import compared, summary
 from dray.records.result import Result
+from dray.records.trial_record import TrialRecord
+from searchers.objectives import Metric, Objectives
 from tests.records.repeated import Outcome, repeated
 
 VALUES = (0.5, 0.1, 0.2, 0.3, 0.4)
@@ -187,3 +190,26 @@ def test_what_can_not_be_compared_is_an_error(tmp_path: Path) -> None:
             result.compare(*args)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="takes two trials' numbers, or another Result"):
         result.compare(1)
+
+
+@pytest.mark.parametrize("means", [(0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 9.0, 9.0), (0.0, 0.3, 9.0, 9.0)])
+def test_best_is_wrongly_distinguished_from_all_others_in_one_of_twenty_searches_at_most(
+    means: tuple[float, ...],
+) -> None:
+    """Also where chance chooses between two that are equally good, the worst case."""
+    rng, wrong, lost, searches = Random(1), 0, 0, 1000
+    objectives = Objectives((Metric(name="error"),))
+    for _ in range(searches):
+        luck = {seed: rng.gauss(0, 2) for seed in (1, 2, 3)}
+        repeats: dict[int, dict[int, TrialRecord]] = {}
+        for trial, mean in enumerate(means):
+            for seed, shift in luck.items():
+                record = repeats.setdefault(trial, {})[seed] = TrialRecord(10 * trial + seed, objectives)
+                record.validated("error", 1, None, mean + shift + rng.gauss(0, 1), 0.0)
+                record.exit("completed", 0.0)
+        best, *rest = compared(repeats, 1)
+        near = [each.trial for each in rest if each.difference is None or not each.difference.excludes_zero]
+        wrong += not near and any(means[each.trial] <= means[best.trial] for each in rest)
+        lost += best.trial != 0 and 0 not in near and means[best.trial] > means[0]
+    assert wrong / searches <= 0.05 + 4 * (0.05 * 0.95 / searches) ** 0.5
+    assert lost / searches <= 0.05

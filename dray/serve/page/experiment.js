@@ -42,7 +42,7 @@ export function showExperiment(place, name) {
     const failed = it.states ? (it.states.ERRORED ?? 0) + (it.states.OUT_OF_MEMORY ?? 0) : it.failed;
     const facts = [
       [it.best_metric === null ? "–" : number(it.best_metric), `best ${it.metric ?? ""}`, it.best_trial === null || it.best_trial === undefined ? null : address(name, it.best_trial),
-        it.best_trial === null || it.best_trial === undefined ? "" : `trial ${it.best_trial}`],
+        it.best_trial === null || it.best_trial === undefined ? "" : `trial ${it.best_trial}${it.repeats?.[0]?.compared ? ", mean over seeds" : ""}`],
       [`${count(it.ended)} / ${count(it.total)}`, "trials ended", null, counted(it.states)],
       // It is told by the journal's last event.
       [duration(it.ran_s + (it.state === "RUNNING" && it.last ? Math.max(0, Date.now() / 1000 - it.last) : 0)), "time", null, it.began ? `since ${clock(it.began)}` : ""],
