@@ -13,7 +13,7 @@ from dray.cli import server, show
 from dray.cli.reader import ReadExperiment, journal, last_values
 from dray.records.hparams import flatten
 from dray.records.overview import Overview
-from dray.records.repeats import interval_text, summary
+from dray.records.repeats import interval_text
 from dray.serve.client import Server
 from dray.serve.control import ACTIVE
 from dray.text import counted, duration, shown, some
@@ -96,7 +96,7 @@ def as_json(read: ReadExperiment) -> dict[str, Any]:
         "best_of_longest": _best(read, reader.best_of_longest()),
         "front": _front(read),
         "repeats": [each.to_json() for each in reader.finalists()],
-        "repeats_summary": summary(reader.finalists()),
+        "repeats_summary": reader.repeats_summary(),
         "diverged": reader.nan_since(),
         "restarts": sum(failure["again"] for failure in failures),
         "failures": failures,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dray.records.metrics import read_trials
 from dray.records.reader import ExperimentReader
-from dray.records.repeats import summary, table
+from dray.records.repeats import table
 from dray.text import counted, shown
 
 SHOWN_TRIALS = 10
@@ -49,9 +49,10 @@ def best_trials(reader: ExperimentReader, *, width: int) -> list[str]:
     lines = [heading, *_aligned([list(cells), *map(list, zip(*cells.values(), strict=True))])]
     if left_out:
         lines.append(f"(not shown: {', '.join(left_out)})")
-    finalists = reader.finalists()
-    if finalists:
-        lines = [f"trained again: {summary(finalists)}", *_aligned(table(finalists, reader.metric)), "", *lines]
+    if again := reader.repeats_summary():
+        finalists = reader.finalists()
+        of_finalists = _aligned(table(finalists, reader.metric)) if finalists else []
+        lines = [f"trained again: {again}", *of_finalists, "", *lines]
     return lines
 
 

@@ -22,7 +22,7 @@ from dray.records.growing import GrowingJournal, GrowingMetrics
 from dray.records.hparams import in_order
 from dray.records.metrics import SYSTEM
 from dray.records.overview import ExperimentState, Overview, compared_by
-from dray.records.repeats import Finalist, compared
+from dray.records.repeats import Finalist, compared, summary
 from dray.records.spending import Spending, totals_of
 from dray.records.trial_record import TrialRecord
 from dray.storage import Location
@@ -404,6 +404,12 @@ class ExperimentReader:
         """The trials that were trained again with other seeds, best first; those not compared yet follow."""
         self.ranked()
         return self._ranked[3]
+
+    def repeats_summary(self) -> str:
+        """Whether the best finalist can be distinguished from the others, in words; "" if nothing is repeated."""
+        if self._repeat is not None and not self.finalists():
+            return "no trial yet, since repeats begin when all trials have ended"
+        return summary(self.finalists())
 
     def mean_of_repeats(self, trial: int) -> Interval | None:
         """The mean of a trial's repeats; None if they have not been compared."""

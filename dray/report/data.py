@@ -13,7 +13,7 @@ import pandas as pd
 
 from dray.records.metrics import read_metrics, read_system
 from dray.records.reader import ExperimentReader
-from dray.records.repeats import summary, table
+from dray.records.repeats import table
 from dray.records.result import table_of
 from dray.records.timeline import read_timeline
 from dray.report.importance import Importance, importance
@@ -86,7 +86,7 @@ class ReportData:
             self.eligible = self.trials.loc[[each.id for each in reader.eligible()]]
             finalists = reader.finalists()
             self.repeats = table(finalists, self.metric) if finalists else []
-            self.repeats_summary = summary(finalists)
+            self.repeats_summary = reader.repeats_summary()
             best = reader.best()
             self.best = None if best is None else best.id
             self.best_hparams = {} if best is None else best.hparams

@@ -188,10 +188,11 @@ class _Page:
 {f"<h3>The {len(top)} best</h3>{ten}" if len(top) > 1 else ""}</section>"""
 
     def _repeats(self) -> str:
-        if not (found := self.report.repeats):
+        if not (told := self.report.repeats_summary):
             return ""
-        told = f"Trained again with other seeds: {self.report.repeats_summary}. Intervals are 95% confidence intervals."
-        return f"<p>{escape(told)}</p>{html.table(found[0], found[1:])}"
+        found, told = self.report.repeats, f"Trained again with other seeds: {told}."
+        told += " Intervals are 95% confidence intervals." if found else ""
+        return f"<p>{escape(told)}</p>{html.table(found[0], found[1:]) if found else ''}"
 
     def _learning(self) -> str:
         report = self.report

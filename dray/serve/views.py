@@ -21,7 +21,7 @@ from dray.records.logs import failure_fields
 from dray.records.metrics import read_trials
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
-from dray.records.repeats import compare, summary
+from dray.records.repeats import compare
 from dray.report.ui import boards
 from dray.serve import figures, logs, trials
 from dray.serve.answers import BadInput, number, plain
@@ -278,7 +278,7 @@ def about_fields(reader: ExperimentReader) -> dict[str, Any]:
         "objectives": [] if searcher.objectives is None else [each.name for each in searcher.objectives.objectives],
         "front": reader.front(),
         "repeats": plain([each.to_json() for each in reader.finalists()]),
-        "repeats_summary": summary(reader.finalists()),
+        "repeats_summary": reader.repeats_summary(),
         "searcher": searcher.name,
         "max_length": searcher.length,
         "unit": searcher.unit,

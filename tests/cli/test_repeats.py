@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dray.records.directory import ExperimentDirectory
 from dray.report import write_report
 from tests.cli.said import Said
 from tests.records.repeated import repeated
@@ -32,6 +33,15 @@ def test_describe_shows_the_finalists(again: Path, dray: Dray) -> None:
     assert found["repeats_summary"] == WHAT
     assert [row["trial"] for row in found["repeats"]] == [3, 2, 1]
     assert [row["distinguishable"] for row in found["repeats"]] == [None, False, True]
+
+
+def test_describe_says_that_nothing_was_repeated_yet(again: Path, dray: Dray) -> None:
+    directory = ExperimentDirectory.open(again)
+    directory.journal.write_text("".join(directory.journal.read_text().splitlines(keepends=True)[:8]))
+    shown = dray("e", "describe", "again").out
+    assert "trained again: no trial yet, since repeats begin when all trials have ended" in shown
+    found = dray("e", "describe", "again", "--json").value
+    assert (found["repeats"], found["best"]["repeated"], found["num_repeats"]) == ([], None, 9)
 
 
 def test_list_says_what_a_trial_repeats(again: Path, dray: Dray) -> None:

@@ -192,12 +192,12 @@ def test_what_can_not_be_compared_is_an_error(tmp_path: Path) -> None:
         result.compare(1)
 
 
-@pytest.mark.parametrize("means", [(0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 9.0, 9.0), (0.0, 0.3, 9.0, 9.0)])
+@pytest.mark.parametrize("means", [(0.0, 0.0, 9.0, 9.0), (0.0, 0.3, 9.0, 9.0)])
 def test_best_is_wrongly_distinguished_from_all_others_in_one_of_twenty_searches_at_most(
     means: tuple[float, ...],
 ) -> None:
     """Also where chance chooses between two that are equally good, the worst case."""
-    rng, wrong, lost, searches = Random(1), 0, 0, 1000
+    rng, wrong, lost, searches = Random(1), 0, 0, 500
     objectives = Objectives((Metric(name="error"),))
     for _ in range(searches):
         luck = {seed: rng.gauss(0, 2) for seed in (1, 2, 3)}

@@ -48,8 +48,8 @@ def test_searches_keep_their_budgets_in_schedules_of_faults() -> None:
 
 
 def test_searches_train_their_best_trials_again_in_schedules_of_faults() -> None:
-    assert not failures(range(20), repeats=True)
-    assert not failures(range(20), repeats=True, requests=True, budgets=True)
+    assert not failures(range(8), repeats=True)
+    assert not failures(range(8), repeats=True, requests=True, budgets=True)
 
 
 def test_faults_that_were_found_stay_mended() -> None:
@@ -87,8 +87,8 @@ def test_searches_keep_their_budgets_in_four_hundred_schedules_of_faults() -> No
 
 @pytest.mark.slow
 def test_searches_train_their_best_trials_again_in_a_hundred_schedules_of_faults() -> None:
-    assert not failures(range(20, 70), repeats=True, requests=True, budgets=True)
-    assert not failures(range(70, 120), repeats=True, requests=True, auto=True)
+    assert not failures(range(8, 58), repeats=True, requests=True, budgets=True)
+    assert not failures(range(58, 108), repeats=True, requests=True, auto=True)
 
 
 @pytest.mark.slow
