@@ -346,6 +346,11 @@ def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> 
         assert all(0 < width <= 160 for width in (first, second, third))
         site.open("#/e/again/t/5")
         site.until(lambda: "Repeat of trial 1, seed 1." in site.texts("p"), "what it repeats")
+        site.open("#/compare?t=1:again&t=3:again&t=0:again")
+        site.until(lambda: len(site.all("section li")) == 2, "differences")
+        one, other = site.texts("section li")
+        assert one == "Trial 3 is better than trial 1 by 0.350 (0.275 .. 0.425), 3 seeds."
+        assert other.startswith("Trial 0 is ahead of trial 1 by")
     finally:
         shutil.rmtree(directory.path)
 

@@ -38,11 +38,11 @@ export function showCompare(place, query) {
   document.title = "Compare · dray";
   const all = query.getAll("t").map(each => /^(\d+):(.+)$/.exec(each)).filter(Boolean).map(([, trial, name]) => [name, Number(trial)]);
   const asked = all.slice(0, MOST);
-  const told = h("p", { className: "quiet", role: "status" }), table = h("table", { className: "compare", "aria-label": "Trials compared" });
+  const told = h("p", { className: "quiet", role: "status" }), differences = h("ul"), table = h("table", { className: "compare", "aria-label": "Trials compared" });
   const metric = h("select", { "aria-label": "Metric", onchange: () => drawMetric() }), plot = h("div", { className: "plot tall" });
   place.append(h("nav", { className: "crumbs", "aria-label": "Where this is" }, h("a", { href: "#/" }, "Experiments"), " / compare"),
     h("h1", {}, "Compare"), told, h("section", {}, h("h2", {}, "Metrics"), h("p", { className: "controls" }, h("label", {}, "metric ", metric)), plot),
-    h("section", {}, h("h2", {}, "Trials"), h("p", { className: "quiet" }, "What differs is marked."), h("div", { className: "wide" }, table)));
+    h("section", {}, h("h2", {}, "Trials"), differences, h("p", { className: "quiet" }, "What differs is marked."), h("div", { className: "wide" }, table)));
   if (!asked.length) {
     put(told, "Pick trials in the tables of experiments, with their boxes or with x.");
     plot.hidden = true;
@@ -50,6 +50,7 @@ export function showCompare(place, query) {
   }
   put(told, all.length > MOST ? `The first ${MOST} of ${plural(all.length, "trial")}.` : "");
   let found = [];
+  const several = new Set(asked.map(([name]) => name)).size > 1;
 
   new Poll(async signal => {
     found = await Promise.all(asked.map(async ([name, trial], place) => {
@@ -60,6 +61,10 @@ export function showCompare(place, query) {
     offerMetrics();
     fill();
     drawMetric();
+    if (several) return;
+    const [first, ...others] = found, path = `${experiment(first.name)}/comparison?a=${first.trial}`;
+    const texts = await Promise.all(others.map(each => get(`${path}&b=${each.trial}`, signal).then(it => it.text, () => null)));  // it may not have validated
+    differences.replaceChildren(...texts.filter(Boolean).map(text => h("li", {}, `${text[0].toUpperCase()}${text.slice(1)}.`)));
   }, EVERY_MS);
 
   function offerMetrics() {
@@ -79,7 +84,6 @@ export function showCompare(place, query) {
     if (series.length) draw(plot, metricFigure(metric.value, series));
   }
 
-  const several = new Set(asked.map(([name]) => name)).size > 1;
   const label = ({ name, trial }) => several ? `${name} ${trial}` : `trial ${trial}`;
 
   function fill() {
