@@ -70,14 +70,18 @@ def compared(repeats: Mapping[int, Mapping[int, TrialRecord]], sign: int) -> lis
     """The finalists, best first, by the mean over the seeds that all of them have completed.
 
     A finalist with a failed repeat comes after the others, since the mean of the rest would be too good. One whose
-    repeats were all stopped is not waited for.
+    repeats were all stopped is not waited for, nor is one that became a finalist after others had been repeated.
 
     Args:
         repeats: the repeats of each trial, by seed.
         sign: 1 if smaller values are better, else -1.
     """
     found = [_finalist(trial, mine) for trial, mine in repeats.items()]
-    contenders = {each.trial for each in found if not each.failed and (each.values or each.is_live)}
+    complete = [max(each.trials.values()) for each in found if each.values and not each.is_live]
+    newcomers = {
+        each.trial for each in found if each.is_live and min(each.trials.values()) > min(complete, default=math.inf)
+    }
+    contenders = {each.trial for each in found if not each.failed and (each.values or each.is_live)} - newcomers
     of_each = [set(each.values) for each in found if each.trial in contenders]
     seeds = set.intersection(*of_each) if of_each else set()
     is_open = not seeds and any(each.is_live for each in found)

@@ -132,6 +132,23 @@ def test_finalist_whose_repeats_were_stopped_is_not_waited_for(tmp_path: Path) -
     assert read(tmp_path, again).overview().best_trial == 2  # type: ignore[arg-type]
 
 
+def test_later_finalist_is_not_waited_for(tmp_path: Path) -> None:
+    """An extension, or a request, has made trial 9 a finalist; its first seed alone says little."""
+
+    def record(number: int, value: float | None) -> TrialRecord:
+        made = TrialRecord(number, Objectives((Metric(name="error"),)))
+        if value is not None:
+            made.validated("error", 1, None, value, 0.0)
+            made.exit("completed", 0.0)
+        return made
+
+    earlier = {1: {1: record(5, 0.5), 2: record(7, 0.1)}, 2: {1: record(6, 0.3), 2: record(8, 0.5)}}
+    for last, order, places in ((None, [1, 2, 9], [True, True, False]), (0.4, [9, 1, 2], [True, True, True])):
+        found = compared({**earlier, 9: {1: record(10, 0.1), 2: record(11, last)}}, 1)
+        assert [each.trial for each in found] == order
+        assert [each.is_compared for each in found] == places
+
+
 def test_result_names_the_best_and_its_estimate(tmp_path: Path) -> None:
     directory = repeated(tmp_path / "experiment", VALUES, runs({1: 0.45, 2: 0.40, 3: 0.35}))
     best = Result(directory.path).best_trial
