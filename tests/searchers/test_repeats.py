@@ -199,6 +199,20 @@ def test_repeat_has_its_trials_hyperparameters_and_a_seed_that_all_repeats_share
     assert search.params(0) != search.params(1)
 
 
+def test_repeat_of_a_trial_with_other_code_has_that_code() -> None:
+    search = new_search(Repeats(RandomSearch(max_trials=1), seeds=1, top=2))
+    search.start()
+    search.request(Requested(code="3f9c"))
+    for trial in (0, 1):
+        search.on(Started(trial=trial))
+        report(search, trial, 4, 0.1 * trial)
+    actions = [*leave(search, 0), *leave(search, 1)]
+    assert of(actions) == [(0, 1), (1, 1)]
+    assert [search.code_of(trial) for trial in search.trials] == [None, "3f9c", None, "3f9c"]
+    search.on(Started(trial=3))
+    assert search.params(3) == search.params(1)
+
+
 def test_trials_are_drawn_as_without_repeats_after_an_extension() -> None:
     def points(method: Method, extended: bool) -> list[Any]:
         search = new_search(method)

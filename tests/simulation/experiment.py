@@ -374,6 +374,8 @@ class Facts:
                 self.created.add(action["trial"])
                 if repeat := action.get("repeat"):
                     self.repeats[action["trial"]] = repeat["trial"], repeat["seed"]
+                    if repeat["trial"] in self.codes:
+                        self.codes[action["trial"]] = self.codes[repeat["trial"]]
                 if source := action.get("source"):
                     self.sources[action["trial"]] = source["trial"], source["batches"]
                 if code := action.get("code"):
