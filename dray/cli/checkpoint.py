@@ -178,6 +178,8 @@ def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[
             return
         with read_experiment(experiment) as read:
             number = read.trial(trial)
+            if trial == "best":
+                number = read.reader.best_run(number).id
             store = read.stored.directory.store(number)
             if batches is None:
                 path = read.checkpoint(number)

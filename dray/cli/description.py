@@ -170,12 +170,13 @@ def _result(reader: ExperimentReader, best: Mapping[str, Any]) -> str:
 def _best(read: ReadExperiment, trial: TrialRecord | None) -> dict[str, Any] | None:
     if trial is None:
         return None
+    run = read.reader.best_run(trial.id)
     return {
         "trial": trial.id,
-        "metric": trial.best_metric,
-        "batches": trial.best_batches,
+        "metric": run.best_metric,
+        "batches": run.best_batches,
         "hparams": trial.drawn,
-        "checkpoint": read.checkpoint(trial.id),
+        "checkpoint": read.checkpoint(run.id),
         "repeated": None if (mean := read.reader.mean_of_repeats(trial.id)) is None else asdict(mean),
     }
 

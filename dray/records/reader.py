@@ -22,7 +22,7 @@ from dray.records.growing import GrowingJournal, GrowingMetrics
 from dray.records.hparams import in_order
 from dray.records.metrics import SYSTEM
 from dray.records.overview import ExperimentState, Overview, compared_by
-from dray.records.repeats import Finalist, compared, summary
+from dray.records.repeats import Finalist, best_run, compared, summary
 from dray.records.spending import Spending, totals_of
 from dray.records.trial_record import TrialRecord
 from dray.storage import Location
@@ -404,6 +404,10 @@ class ExperimentReader:
         """The trials that were trained again with other seeds, best first; those not compared yet follow."""
         self.ranked()
         return self._ranked[3]
+
+    def best_run(self, trial: int) -> TrialRecord:
+        """The run of a trial whose checkpoint is the best: the trial, or one of its repeats."""
+        return best_run(self.trials[trial], self.finalists(), self.trials)
 
     def repeats_summary(self) -> str:
         """Whether the best finalist can be distinguished from the others, in words; "" if nothing is repeated."""

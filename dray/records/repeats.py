@@ -103,6 +103,12 @@ def compared(repeats: Mapping[int, Mapping[int, TrialRecord]], sign: int) -> lis
     ]
 
 
+def best_run(trial: TrialRecord, finalists: Sequence[Finalist], trials: Mapping[int, TrialRecord]) -> TrialRecord:
+    """The best run of a trial: itself, which the search may have stopped early, or a repeat that has completed."""
+    again = [trials[each.trials[seed]] for each in finalists if each.trial == trial.id for seed in each.values]
+    return min([trial, *again], key=lambda run: (math.inf,) if run.rank is None else (*run.rank, run.id))
+
+
 def _difference(one: Finalist, other: Finalist) -> Interval | None:
     return difference(one.values, other.values) if one.values and other.values else None
 

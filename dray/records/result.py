@@ -50,7 +50,8 @@ class BestTrial:
         batches: batches trained at that validation.
         checkpoint: the checkpoint of that validation, or the trial's latest if ``checkpoint_policy`` kept none there.
         repeated: the mean of its repeats and its 95% confidence interval (``mean``, ``low``, ``high``, ``runs``); None
-            without repeats. ``metric`` is then the value that it was selected for, which is likely too good.
+            without repeats. ``metric``, ``batches`` and ``checkpoint`` are then those of its best run, which may be a
+            repeat.
     """
 
     trial_id: int
@@ -194,13 +195,14 @@ class Result:
             why = self.reader.no_best_reason()
             none = f"no trial of {self.path} has validated yet, so there is no best trial"
             raise ExperimentError(f"{self.path}: {why}" if why else none)
-        assert trial.best_batches is not None
-        assert trial.best_metric is not None
-        store = self._directory.store(trial.id)
-        checkpoint = store.find(trial.best_batches) or store.latest()
+        run = self.reader.best_run(trial.id)
+        assert run.best_batches is not None
+        assert run.best_metric is not None
+        store = self._directory.store(run.id)
+        checkpoint = store.find(run.best_batches) or store.latest()
         if checkpoint is None:
             raise ExperimentError(
-                f"trial {trial.id} of {self.path} is the best, but it has no checkpoint; checkpoint_policy sets which "
+                f"trial {run.id} of {self.path} is the best, but it has no checkpoint; checkpoint_policy sets which "
                 "are saved, and checkpoint_storage.save_trial_best how many are kept"
             )
         from ray.train import Checkpoint
@@ -209,9 +211,9 @@ class Result:
         return BestTrial(
             trial_id=trial.id,
             hparams=dict(trial.drawn or {}),
-            metric=trial.best_metric,
-            metrics=trial.best_metrics,
-            batches=trial.best_batches,
+            metric=run.best_metric,
+            metrics=run.best_metrics,
+            batches=run.best_batches,
             checkpoint=Checkpoint(path, filesystem),
             repeated=self.reader.mean_of_repeats(trial.id),
         )
