@@ -10,7 +10,6 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dray.cluster.view import RayNode
-from dray.private import is_loopback
 
 
 def known_nodes() -> list[RayNode]:
@@ -22,21 +21,6 @@ def known_nodes() -> list[RayNode]:
 
 def nodes() -> list[RayNode]:
     return [node for node in known_nodes() if node.is_alive]
-
-
-def use_interface_of(address: str) -> None:
-    """Have gloo in this process, and in its children, use the network interface that has this node's address.
-
-    GLOO_SOCKET_IFNAME, if set, decides instead. By default gloo uses the address that the machine's name resolves to.
-    That is often 127.0.1.1, which no other node reaches. If this node's address is a loopback address, the opposite is
-    true: other machines may reach the address of the machine's name.
-    """
-    import psutil
-
-    is_it = is_loopback if is_loopback(address) else address.__eq__
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(is_it(each.address) for each in addresses):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def on_node(what: Any, node: str, **options: Any) -> Any:

@@ -29,17 +29,18 @@ START_S = 120.0
 KILL_S = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
 
+Start: TypeAlias = Callable[..., "subprocess.Popen[str]"]
 Importer: TypeAlias = Callable[[ClassName, Path], str]
 """Imports a class from a directory on trial. Returns what is wrong; "" if nothing is."""
 
 
-def import_in_new_process(entrypoint: ClassName, directory: Path) -> str:
-    """An `Importer` that starts Python anew, which takes seconds."""
+def import_in_new_process(entrypoint: ClassName, directory: Path, start: Start = subprocess.Popen) -> str:
+    """An `Importer` that starts Python anew, which takes seconds. `start`: as `subprocess.Popen`."""
     request = json.dumps([entrypoint.module, entrypoint.name, str(directory), IMPORT_S])
     command = [sys.executable, "-c", f"from {__name__} import main; main()", request]
     here = str(Path(__file__).parents[2])
     path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.Popen(
+    done = start(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
+from dray.config.isolation import Isolation
 from dray.config.resources import MeshSizes, Resources, SlotRange
 from dray.config.schema import ExperimentConfig
 from dray.config.searcher import BY_METHOD, AnySearcher, MetricChoice, SamplerChoice
@@ -47,6 +48,7 @@ SECTIONS: dict[str, type[Section]] = {
         Budget,
         Repeat,
         Environment,
+        Isolation,
         AnyStorage,
         Loggers,
         MLflow,

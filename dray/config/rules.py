@@ -69,6 +69,7 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
         yield from _batch_size(given)
         yield from _slot_range(given)
     yield from _mesh(given)
+    yield from _sandbox(given)
     if (
         given.get("budget.usd") is not None
         and not given.get("prices")
@@ -259,6 +260,27 @@ def _mesh(given: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault(
             "resources.mesh", f"{told} must divide {_SLOTS}, which is {asked}; set that to a multiple of {product}"
         )
+
+
+def _sandbox(given: Mapping[str, Any]) -> Iterator[Fault]:
+    """In a sandbox, one process trains, and nothing that the experiment brings runs outside."""
+    if given.get("isolation.name", "none") != "sandbox":
+        if given.get("isolation.read"):
+            yield Fault("isolation.read", "has no effect without name: sandbox; add that, or remove it")
+        return
+    if (asked := given.get(_SLOTS, 1)) != 1:
+        got = "a range" if isinstance(asked, SlotRange) else f"{asked:g}"
+        yield Fault("isolation", f"sandbox needs {_SLOTS}: 1, got {got}; change one of them")
+    for field, name in (
+        ("searcher.name", given.get("searcher.name")),
+        ("searcher.sampler.name", given.get("searcher.sampler", SamplerChoice()).name),
+    ):
+        if is_class(name):
+            what = f"can't be {name} with isolation: sandbox, because it would run outside of the sandbox"
+            yield Fault(field, f"{what}; choose one of dray's own")
+    if given.get("notify.command") is not None:
+        what = "can't be given with isolation: sandbox, because it would run outside of the sandbox; use notify.url"
+        yield Fault("notify.command", what)
 
 
 def _batch_sizes(spec: object) -> list[object]:

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from dray.config.entrypoint import Entrypoint, as_written, parse_entrypoint
+from dray.config.isolation import Isolation, IsolationField
 from dray.config.length import Period
 from dray.config.log_policies import LogPolicy, policies, policies_schema
 from dray.config.resources import Resources, SlotRange, even_sizes
@@ -183,6 +184,11 @@ class ExperimentConfig(Section):
         default_factory=Environment,
         description="the environment of trials",
         examples=[{"environment_variables": ["OMP_NUM_THREADS=4"]}],
+    )
+    isolation: IsolationField = Field(
+        default_factory=Isolation,
+        description="what keeps a trial's code away from the rest of its machine",
+        examples=["sandbox"],
     )
     scheduling_unit: int = Field(
         default=100,

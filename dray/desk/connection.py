@@ -1,4 +1,6 @@
-"""Calls between the processes of a run, over TCP. An actor call costs 0.4 ms of CPU time, one here 0.06.
+"""Calls between the processes of a run, over TCP, or a Unix socket within a machine.
+
+An actor call costs 0.4 ms of CPU time, one here 0.06.
 
 A message is a call, ``(number, method, *args)``; its answer, ``(number, value)`` or ``(number, None, error)`` with the
 error as text; or a value that the listener pushes, ``(None, value)``. Answers come in any order; a call may wait for
@@ -24,7 +26,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -53,14 +55,23 @@ class ConnectionLost(DeskUnreachable):
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """The address at which a process listens, and the key that its clients must know."""
+    """The address at which a process listens, and the key that its clients must know.
+
+    Attributes:
+        host: a machine's name; or the path of a Unix socket, which begins with a slash.
+        port: 0 for a Unix socket.
+    """
 
     host: str
     port: int
     key: bytes = field(repr=False)
 
+    @property
+    def is_unix(self) -> bool:
+        return self.host.startswith("/")
+
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return self.host if self.is_unix else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +147,14 @@ async def listen(
         take: called with each call, once, and in order within a session. `Malformed`, as for an unknown method, ends
             the session; any other exception fails the call.
         host: this machine's name for other machines. Connections to all addresses of the machine are accepted, unless
-            this is a loopback address.
+            this is a loopback address. Or the path of a Unix socket, which is created.
         lost: called when the client of a session has ended, or has not come back.
     """
     listener = Listener(take, lost, limits)
+    listener.endpoint = Endpoint(host=host, port=0, key=listener.key)
+    if listener.endpoint.is_unix:
+        listener.server = await asyncio.start_unix_server(listener.serve, host)
+        return listener
     encryption = tls(server=True)
     listener.server = await asyncio.start_server(
         listener.serve,
@@ -150,7 +165,7 @@ async def listen(
         ssl=encryption,
         ssl_handshake_timeout=limits.handshake_s if encryption is not None else None,
     )
-    listener.endpoint = Endpoint(host=host, port=listener.server.sockets[0].getsockname()[1], key=listener.key)
+    listener.endpoint = replace(listener.endpoint, port=listener.server.sockets[0].getsockname()[1])
     return listener
 
 
@@ -419,7 +434,11 @@ class Connection:
 
     async def _connect(self, attempt: int) -> tuple[Channel, bytes]:
         """A new connection and its first frame."""
-        streams = await asyncio.open_connection(self._endpoint.host, self._endpoint.port, ssl=self._encryption)
+        host = self._endpoint.host
+        if self._endpoint.is_unix:
+            streams = await asyncio.open_unix_connection(host)
+        else:
+            streams = await asyncio.open_connection(host, self._endpoint.port, ssl=self._encryption)
         channel = _opened(*streams, self._endpoint.key, "client")
         try:
             await channel.prove()

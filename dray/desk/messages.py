@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,11 @@ class DeskReport:
     metrics: Sequence[float | None] = ()  # with several metrics, all of them in the search's order; None: missing
     final: bool = False  # the trial has completed
     warning: str = ""  # a warning for the user, or ""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether its rows are metrics, and its step is a length."""
+        return all(map(is_row, self.rows)) and 0 <= (self.step or 0) < math.inf
 
 
 @wire

@@ -8,7 +8,6 @@ process dies, another one continues from the journal.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from dray.config.searcher import COUNTED
 from dray.desk import messages
 from dray.desk.effects import Reply, Say
-from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Message, ReportReceived, TrialLeft, is_row
+from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Message, ReportReceived, TrialLeft
 from dray.desk.wire import Malformed
 from dray.display.counts import Counts
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
@@ -214,7 +213,7 @@ class ExperimentDriver:
             self._emit(Reply(call, "fenced"))
             return
         trial, rows = state.trial, report.rows
-        if not (all(map(is_row, rows)) and 0 <= (report.step or 0) < math.inf):
+        if not report.is_valid:
             raise Malformed(f"a report of trial {trial} with other rows than metrics, or at step {report.step}")
         self.has_trained = True
         self.counts.reports += 1

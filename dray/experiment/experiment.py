@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from dray.code.archive import pack
 from dray.code.factory import place_of
-from dray.code.load import check_entrypoint, check_entrypoint_file
 from dray.code.patch import read_patch
 from dray.config.custom import Custom
 from dray.config.faults import missing_field
@@ -32,6 +31,7 @@ from dray.experiment.interrupts import Interrupts
 from dray.experiment.notify import notify
 from dray.experiment.open_search import OpenSearch, open_search
 from dray.experiment.request_files import RequestFiles
+from dray.experiment.sandboxed import check_code, check_sandbox
 from dray.hosts.signals import print_no_traceback
 from dray.observers import loggers
 from dray.observers.observer import Observers
@@ -140,11 +140,13 @@ class Experiment:
             where = checked.checkpoint_storage.location
             # A failed creation must leave nothing behind, neither in a store nor in an existing directory.
             self._leaves_import &= (where is None or where.is_local) and not self.path.exists()
-            (check_entrypoint_file if self._leaves_import else check_entrypoint)(checked.entrypoint, code)
+            self._leaves_import &= not checked.isolation.is_sandbox  # this process must not import it at all
+            check_code(checked, code, imports=not self._leaves_import)
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
         self._custom.check(checked.searcher)
         build_sampler(checked, self._custom)
         self._server = server or os.environ.get("DRAY_SERVER")
+        check_sandbox(checked, code, here=not self._server)
         self._trial = trial if checked.entrypoint is None else None
         self._config = checked
         self._code = code
@@ -218,8 +220,9 @@ class Experiment:
         wanted |= {"budget": budget, "until": until, "patience": patience, "prices": prices}
         self._extension = {field: value for field, value in wanted.items() if value is not None}
         self.path = directory.path
+        check_sandbox(self._config, code)
         if self._config.entrypoint is not None:
-            check_entrypoint(self._config.entrypoint, directory.code)
+            check_code(self._config, directory.code)
         elif trial is None:
             what = "the experiment's class is from a script or a notebook; pass it again: resume(path, trial=MyTrial)"
             raise EntrypointError([("trial", what)])
@@ -356,7 +359,7 @@ class Experiment:
     def _import_class(self, directory: ExperimentDirectory) -> None:
         """Import the class as `Experiment` does; if that fails, delete the experiment's directory."""
         try:
-            check_entrypoint(self._config.entrypoint, self._code or Path())
+            check_code(self._config, self._code or Path())
         except EntrypointError:
             shutil.rmtree(directory.path, ignore_errors=True)
             unlink_from_results(directory.path)

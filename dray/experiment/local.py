@@ -20,6 +20,7 @@ from dray.config.schema import ExperimentConfig
 from dray.config.search import build_search
 from dray.environment import device, variables_set
 from dray.experiment.checkpoint_source import with_source
+from dray.experiment.sandboxed import reject_sandbox
 from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
 from dray.pytorch.trainer import train_class
@@ -147,6 +148,7 @@ def run_local(
             Errors of the trial itself are not caught, so that a debugger sees them.
     """
     check_secrets(config)
+    reject_sandbox(config, "a run in this process (--local)")
     for_cpus = config.resources.slot == "cpu"
     gpu = not for_cpus and torch.cuda.is_available()
     # As on a cluster, for code that chooses a device itself. It has no effect if this process has used CUDA already.

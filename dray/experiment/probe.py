@@ -34,6 +34,7 @@ from dray.environment import device
 from dray.errors import ConfigError, EntrypointError, ExperimentError
 from dray.experiment import probe_rank
 from dray.experiment.interrupts import Interrupts
+from dray.experiment.sandboxed import reject_sandbox
 from dray.records.secrets import check_secrets
 from dray.training.batch_size import BatchSize, BatchSizes, search_batch_size
 from dray.training.parallel.mesh import mesh_shape
@@ -56,6 +57,7 @@ def probe(
         raise ValueError(f"batches must be >= 1, got {batches}")
     checked = load_config(config)
     check_secrets(checked)
+    reject_sandbox(checked, "the measuring of batch sizes")
     code = Path(model_dir or (Path(config).parent if isinstance(config, (str, os.PathLike)) else "."))
     entrypoint = checked.entrypoint
     check_entrypoint(entrypoint, code)

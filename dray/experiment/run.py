@@ -26,6 +26,7 @@ from dray.cluster.watch import Watch
 from dray.desk import messages
 from dray.desk.connection import Call, Session
 from dray.desk.effects import After, Say
+from dray.desk.failure import LOG_TAIL
 from dray.desk.loop import EventLoop
 from dray.desk.messages import Message, TrialLeft
 from dray.desk.wire import checked
@@ -415,8 +416,9 @@ class Run:
 
     @staticmethod
     def _is_death(left: TrialLeft) -> bool:
-        """Whether the trial could not report its failure itself."""
-        return bool(left.dead) or (left.failure is not None and left.failure.kind == "died")
+        """Whether the trial could not report its failure itself, and its worker has not done so."""
+        is_death = left.failure is not None and left.failure.kind == "died" and LOG_TAIL not in left.error
+        return bool(left.dead) or is_death
 
     def _with_logs(self, left: TrialLeft) -> TrialLeft:
         """A failure with the end of the log of a dead process, and the reason why the log policies forbid a restart."""

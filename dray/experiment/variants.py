@@ -25,6 +25,7 @@ from dray.code.startup_hook import HOOK
 from dray.code.trial_import import Importer, import_in_new_process
 from dray.config.entrypoint import ClassName
 from dray.errors import ConfigError
+from dray.experiment.sandboxed import import_in_sandbox
 from dray.records.directory import CODE_ID_LENGTH, DIFF, ExperimentDirectory
 from dray.records.secrets import hide_in, with_secrets
 from dray.storage.disk import force_to_disk
@@ -179,7 +180,8 @@ def _check(config: ExperimentConfig, tree: Path, changed: Iterable[str], importe
         fault = ""
         # Programs train when they are run, and with a startup hook only the workers can import the model.
         if isinstance(config.entrypoint, ClassName) and not (tree / HOOK).is_file():
-            fault = importer(config.entrypoint, tree.resolve())
+            imports = import_in_sandbox if config.isolation.is_sandbox else importer
+            fault = imports(config.entrypoint, tree.resolve())
     except ConfigError as error:
         fault = "; ".join(what for _, what in error.faults)
     if fault:

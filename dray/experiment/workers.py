@@ -103,7 +103,8 @@ def prepare_workers(
         ),
         kind=GroupKind(
             slots=slots,
-            environment=settings.environment,
+            # A worker that starts sandboxes must not itself be changed by the experiment.
+            environment={} if settings.is_sandboxed else settings.environment,
             deterministic=settings.deterministic,
             collective_timeout_s=settings.collective_timeout_s,
             reuse_workers=settings.reuse_workers,

@@ -7,18 +7,17 @@ their groups would end with them.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from dray.cluster.checks.node import kills_of_kernel
 from dray.cluster.nodes import on_node
 from dray.desk.failure import LOST_NODE, LOW_MEMORY
 from dray.groups.effects import GroupPlaced, ProcessesEnded
@@ -194,24 +193,16 @@ def why_it_died(error: Exception) -> str:
 
 def oom_kills() -> tuple[str, int]:
     """The name of this node, and the number of its kernel's OOM kills, in this container or on the machine."""
-    return os.uname().nodename, _kills()
+    return os.uname().nodename, kills_of_kernel()
 
 
 def oom_kills_of(node: str, runtime_env: Mapping[str, Any]) -> int | None:
     """The number of OOM kills on a node, given by Ray's id; None if it does not answer."""
     if node == ray.get_runtime_context().get_node_id():
-        return _kills()  # needs no other process
+        return kills_of_kernel()  # needs no other process
     task = on_node(oom_kills, node, runtime_env=dict(runtime_env) or None)
     try:
         _, kills = ray.get(task.remote(), timeout=ANSWER_TIMEOUT_S)
         return int(kills)
     except ray.exceptions.RayError:
         return None
-
-
-def _kills() -> int:
-    for place in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
-        with contextlib.suppress(OSError, StopIteration, ValueError):
-            lines = (line.split() for line in Path(place).read_text().splitlines())
-            return next(int(value) for name, value in lines if name == "oom_kill")
-    return 0

@@ -190,6 +190,9 @@ class CheckpointStore:
     def delete(self, batches: int) -> None:
         """Remove a checkpoint if it exists, its manifest first, so that a half-deleted one is invalid."""
         path = Path(self.id_of(batches))
+        if path.is_symlink():  # the trial has made it, and nothing beyond it is ours
+            path.unlink()
+            return
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
 

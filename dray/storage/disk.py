@@ -35,7 +35,8 @@ def force_to_disk(directory: Path) -> None:
     for folder, _, names in os.walk(root, onerror=_raise):
         folders.append(folder)
         paths = [os.path.join(folder, name) for name in names]
-        files += [path for path in paths if not os.path.islink(path)]
+        # Opening a pipe would wait for a writer.
+        files += [path for path in paths if os.path.isfile(path) and not os.path.islink(path)]
     # All writes are started before waiting for the first, which halves the time.
     for paths, work in ((files, begin_writing), (files, os.fsync), (folders, _fsync_folder)):
         for path in paths:

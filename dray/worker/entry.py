@@ -110,7 +110,7 @@ def _serve_leases(worker: WorkerSpec, ranks: Ranks) -> None:
             what = f"node {name_of_this_node()} can't import what workers run: {type(error).__name__}: {error}"
             unfit_node = ImportError(f"{what}; install the driver's packages there")
             return give_up(desk, worker.owner, worker.group, unfit_node)
-        serve(worker, ranks, desk)
+        serve(worker, ranks, own_place(), desk)
 
 
 class NoTrainRun:

@@ -51,6 +51,8 @@ class SharedSettings:
         validation_period, checkpoint_period: the longest allowed interval, or None.
         is_single: whether the searcher is `single`: no trials are compared, so the metric may be missing.
         environment: environment variables of trials; None unsets a variable.
+        is_sandboxed: whether each trial runs in a sandbox; see `dray.worker.sandbox`.
+        readable: other files and directories that a trial in a sandbox may read.
     """
 
     config: Mapping[str, Any]
@@ -67,6 +69,8 @@ class SharedSettings:
     hang_timeout_s: float | None = None
     collective_timeout_s: float = 600
     reuse_workers: bool = True
+    is_sandboxed: bool = False
+    readable: Sequence[str] = ()
     source_checkpoint: str | None = None
     time_metric: str | None = None
     time_rungs: Sequence[float] = ()
@@ -105,6 +109,8 @@ class SharedSettings:
             hang_timeout_s=config.hang_timeout_s or None,
             collective_timeout_s=config.collective_timeout_s,
             reuse_workers=config.resources.reuse_workers,
+            is_sandboxed=config.isolation.is_sandbox,
+            readable=config.isolation.read,
         )
 
     def config_for_code(self) -> dict[str, Any]:

@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-import ray
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from dray.cluster.nodes import use_interface_of
 from dray.training.parallel import ddp
 from dray.training.parallel.device import CPU, GpuConflict, backend_for, check_gpus, gpu_of
-from dray.training.parallel.transport import StoreTransport, serve_store
-from dray.worker.ranks import Ranks
+from dray.training.parallel.transport import StoreTransport, serve_store, use_interface_of
+from dray.worker.ranks import Place, Ranks
 
 log = logging.getLogger(__name__)
 
@@ -29,20 +27,19 @@ TIMEOUT_S = 1800
 
 
 @contextlib.contextmanager
-def joined(ranks: Ranks, meet: Callable[[tuple[str, int] | None], tuple[str, int]]) -> Iterator[None]:
+def joined(ranks: Ranks, place: Place, meet: Callable[[tuple[str, int] | None], tuple[str, int]]) -> Iterator[None]:
     """Join a process group with the other ranks of this worker group: see `backend_for`.
 
     Sets torchrun's environment variables, for libraries and programs that read them. `meet` returns rank 0's address
     (host and port); rank 0 calls it with its address, the others with None.
     """
     rank, size = ranks.world_rank, ranks.world_size
-    device = gpu_of_worker(ranks.local_rank) if ray.get_gpu_ids() else CPU
+    device = gpu_of_worker(ranks.local_rank, place) if place.gpus else CPU
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.set_device(device)
-    host = ray.util.get_node_ip_address()
-    use_interface_of(host)
-    store = serve_store(host, timedelta(seconds=TIMEOUT_S)) if rank == 0 else None
+    use_interface_of(place.ip)
+    store = serve_store(place.ip, timedelta(seconds=TIMEOUT_S)) if rank == 0 else None
     address = (store.host, store.port) if store is not None else None
     if size > 1:
         address = meet(address)
@@ -68,11 +65,11 @@ def joined(ranks: Ranks, meet: Callable[[tuple[str, int] | None], tuple[str, int
             ddp.end_group(device)
 
 
-def gpu_of_worker(local_rank: int) -> torch.device:
+def gpu_of_worker(local_rank: int, place: Place) -> torch.device:
     """The GPU that Ray gave to this worker. Raises `GpuConflict` if torch sees no GPU."""
     if not torch.cuda.is_available():
         raise GpuConflict(
-            f"Ray gave a worker on {ray.util.get_node_ip_address()} GPU {', '.join(map(str, ray.get_gpu_ids()))}, but "
+            f"Ray gave a worker on {place.ip} GPU {', '.join(place.gpus)}, but "
             f"torch {torch.__version__} sees none there; install a torch that is built for its driver, start Ray's "
             "node with as many --num-gpus as it has, or set resources.slot: cpu"
         )

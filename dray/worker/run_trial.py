@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-import ray
-
 from dray import core, pytorch
 from dray.desk.connection import Connection
 from dray.desk.failure import LOG_TAIL, Failure, failure_of, may_be_gpus_fault, users_line, with_users_line
@@ -36,6 +34,7 @@ from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.isolation.handlers import redirect_handlers
 from dray.worker.lease import DriverLost, LeaseLost, TrialLease
 from dray.worker.log.trial_log import TrialLog, log_to_stderr, redirect_output, reset_logging
+from dray.worker.ranks import Place
 from dray.worker.spec import ExperimentSpec
 
 log = logging.getLogger(__name__)
@@ -56,6 +55,7 @@ def run_trial(
     desk: Connection,
     experiment: ExperimentSpec,
     distributed: core.DistributedContext,
+    place: Place,
 ) -> Departure:
     """Run one lease. Exceptions of the trial become part of the departure.
 
@@ -64,35 +64,56 @@ def run_trial(
         code: the directory of the user's code, if there is one.
         driver, desk: the connections to the trial's driver, and to the desk that lends the worker group.
         distributed: the group's ranks.
+        place: where this process runs.
     """
+    with redirect_output(log_path(lease, distributed.rank), experiment.settings.secrets) as log:
+        return run_logged(program, code, lease, driver, desk, experiment, distributed, place, log)
+
+
+def run_logged(
+    program: Program,
+    code: Path | None,
+    lease: TrialLease,
+    driver: Connection,
+    desk: Connection,
+    experiment: ExperimentSpec,
+    distributed: core.DistributedContext,
+    place: Place,
+    log: TrialLog,
+) -> Departure:
+    """`run_trial` in a process whose output goes to a trial's log already."""
     kind = RayProgramHost if isinstance(program, Script) else RayHost
     host = kind(driver=driver, desk=desk, lease=lease, settings=experiment.settings, code_dir=code)
-    with redirect_output(log_path(lease, distributed.rank), experiment.settings.secrets) as log:
-        # torch dumps its record here when a collective times out; it appends the rank.
-        os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(log.path.with_name(RECORD))
-        failed: list[tuple[BaseException, Departure]] = []
+    # torch dumps its record here when a collective times out; it appends the rank.
+    os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(log.path.with_name(RECORD))
+    failed: list[tuple[BaseException, Departure]] = []
 
-        def fail(error: BaseException) -> None:
-            """Print the error and tell the desk at once: this process may end before the other ranks answer."""
-            departure = _departure(error, host, code, log)
-            failed.append((error, departure))
-            # A program may handle the error, unless its GPU has failed.
-            if not isinstance(program, Script) or (departure.failure and departure.failure.kind == "device"):
-                desk.tell("leave", lease.number, distributed.rank, departure.masked(experiment.settings.secrets))
+    def fail(error: BaseException) -> None:
+        """Print the error and tell the desk at once: this process may end before the other ranks answer."""
+        departure = _departure(error, host, code, log, place)
+        failed.append((error, departure))
+        # A program may handle the error, unless its GPU has failed.
+        if not isinstance(program, Script) or (departure.failure and departure.failure.kind == "device"):
+            desk.tell("leave", lease.number, distributed.rank, departure.masked(experiment.settings.secrets))
 
-        try:
-            watched = _exit_if_hung(host, desk, distributed.rank, log)
-            with watched, use_host(host, distributed), redirect_handlers(), on_failure(fail):
-                return _run(program, code, host, experiment.log_format, distributed)
-        except BaseException as error:  # including SystemExit: sys.exit() in a class would end the process
-            departures = [departure for known, departure in failed if known is error]
-            return departures[0] if departures else _departure(error, host, code, log)
-        finally:
-            host.close()
+    try:
+        watched = _exit_if_hung(host, desk, distributed.rank, log)
+        with watched, use_host(host, distributed), redirect_handlers(), on_failure(fail):
+            return _run(program, code, host, experiment.log_format, distributed, place)
+    except BaseException as error:  # including SystemExit: sys.exit() in a class would end the process
+        departures = [departure for known, departure in failed if known is error]
+        return departures[0] if departures else _departure(error, host, code, log, place)
+    finally:
+        host.close()
 
 
 def _run(
-    program: Program, code: Path | None, host: RayHost, log_format: str, distributed: core.DistributedContext
+    program: Program,
+    code: Path | None,
+    host: RayHost,
+    log_format: str,
+    distributed: core.DistributedContext,
+    place: Place,
 ) -> Departure:
     """Resume the trial, run its code, and agree with the other ranks on its end."""
     is_chief = distributed.rank == 0
@@ -100,7 +121,7 @@ def _run(
     host.latest_checkpoint, ended = distributed.broadcast((host.latest_checkpoint, ended))
     if ended is not None:
         return Departure(outcome=ended, error=host.reports.why_diverged)
-    with _cluster_info(host, distributed):
+    with _cluster_info(host, distributed, place):
         if isinstance(program, Script):
             assert isinstance(host, RayProgramHost)
             if departure := _run_program(program, code, host, distributed):
@@ -170,7 +191,7 @@ def _errors_allowed_once_asked_to_stop(host: RayProgramHost) -> Iterator[None]:
         print(what, traceback.format_exc(), sep="\n", file=sys.stderr)
 
 
-def _departure(error: BaseException, host: RayHost, code: Path | None, log: TrialLog) -> Departure:
+def _departure(error: BaseException, host: RayHost, code: Path | None, log: TrialLog, place: Place) -> Departure:
     """Print the error of a trial, and return its departure."""
     match error:
         case TrialEnded():
@@ -197,7 +218,7 @@ def _departure(error: BaseException, host: RayHost, code: Path | None, log: Tria
             print(text, end="", file=sys.stderr)
     failure = failure_of(error, host.batches)
     if may_be_gpus_fault(error):
-        failure = replace(failure, node=ray.get_runtime_context().get_node_id())
+        failure = replace(failure, node=place.node)
     return Departure(outcome="errored", error=text, failure=failure)
 
 
@@ -213,7 +234,8 @@ def _exit_if_hung(host: RayHost, desk: Connection, rank: int, log: TrialLog) -> 
         failure = Failure(kind="hung", batches=host.batches)
         error = f"{what}; the stacks of all threads are in {log.path}"
         desk.leave(host.lease.number, rank, Departure(outcome="errored", error=error, failure=failure)).result()
-        dump_collectives(log.path, rank)
+        with contextlib.suppress(OSError):  # in a sandbox, the directory can't be written to
+            dump_collectives(log.path, rank)
 
     timeout_s = host.settings.hang_timeout_s
     # The chief may wait for an object store, and the others wait for the chief without knowing why.
@@ -222,10 +244,10 @@ def _exit_if_hung(host: RayHost, desk: Connection, rank: int, log: TrialLog) -> 
 
 
 @contextlib.contextmanager
-def _cluster_info(host: RayHost, distributed: core.DistributedContext) -> Iterator[None]:
+def _cluster_info(host: RayHost, distributed: core.DistributedContext, place: Place) -> Iterator[None]:
     """Set the value of `dray.get_cluster_info()` for the trial's code."""
     lease, latest = host.lease, host.latest_checkpoint
-    slots = Counter(distributed.allgather(ray.util.get_node_ip_address()))
+    slots = Counter(distributed.allgather(place.ip))
     config = host.settings.config_for_code()
     info = core.ClusterInfo(
         trial=core.TrialInfo(

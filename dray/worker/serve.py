@@ -19,15 +19,13 @@ from pathlib import Path
 import ray
 
 from dray import core
-from dray.cluster.checks.node import UnfitNode
-from dray.code.startup_hook import StartupHookFailed, run_startup_hook_once
+from dray.cluster.checks.node import Trouble, UnfitNode, name_of_this_node
+from dray.cluster.sandbox import why_impossible
+from dray.code.startup_hook import run_startup_hook_once
 from dray.desk.connection import Connection, DeskUnreachable
-from dray.desk.failure import Failure
 from dray.desk.messages import Departure
-from dray.errors import ConfigError
 from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogUploader
-from dray.text import one_line
 from dray.training.parallel import ddp
 from dray.training.parallel.device import GpuConflict
 from dray.training.rng import deterministic
@@ -36,21 +34,23 @@ from dray.worker.gpu_share import limit_gpu_memory, wait_for_gpu_memory
 from dray.worker.isolation.snapshot import ProcessSnapshot, Settings, settings_now
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import gpu_of_worker, joined
-from dray.worker.ranks import Ranks
+from dray.worker.ranks import Place, Ranks
 from dray.worker.run_trial import Program, log_path, lost_driver, run_trial
+from dray.worker.sandbox import run_in_sandbox
 from dray.worker.spec import ExperimentSpec, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An experiment whose code is loaded: its program, and the code's directory, if it has one."""
+    """An experiment whose code is loaded: its program, and the code's directory, if it has one. The program is None if
+    only sandboxes load it."""
 
     spec: ExperimentSpec
-    program: Program
+    program: Program | None
     code: Path | None
 
 
-def serve(worker: WorkerSpec, ranks: Ranks, desk: Connection) -> None:
+def serve(worker: WorkerSpec, ranks: Ranks, place: Place, desk: Connection) -> None:
     """Join the group's ranks, load the trial's code, and serve leases until the desk has no more."""
     os.chdir(_working_directory(worker))
     experiment = worker.experiment
@@ -67,17 +67,17 @@ def serve(worker: WorkerSpec, ranks: Ranks, desk: Connection) -> None:
     except Exception as error:
         return give_up(error)
     try:
-        if ray.get_gpu_ids():
-            wait_for_gpu_memory(gpu_of_worker(ranks.local_rank), worker.shared_by)
-        with deterministic(worker.deterministic), joined(ranks, meet):
+        if place.gpus:
+            wait_for_gpu_memory(gpu_of_worker(ranks.local_rank, place), worker.shared_by)
+        with deterministic(worker.deterministic), joined(ranks, place, meet):
             # Before the user's code is loaded, because that may change the environment.
             distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])
             before_code = settings_now()
             try:
-                loaded = None if experiment is None else Loaded(experiment, experiment.load_trial(), code)
+                loaded = None if experiment is None else _loaded(experiment, code)
             except Exception as error:
                 return give_up(error)
-            serve_joined(worker, desk, loaded, distributed, before_code)
+            serve_joined(worker, desk, loaded, distributed, place, before_code)
     except GpuConflict as error:
         give_up(error)
 
@@ -96,14 +96,21 @@ def _working_directory(worker: WorkerSpec) -> Path:
 def _place(experiment: ExperimentSpec) -> Path | None:
     """Unpack the experiment's code on this node, and run its startup hook, once per node."""
     code = experiment.load_trial.place()
-    if code is not None:
+    if code is not None and not experiment.settings.is_sandboxed:
         run_startup_hook_once(code, experiment.run)
     return code
 
 
 def _load(experiment: ExperimentSpec) -> Loaded:
-    code = _place(experiment)
-    return Loaded(experiment, experiment.load_trial(), code)
+    return _loaded(experiment, _place(experiment))
+
+
+def _loaded(experiment: ExperimentSpec, code: Path | None) -> Loaded:
+    if not experiment.settings.is_sandboxed:
+        return Loaded(experiment, experiment.load_trial(), code)
+    if why := why_impossible():
+        raise UnfitNode(name_of_this_node(), Trouble("sandbox", why))
+    return Loaded(experiment, None, code)
 
 
 def serve_joined(
@@ -111,6 +118,7 @@ def serve_joined(
     desk: Connection,
     loaded: Loaded | None,
     distributed: core.DistributedContext,
+    place: Place,
     before_code: Settings | None = None,
 ) -> None:
     """Serve leases until the desk has no more, on a rank that has joined its process group.
@@ -151,29 +159,27 @@ def serve_joined(
                     loaded = None
                     loaded = snapshot.load(functools.partial(_load, spec))
             except Exception as error:
-                departure = Departure(outcome="interrupted")
                 if isinstance(error, DeskUnreachable):
                     departure = lost_driver(error)
-                elif lease.code is not None and not isinstance(error, UnfitNode | StartupHookFailed):
-                    # The other trials have other code.
-                    faults = error.faults if isinstance(error, ConfigError) else [("entrypoint", repr(error))]
-                    why = "; ".join(f"{field}: {what}" for field, what in faults)
-                    failure = Failure(kind="error", where=one_line(why), batches=0)
-                    departure = Departure(outcome="errored", error=f"its code can't be loaded: {why}", failure=failure)
                 else:
-                    unfit.give_up(desk, client, worker.group, error)
+                    departure = unfit.unloaded(desk, worker.group, lease, error)
                 desk.tell("leave", number, rank, departure)
                 continue
             spec, settings = loaded.spec, loaded.spec.settings
+            if loaded.program is None:
+                departure = run_in_sandbox(worker.group, loaded.code, lease, driver, desk, spec, place)
+                desk.tell("leave", number, rank, departure.masked(settings.secrets))
+                continue
             if distributed.size > 1:  # for each lease, because a program may have changed it
                 ddp.set_timeout(timedelta(seconds=settings.collective_timeout_s))
                 ddp.number_groups(number << 20)
             log = log_path(lease, rank)
             if isinstance(lease.store, RemoteStore) and not _is_shared_with_driver(lease):
                 uploader.begin(log, lease.store.root)
-            if worker.shared_by > 1 and ray.get_gpu_ids():
+            if worker.shared_by > 1 and place.gpus:
                 limit_gpu_memory(worker.shared_by)
-            run = functools.partial(run_trial, loaded.program, loaded.code, lease, driver, desk, spec, distributed)
+            given = loaded.program, loaded.code, lease, driver, desk, spec, distributed, place
+            run = functools.partial(run_trial, *given)
             departure, leaks = snapshot.run(run, lambda departure: departure.outcome == "errored")
             uploader.end(log)
             stale = "; ".join([*_reasons_to_replace(departure, settings), *leaks])

@@ -5,14 +5,29 @@ from __future__ import annotations
 from dray.cluster.checks.node import UnfitNode
 from dray.code.startup_hook import HOOK, StartupHookFailed
 from dray.desk.connection import Connection
-from dray.desk.messages import Unfit
+from dray.desk.failure import Failure
+from dray.desk.messages import Departure, Unfit
 from dray.errors import ConfigError
+from dray.text import one_line
+from dray.worker.lease import TrialLease
 
 
 def give_up(desk: Connection, client: str, group: str, error: Exception) -> None:
     """Report an error that any process in this one's place would have too, and wait until the client's run ends.
     `client`: the owner of the group, or the client whose code can't be loaded."""
     desk.broken(client, group, unfit_by(error)).result()
+
+
+def unloaded(desk: Connection, group: str, lease: TrialLease, error: Exception) -> Departure:
+    """Report that the code of a leased trial can't be loaded. If it is a variant's, this concerns no other trial;
+    otherwise it ends the run."""
+    if lease.code is None or isinstance(error, UnfitNode | StartupHookFailed):
+        give_up(desk, lease.client, group, error)
+        return Departure(outcome="interrupted")
+    faults = error.faults if isinstance(error, ConfigError) else [("entrypoint", repr(error))]
+    why = "; ".join(f"{field}: {what}" for field, what in faults)
+    failure = Failure(kind="error", where=one_line(why), batches=0)
+    return Departure(outcome="errored", error=f"its code can't be loaded: {why}", failure=failure)
 
 
 def unfit_by(error: Exception) -> Unfit:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayActorError
 
+from dray.cluster.checks import node
 from dray.desk.failure import LOW_MEMORY
-from dray.groups import group
 from dray.groups.group import oom_kills, why_it_died
 
 
@@ -43,5 +43,5 @@ def test_kills_of_the_container_count_else_those_of_the_machine(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(group, "Path", lambda place: tmp_path / Path(place).name)
+    monkeypatch.setattr(node, "Path", lambda place: tmp_path / Path(place).name)
     assert oom_kills()[1] == kills

@@ -113,11 +113,23 @@ def test_a_checkpoint_is_replaced_only_by_one_on_the_disk(tmp_path: Path, monkey
         assert (verify(path) / "state-dict.pth").read_text() == "after"
 
 
-def test_symbolic_links_are_not_followed(tmp_path: Path) -> None:
-    """Code may have some, also broken ones."""
+def test_symbolic_links_are_not_followed_nor_pipes_opened(tmp_path: Path) -> None:
+    """Code may have some links, also broken ones."""
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "folder").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
     force_to_disk(tmp_path)
+
+
+def test_a_link_in_place_of_a_checkpoint_is_deleted_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    """A trial can make one."""
+    mine, theirs = CheckpointStore(tmp_path / "mine"), CheckpointStore(tmp_path / "theirs")
+    checkpoint = save(theirs, 5)
+    save(mine, 4)
+    Path(mine.id_of(5)).symlink_to(checkpoint)
+    mine.delete(5)
+    assert theirs.latest() == str(checkpoint)
+    assert [batches for batches, _ in mine.listed()] == [4]
 
 
 def test_file_systems_without_fsync_of_directories_are_supported(

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 import torch
 import torch.distributed
 
@@ -26,6 +25,7 @@ from dray.training.parallel.device import GpuConflict, check_gpus, own_device
 from dray.training.progress import Progress
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.process_group import gpu_of_worker
+from dray.worker.ranks import Place
 from tests.core.test_distributed import nodes, on_ranks
 from tests.pytorch.fakes import FakeHost
 
@@ -120,14 +120,12 @@ def test_a_worker_of_ray_trains_on_the_gpu_of_its_local_rank(
     gpus: Gpus, uuids: list[str], local_rank: int, device: str
 ) -> None:
     gpus.uuids = uuids
-    assert gpu_of_worker(local_rank) == torch.device(device)
+    assert gpu_of_worker(local_rank, Place("a", "10.0.0.3", ("3",))) == torch.device(device)
 
 
-def test_a_gpu_of_rays_that_torch_does_not_see_is_an_error(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "get_gpu_ids", lambda: [3])
-    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.3")
+def test_a_gpu_of_rays_that_torch_does_not_see_is_an_error(gpus: Gpus) -> None:
     with pytest.raises(GpuConflict, match=r"a worker on 10\.0\.0\.3 GPU 3, but torch \S+ sees none there; install"):
-        gpu_of_worker(0)
+        gpu_of_worker(0, Place("a", "10.0.0.3", ("3",)))
 
 
 ON_CPUS = [{"resources": {"slot": "cpu"}}, {"resources": {"slots_per_trial": 0}}]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ from dray.config.load import load_config
 from dray.desk.messages import Departure, DeskReport
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.units import Batch
-from dray.worker import run_trial as run_trial_module
 from dray.worker.process_group import outliving_programs
+from dray.worker.ranks import Place
 from dray.worker.run_trial import run_trial
 from tests.bugs import CLASS, OF_A_CLASS, OF_A_PROGRAM, PROGRAM, check_error, model_dir
 from tests.model_code import imports_undone
@@ -72,10 +71,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_ray(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
-    node = SimpleNamespace(get_node_id=lambda: "node-7")
-    monkeypatch.setattr(run_trial_module, "ray", SimpleNamespace(util=util, get_runtime_context=lambda: node))
+def alone(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in ALONE.items():
         monkeypatch.setenv(name, value)
 
@@ -98,9 +94,8 @@ def left(
     desk = Desk(verdict, stops=stops)
     program = load_entrypoint(parse_entrypoint(entrypoint), model)
     ranks = peers or DistributedContext()
-    return run_trial(
-        program, model, lease, **links(desk), experiment=experiment_spec(settings), distributed=ranks
-    ), desk
+    given = {"experiment": experiment_spec(settings), "distributed": ranks, "place": Place("node-7", "127.0.0.1")}
+    return run_trial(program, model, lease, **links(desk), **given), desk
 
 
 @pytest.mark.parametrize("bug", OF_A_CLASS)

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -16,7 +16,10 @@ from dray.training.parallel.distributed import DistributedContext
 from dray.worker import gpu_share
 from dray.worker import serve as worker
 from dray.worker.gpu_share import CONTEXT_BYTES, limit_gpu_memory, wait_for_gpu_memory
+from dray.worker.ranks import Place
 from tests.workers import connected, worker_spec
+
+Serve: TypeAlias = Callable[[int, tuple[str, ...]], list[int]]
 
 GB = 1 << 30
 H100_CONTEXT = 534 << 20
@@ -109,7 +112,7 @@ class Desk:
 
 
 @pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, list[int]], list[int]]:
+def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Serve:
     """Serve two leases; returns the memory limit that each trial sees."""
     gpu = with_gpu(FakeGPU(), monkeypatch)
     found: list[int] = []
@@ -119,28 +122,24 @@ def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, li
         gpu.fraction = 1.0  # a trial can do that
         return Departure(outcome="completed")
 
-    def serve(shared_by: int, gpu_ids: list[int]) -> list[int]:
-        ray = SimpleNamespace(get_gpu_ids=lambda: gpu_ids)
-        monkeypatch.setattr(worker, "ray", ray)
+    def serve(shared_by: int, gpus: tuple[str, ...]) -> list[int]:
         settings = SimpleNamespace(reuse_workers=True, secrets=[])
         spec = worker_spec(None, settings, shared_by=shared_by)
         loaded = worker.Loaded(spec.experiment, type("Trial", (), {}), None)
-        worker.serve_joined(spec, connected(Desk(tmp_path)), loaded, DistributedContext())
+        worker.serve_joined(spec, connected(Desk(tmp_path)), loaded, DistributedContext(), Place("a", "1", gpus))
         return found
 
     monkeypatch.setattr(worker, "run_trial", trial)
     return serve
 
 
-def test_every_trial_of_a_process_starts_with_the_limit(limits: Callable[[int, list[int]], list[int]]) -> None:
-    assert limits(4, [0]) == [20 * GB - CONTEXT_BYTES] * 2
+def test_every_trial_of_a_process_starts_with_the_limit(limits: Serve) -> None:
+    assert limits(4, ("0",)) == [20 * GB - CONTEXT_BYTES] * 2
 
 
-@pytest.mark.parametrize(("shared_by", "gpu_ids"), [(1, [0]), (4, [])])
-def test_without_a_shared_gpu_there_is_no_limit(
-    shared_by: int, gpu_ids: list[int], limits: Callable[[int, list[int]], list[int]]
-) -> None:
-    assert limits(shared_by, gpu_ids) == [80 * GB] * 2
+@pytest.mark.parametrize(("shared_by", "gpus"), [(1, ("0",)), (4, ())])
+def test_without_a_shared_gpu_there_is_no_limit(shared_by: int, gpus: tuple[str, ...], limits: Serve) -> None:
+    assert limits(shared_by, gpus) == [80 * GB] * 2
 
 
 # ---------------------------------------------------------------------------------------------------------- on a GPU

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
@@ -31,6 +30,8 @@ from dray.worker.ranks import Place, Ranks, assign
 from tests.core.test_distributed import HANGS_S, nodes
 from tests.pytorch.fakes import FakeHost
 from tests.queued import stand_for_nccl
+
+HERE = Place("a", "127.0.0.1", ("0",))
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -54,7 +55,7 @@ def test_ranks_with_gpus_connect_when_they_join(size: int, monkeypatch: pytest.M
         return address.result(HANGS_S)
 
     def join(ranks: Ranks) -> None:
-        with joined(ranks, meet):
+        with joined(ranks, HERE, meet):
             together.wait(HANGS_S)  # the store is rank 0's
             with pytest.raises(ConnectionRefusedError):  # it would not be, if it listened at all addresses
                 socket.create_connection(("127.0.0.2", int(os.environ["MASTER_PORT"])))
@@ -73,7 +74,7 @@ def test_gpu_workers_can_communicate_what_is_in_the_memory_of_the_cpu(
     workers_have_gpus(monkeypatch, 1)
     stand_for_nccl(monkeypatch)
     [ranks] = assign([Place("a", "1")])
-    with joined(ranks, lambda mine: ("", 0)):
+    with joined(ranks, HERE, lambda mine: ("", 0)):
         begun = collectives_begun()
         groups = [dist.group.WORLD, dist.new_group([0]), gradients_group().group]
         for group in groups:
@@ -88,8 +89,6 @@ def test_gpu_workers_can_communicate_what_is_in_the_memory_of_the_cpu(
 def workers_have_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """As far as `joined` sees; on this machine alone."""
     monkeypatch.setattr(process_group, "check_gpus", lambda device, allgather: None)
-    monkeypatch.setattr(ray, "get_gpu_ids", lambda: ["0"])
-    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     fakes: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: count,

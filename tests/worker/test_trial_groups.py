@@ -18,6 +18,7 @@ from dray.training.parallel import ddp
 from dray.worker import serve
 from dray.worker.isolation.leaks import group_names
 from dray.worker.isolation.snapshot import ProcessSnapshot
+from dray.worker.ranks import Place
 from tests.core.test_distributed import nodes
 from tests.worker.test_gpu_share import Desk
 from tests.workers import connected, worker_spec
@@ -98,7 +99,7 @@ def test_a_rank_names_groups_as_the_others_do_although_it_left_the_trial_before_
         loaded = serve.Loaded(spec.experiment, type("Trial", (), {}), None)
         peers: Any = SimpleNamespace(close=lambda: None)
         rank = DistributedContext(**nodes(2)[0], transport=peers)
-        serve.serve_joined(spec, connected(Desk(tmp_path)), loaded, rank)
+        serve.serve_joined(spec, connected(Desk(tmp_path)), loaded, rank, Place("a", "1"))
         return trials[1][0]
 
     assert name_after(0) == name_after(2)

@@ -172,7 +172,7 @@ class AllReduceRank:
         import torch.distributed as dist
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        from dray.cluster.nodes import use_interface_of
+        from dray.training.parallel.transport import use_interface_of
 
         use_interface_of(ray.util.get_node_ip_address())
         limit = timedelta(seconds=ANSWER_S / 2)

@@ -37,9 +37,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Trouble(NamedTuple):
-    """A fault of a node: other versions, a full disk, or storage that it does not see or may not write to."""
+    """A fault of a node: other versions, a full disk, storage that it does not see or may not write to, or no
+    sandboxes."""
 
-    kind: Literal["versions", "full", "unseen", "refused"]
+    kind: Literal["versions", "full", "unseen", "refused", "sandbox"]
     what: str  # the predicate of a sentence whose subject is the node
 
 
@@ -59,6 +60,7 @@ REMEDIES = {
     "full": "free some space, or remove the node from the cluster",
     "unseen": "put the experiment on a file system that all nodes mount (--path, or checkpoint_storage: "
     "{type: shared_fs, host_path: /mnt/shared}), or in an object store (checkpoint_storage: {type: s3, bucket: ...})",
+    "sandbox": "install bubblewrap there (apt-get install bubblewrap), allow user namespaces, or set isolation: none",
     "refused": "set that node up like the others, such as the mount's options, the user, or the instance profile",
 }
 """The remedy for each kind of trouble."""
@@ -222,3 +224,12 @@ def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble
 
 def _look(directory: str, sign: str) -> tuple[str, Trouble | None]:
     return name_of_this_node(), directory_trouble(directory, sign)
+
+
+def kills_of_kernel() -> int:
+    """The number of OOM kills so far, in this container or on the machine."""
+    for place in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        with contextlib.suppress(OSError, StopIteration, ValueError):
+            lines = (line.split() for line in Path(place).read_text().splitlines())
+            return next(int(value) for name, value in lines if name == "oom_kill")
+    return 0

@@ -1,9 +1,11 @@
-"""Transports of small objects between the ranks of a trial: torch.distributed, or a TCPStore."""
+"""Transports of small objects between the ranks of a trial: torch.distributed, or a TCPStore; and by which network
+interface."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import pickle
 import socket
 import time
@@ -23,6 +25,21 @@ class Transport(Protocol):
     def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]: ...
     def gather(self, stuff: Any) -> list[Any] | None: ...
     def close(self) -> None: ...
+
+
+def use_interface_of(address: str) -> None:
+    """Have gloo in this process, and in its children, use the network interface that has this node's address.
+
+    GLOO_SOCKET_IFNAME, if set, decides instead. By default gloo uses the address that the machine's name resolves to.
+    That is often 127.0.1.1, which no other node reaches. If this node's address is a loopback address, the opposite is
+    true: other machines may reach the address of the machine's name.
+    """
+    import psutil
+
+    is_it = is_loopback if is_loopback(address) else address.__eq__
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(is_it(each.address) for each in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def serve_store(host: str, timeout: timedelta, port: int = 0) -> Any:

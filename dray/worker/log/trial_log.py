@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -74,17 +74,18 @@ log_writer = LogWriter()
 
 
 class TrialLog:
-    """The log file of a trial's rank, while output is redirected to it. Data written to `descriptor` is appended."""
+    """The log file of a trial's rank, while output is redirected to it. Data written to `descriptor` is appended;
+    `flush` waits until it is in the file."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path, self.descriptor = path, descriptor
+    def __init__(self, path: Path, descriptor: int, flush: Callable[[], object] = log_writer.flush) -> None:
+        self.path, self.descriptor, self._flush = path, descriptor, flush
         self._start = path.stat().st_size if path.exists() else 0
 
     def tail(self) -> str:
         """The last lines since the redirection began, for an error message."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        log_writer.flush()
+        self._flush()
         return log_tail(self.path, self._start)
 
 
@@ -105,7 +106,7 @@ def redirect_output(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLo
     try:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
-        sys.stdout, sys.stderr = _text(1), _text(2)
+        sys.stdout, sys.stderr = text_stream(1), text_stream(2)
         try:
             yield log
         finally:
@@ -121,7 +122,8 @@ def redirect_output(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLo
         log_writer.flush(is_over=True)
 
 
-def _text(descriptor: int) -> IO[str]:
+def text_stream(descriptor: int) -> IO[str]:
+    """A stream for the text that a trial prints."""
     return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 

@@ -1,4 +1,4 @@
-"""By which network interface the ranks of a trial connect, and the cluster check's."""
+"""The network interface by which the ranks of a trial connect, and those of the cluster check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dray.cluster.nodes import use_interface_of
+from dray.training.parallel.transport import use_interface_of
 
 INTERFACES = {"lo": ["127.0.0.1", "::1"], "docker0": ["172.17.0.1"], "eth0": ["10.0.0.7", "fe80::1%eth0"]}
 

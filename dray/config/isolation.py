@@ -1,0 +1,76 @@
+"""The field ``isolation``: what keeps a trial's code away from the rest of its machine."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from dray.config.section import Section
+from dray.errors import Fault
+
+if TYPE_CHECKING:
+    from dray.config.schema import ExperimentConfig
+
+OWN = ("/", "/dev", "/proc", "/tmp")
+"""Directories of which each sandbox has its own."""
+
+
+def _absolute(path: str) -> str:
+    if not os.path.isabs(path):
+        raise ValueError(f"must be an absolute path, the same on all nodes, got {path!r}")
+    if (found := os.path.normpath(path)) in OWN:
+        raise ValueError(f"can't be {found}, of which each sandbox has its own; name what is needed in it")
+    return found
+
+
+class Isolation(Section):
+    """What keeps a trial's code away from the rest of its machine. ``isolation: sandbox`` is short for ``{name:
+    sandbox}``."""
+
+    place: ClassVar[str] = "isolation"
+
+    name: Literal["none", "sandbox"] = Field(
+        default="none",
+        description="sandbox: each trial runs in a process of its own, without network, that sees only its code, its "
+        "directory and the installed programs and libraries, and can write only to its directory; needs bubblewrap",
+        examples=["sandbox"],
+    )
+    read: list[Annotated[str, AfterValidator(_absolute)]] = Field(
+        default_factory=list,
+        description="other files and directories that a trial in a sandbox may read, such as its data",
+        examples=[["/data/cifar"]],
+    )
+
+    @property
+    def is_sandbox(self) -> bool:
+        return self.name == "sandbox"
+
+
+def _named(raw: object) -> object:
+    return {"name": raw} if isinstance(raw, str) else raw
+
+
+IsolationField: TypeAlias = Annotated[
+    Isolation, BeforeValidator(_named, json_schema_input_type=Literal["none", "sandbox"] | Isolation)
+]
+
+
+def beyond_sandbox(config: ExperimentConfig) -> list[Fault]:
+    """The fields by which an experiment reaches beyond its sandboxes: files, directories and addresses that the config
+    names. For a server that takes configs from programs that it does not trust."""
+    given = {
+        "isolation": not config.isolation.is_sandbox,
+        "isolation.read": config.isolation.read,
+        "searcher.source_checkpoint_uuid": config.searcher.source_checkpoint_uuid,
+        "searcher.source_trial_id": config.searcher.source_trial_id,
+        "checkpoint_storage": config.checkpoint_storage.location,
+        "notify.url": config.notify.url,
+        "loggers.mlflow": config.loggers.mlflow,
+        "loggers.wandb": config.loggers.wandb,
+    }
+    what = {"isolation": "must be sandbox"}
+    return [
+        Fault(field, what.get(field, "would reach beyond the sandbox; remove it")) for field in given if given[field]
+    ]
