@@ -31,7 +31,7 @@ from dray.desk.messages import (
     WorkerArrived,
     WorkerUnfit,
 )
-from dray.desk.shares import Demand
+from dray.desk.shares import TINY, Demand
 
 PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
@@ -370,9 +370,27 @@ class Desk:
         clients = [
             (each, trial)
             for each in self.clients.values()
-            if each.shape == shape and (trial := each.next_trial) is not None
+            if each.shape == shape and (trial := each.next_trial) is not None and self._is_in_turn(each)
         ]
         return sorted(clients, key=lambda each: (each[0].priority, each[0].lead))
+
+    def _is_in_turn(self, client: Client) -> bool:
+        """Whether the limit of a client's account lets it have another group. While the next client of the account in
+        turn needs more slots than are left, its others get none, or they would take each slot that returns."""
+        if client.account_slots is None:
+            return True
+        mates = (
+            each for each in self.clients.values() if each.account == client.account and each.next_trial is not None
+        )
+        first = min(mates, key=lambda each: (each.priority, each.lead))
+        return self._account_room(client) >= 1 and self._account_room(first) >= 1
+
+    def _account_room(self, client: Client) -> float:
+        """The number of further groups that the limit of a client's account allows."""
+        if client.account_slots is None:
+            return math.inf
+        held = sum(each.slots / each.unit for each in self.clients.values() if each.account == client.account)
+        return math.floor((client.account_slots - held) / (client.size / client.unit) + TINY)
 
     def _make_room(self, shape: str) -> None:
         """Let trials save and leave their groups, which stay up, for waiting trials with a higher priority."""
@@ -382,7 +400,7 @@ class Desk:
         yielding = sum(group.lease is None or group.lease.state == "moving" for group in groups)
         for client, _ in self._waiting(shape):
             room = math.inf if client.max_slots is None else (client.max_slots - client.slots) // client.size
-            wanted = int(min(len(client.queue), room))
+            wanted = int(min(len(client.queue), room, self._account_room(client)))
             wanted, yielding = wanted - yielding, max(yielding - wanted, 0)
             for lease in leases:
                 if wanted <= 0 or lease.client.priority <= client.priority:

@@ -55,6 +55,8 @@ class Client:
     priority: int = defaults.PRIORITY  # 1 to 99; smaller numbers go first, as in Determined
     weight: float = 1.0  # its share relative to others with the same priority, > 0
     max_slots: float | None = None  # most GPUs or CPUs at a time; None: no limit
+    account: str = ""  # clients of one account share a limit; "": it has none
+    account_slots: float | None = None  # most slots of all its clients at a time; None: no limit
     had: float = 0.0  # slot-seconds by weight, from `dray.desk.shares.Shares`
     expected: int = 0  # number of further trials that may soon be queued
     queue: OrderedDict[int, None] = field(default_factory=OrderedDict)  # trials that wait for a group, next one first
@@ -105,6 +107,8 @@ class Client:
             shape=self.shape,
             kind=self.kind,
             unit=self.unit,
+            account=self.account,
+            account_slots=self.account_slots,
         )
 
     @property

@@ -6,6 +6,7 @@ Pure: no clock. Slots beyond an experiment's share are returned when a trial end
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ from dray.config import defaults
 QUANTUM = 60.0
 """Slot-seconds by weight that one experiment may be ahead of another before they take turns. Groups of different sizes
 need different processes, so each turn costs a start of some seconds."""
+
+TINY = 1e-9
+"""Fractions of slots are sums of floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,8 @@ class Demand:
     shape: str = ""  # its groups' shape: equal groups have equal shapes
     kind: str = "cpu"  # its slots' kind, "gpu" or "cpu"
     unit: float = 1.0  # GPUs or CPUs of a slot
+    account: str = ""  # experiments of one account share a limit; "": it has none
+    account_slots: float | None = None  # most slots of all its experiments at a time; None: no limit
 
     @property
     def most(self) -> int:
@@ -41,6 +47,11 @@ class Demand:
 def most_groups(groups: int, size: float, max_slots: float | None) -> int:
     """The number of groups of this size, out of `groups`, that `max_slots` allow."""
     return groups if max_slots is None or math.isinf(max_slots) else min(groups, math.floor(max_slots / size))
+
+
+def fits_account(demand: Demand, held: float) -> bool:
+    """Whether an account that holds this many slots may have another group of a demand."""
+    return demand.account_slots is None or held + demand.size / demand.unit <= demand.account_slots + TINY
 
 
 class Shares:
@@ -80,13 +91,19 @@ class Shares:
         least = min((self._had[demand.name] for demand in demands if demand.name in self._had), default=0.0)
         self._had = {demand.name: self._had.get(demand.name, least) for demand in demands}
         given = {demand.name: 0 for demand in demands}
+        held: defaultdict[str, float] = defaultdict(float)  # slots by account
         for priority in sorted({demand.priority for demand in demands}):
             open_ = [demand for demand in demands if demand.priority == priority]
-            while open_ := [each for each in open_ if given[each.name] < each.most and each.size <= slots]:
+            while open_ := [
+                each
+                for each in open_
+                if given[each.name] < each.most and each.size <= slots and fits_account(each, held[each.account])
+            ]:
                 # min() keeps the order of equal demands: first come, first served.
                 chosen = min(open_, key=lambda each: (given[each.name] * each.size / each.weight, self._turn(each)))
                 given[chosen.name] += 1
                 slots -= chosen.size
+                held[chosen.account] += chosen.size / chosen.unit
         return given
 
     def _turn(self, demand: Demand) -> int:

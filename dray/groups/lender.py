@@ -20,7 +20,7 @@ from dray.desk.connection import Call, DeskUnreachable
 from dray.desk.desk import CALLS, Desk
 from dray.desk.effects import Tell
 from dray.desk.messages import Unfit, WorkerUnfit
-from dray.desk.shares import Demand, Shares, most_groups
+from dray.desk.shares import Demand, Shares, fits_account, most_groups
 from dray.desk.wire import Malformed, checked, wire
 from dray.display.counts import Counts
 from dray.groups.capacity import most_slots
@@ -304,9 +304,14 @@ class Lender:
 
 def has_no_room(demand: Demand, demands: Iterable[Demand], slots: float) -> bool:
     """Whether a group of a demand does not fit into the slots of its kind that remain after the groups of others, and
-    after the groups that others with a higher priority wait for."""
-    for each in demands:
-        if each.kind == demand.kind and each.name != demand.name:
+    after the groups that others with a higher priority wait for; or into those that others leave of its account."""
+    others = [each for each in demands if each.name != demand.name]
+    if not fits_account(
+        demand, sum(each.has * each.size / each.unit for each in others if each.account == demand.account)
+    ):
+        return True
+    for each in others:
+        if each.kind == demand.kind:
             groups = max(each.has, each.most) if each.priority < demand.priority else each.has
             slots -= groups * each.size
     return slots < demand.size

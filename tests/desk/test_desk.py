@@ -502,6 +502,32 @@ def test_a_higher_priority_takes_no_more_than_its_limit(scene: Scene) -> None:
     assert save_and_leave(scene) == []
 
 
+def test_clients_of_an_account_hold_no_more_slots_than_it_may(scene: Scene) -> None:
+    first, second = (scene.add(name, account="agent", account_slots=3) for name in ("first", "second"))
+    other = scene.add("other")
+    scene.queue(0, 1, client="first")
+    scene.queue(0, 1, client="second")
+    have(scene, 5)
+    assert (len(first.leases), len(second.leases)) == (2, 1)
+    scene.queue(0, 1, client="other")
+    assert len(other.leases) == 2, "it has no account"
+    finish(scene, next(iter(first.leases.values())))
+    assert len(second.leases) == 2
+
+
+def test_a_large_group_of_an_account_is_not_starved_by_its_small_ones(scene: Scene) -> None:
+    small = scene.add("small", account="agent", account_slots=2)
+    large = scene.add("large", account="agent", account_slots=2, size=2, shape="large")
+    scene.queue(0, 1, 2, 3, client="small")
+    have(scene, 2)
+    scene.queue(9, client="large")
+    scene.ask("wide", shape="large", start=9)
+    finish(scene, next(iter(small.leases.values())))
+    assert (len(small.leases), len(large.leases)) == (1, 0), "the slot that returns is kept for it"
+    finish(scene, next(iter(small.leases.values())))
+    assert (len(small.leases), trials(large)) == (0, [9])
+
+
 def test_an_equal_priority_waits_for_the_end_of_a_trial(scene: Scene) -> None:
     first, second = scene.add("first"), scene.add("second", weight=100)
     scene.queue(0, 1, 2, client="first")

@@ -38,6 +38,11 @@ def test_nobody_has_more_slots_than_its_limit(size: float, expected: int) -> Non
     assert Shares().divide([demand("a", size=size, max_slots=5)], slots=64) == {"a": expected}
 
 
+def test_the_experiments_of_an_account_share_its_limit_in_slots() -> None:
+    mine = [Demand(name=name, groups=9, size=2, unit=2, account="agent", account_slots=3) for name in "ab"]
+    assert Shares().divide([*mine, demand("other", 3)], slots=20) == {"a": 2, "b": 1, "other": 3}
+
+
 def test_a_group_that_fits_nowhere_gets_nothing_and_holds_nothing_up() -> None:
     assert Shares().divide([demand("huge", size=16), demand("a")], slots=8) == {"huge": 0, "a": 8}
 

@@ -197,6 +197,12 @@ def test_others_have_the_slots_of_a_group_if_it_does_not_fit_beside_theirs_and_t
     assert has_no_room(mine, [mine, *others], 2) is no_room
 
 
+def test_a_group_does_not_fit_if_others_of_its_account_have_its_slots() -> None:
+    mine, mate = (Demand(name=name, groups=2, size=2, unit=2, account="agent", account_slots=2) for name in "ab")
+    for has, account, no_room in ((1, "agent", False), (2, "agent", True), (2, "other", False)):
+        assert has_no_room(mine, [mine, replace(mate, has=has, account=account)], 64) is no_room
+
+
 def test_a_kind_of_group_that_came_by_message_has_the_same_shape_and_an_environment_that_ray_takes() -> None:
     env = {"py_modules": ["gcs://dray.zip"], "env_vars": {"A": "1"}}
     sent = replace(KIND, slots=replace(cpus(), runtime_env=env))
