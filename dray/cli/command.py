@@ -53,8 +53,8 @@ app.command()(probe.probe)
 app.command()(report.report)
 app.command()(report.ui)
 app.command()(files.migrate)
-app.command()(serve.serve)
-for _group in (app, experiment.app, queue.sets, trial.app, checkpoint.app, files.app, cluster.app):
+app.add_typer(serve.app, name="serve")
+for _group in (app, experiment.app, queue.sets, trial.app, checkpoint.app, files.app, cluster.app, serve.tokens):
     for _registered in _group.registered_commands:
         assert _registered.callback is not None
         _registered.callback = handle_errors()(_registered.callback)

@@ -76,7 +76,11 @@ def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *,
     if any(each.budget for each in found):
         headings.append("budget")
         rows = [[*row, each.usage] for row, each in zip(rows, found, strict=True)]
-    show.table(headings, rows, left=["name", "state", "metric", "budget"])
+    owners = [submitted.get(each.name, {}).get("owner", "") for each in found]
+    if any(owners):
+        headings.append("owner")
+        rows = [[*row, owner] for row, owner in zip(rows, owners, strict=True)]
+    show.table(headings, rows, left=["name", "state", "metric", "budget", "owner"])
 
 
 def as_json(read: ReadExperiment) -> dict[str, Any]:
@@ -135,6 +139,7 @@ def describe(read: ReadExperiment) -> None:
             ("diverged", show.red(reader.divergence_summary())),
             ("description", config.description),
             ("labels", ", ".join(config.labels)),
+            ("submitted by", "" if submitted is None or not submitted.owner else f"token {submitted.owner}"),
             ("tags", "" if submitted is None else ", ".join(submitted.tags)),
             ("notes", "" if submitted is None else submitted.notes),
             ("stored in", seen.path),

@@ -125,7 +125,7 @@ def fork(
     found = None if no_server else server.find(experiment)
     if found is not None:
         at, name = found
-        server.submitted(at, at.fork(name, forks.by_field(changes or ())).name, detach=detach)
+        server.submitted(at, at.fork(name, forks.by_field(changes or ())), detach=detach)
         return
     _check_not_detached(detach)
     os.environ.pop(URL, None)  # else `Experiment` would submit it

@@ -89,7 +89,8 @@ def _page(results: Path, stack: contextlib.ExitStack) -> str | None:
     from dray.serve.address import token_for
     from dray.serve.app import PORT, listening
     from dray.serve.control import Browsing
+    from dray.serve.tokens import Tokens
 
     token = token_for("127.0.0.1", results)
-    url = stack.enter_context(listening(Browsing(results), results, "127.0.0.1", PORT, token))
+    url = stack.enter_context(listening(Browsing(results), results, "127.0.0.1", PORT, Tokens(results, token)))
     return Server(url, token).page

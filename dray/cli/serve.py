@@ -8,12 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from dray.cli import show
-from dray.cli.arguments import Json
-from dray.cli.errors import BadUse
+from dray.cli.arguments import Json, values_by_name
+from dray.cli.errors import BadUse, handle_errors
 from dray.text import counted
 
+app = typer.Typer(invoke_without_command=True)
+tokens = typer.Typer(help="Tokens for other users and programs, with limits.", no_args_is_help=True)
+app.add_typer(tokens, name="token")
+SCOPES = "read: see everything; submit: also submit experiments, and change its own; operate: change all"
 
+
+@app.callback()
+@handle_errors()
 def serve(
+    context: typer.Context,
     host: Annotated[
         str, typer.Option(help="Address to listen at; other machines reach it only if you change this.")
     ] = "127.0.0.1",
@@ -39,7 +47,10 @@ def serve(
     dray serve
     dray experiment create asha.yaml . --detach
     dray serve --status
+    dray serve token create agent --slots 4 --slot-hours 10
     """
+    if context.invoked_subcommand is not None:
+        return
     if status:
         _status(json)
         return
@@ -56,6 +67,100 @@ def serve(
     from dray.serve.server import serve as run
 
     run(host=host, port=port, address=address, idle_s=idle_s, say=typer.echo)
+
+
+@tokens.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A new name, which its experiments show.")],
+    scope: Annotated[str, typer.Option(help=f"What it may do: {SCOPES}.")] = "submit",
+    slots: Annotated[int | None, typer.Option(help="Most slots of all its experiments at a time.")] = None,
+    slot_hours: Annotated[float | None, typer.Option(help="Slot-hours that its experiments may spend, ever.")] = None,
+    usd: Annotated[float | None, typer.Option(help="US dollars that they may spend, ever; needs --price.")] = None,
+    price: Annotated[
+        list[str] | None, typer.Option(metavar="TYPE=USD", help="Price of a slot-hour, such as A100=2.9; repeatable.")
+    ] = None,
+    experiments: Annotated[int | None, typer.Option(help="Most experiments queued or running at a time.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Smallest priority number that they may have.")] = None,
+) -> None:
+    """Create a token and print it, once: the server keeps only its hash. A running server accepts it at once.
+
+    \b
+    dray serve token create agent --slots 4 --slot-hours 10 --experiments 20 --priority 50
+    dray serve token create reader --scope read
+    """
+    from dray.records.root import results_root
+    from dray.serve import tokens as file
+    from dray.serve.quota import Quota
+
+    quota = Quota(
+        slots=slots,
+        slot_hours=slot_hours,
+        usd=usd,
+        experiments=experiments,
+        priority=priority,
+        prices=values_by_name("--price", price),
+    )
+    typer.echo(file.create(results_root(), name, scope, quota))
+    typer.echo(f"created {name}; it is not shown again: use it as DRAY_SERVER_TOKEN, with DRAY_SERVER", err=True)
+
+
+@tokens.command(name="list")
+def list_(json: Json = False) -> None:
+    """List all tokens but the server's own: their limits and, while a server is up, what is left of them.
+
+    \b
+    dray serve token list
+    """
+    from dray.records.root import results_root
+    from dray.serve import tokens as file
+    from dray.serve.client import Server
+    from dray.serve.quota import NOTHING
+
+    server = Server.find()
+    if server is not None:
+        found = server.tokens()
+    else:
+        known = file.read(results_root() / file.STATE / file.FILE).values()
+        found = [
+            {**file.account(each, NOTHING), "used": None, "reserved": None, "left": None}
+            | {"created": each.created, "revoked": each.revoked}
+            for each in known
+        ]
+    if json:
+        times = ("created", "revoked")
+        show.as_json([{**each, **{name: show.iso(each[name]) for name in times}} for each in found])
+        return
+    headings = ["name", "scope", "slots", "slot-hours", "usd", "experiments", "priority", "created", ""]
+    show.table(headings, [_token_row(each) for each in found], left=["name", "scope", ""])
+
+
+@tokens.command()
+def revoke(name: Annotated[str, typer.Argument(metavar="NAME", help="A token's name.")]) -> None:
+    """Refuse a token from now on. Its experiments go on: stop them if they should not.
+
+    \b
+    dray serve token revoke agent
+    """
+    from dray.records.root import results_root
+    from dray.serve import tokens as file
+
+    file.revoke(results_root(), name)
+    typer.echo(f"revoked {name}; its experiments go on", err=True)
+
+
+def _token_row(each: dict[str, Any]) -> list[object]:
+    """What is left of each limit, and the limit."""
+    quota, left = each["quota"], each["left"]
+
+    def shown(name: str) -> str:
+        if quota[name] is None:
+            return "-"
+        return f"{quota[name]:g}" if left is None else f"{left[name]:.4g} of {quota[name]:g} left"
+
+    limits = [shown(name) for name in ("slots", "slot_hours", "usd", "experiments")]
+    priority = "-" if quota["priority"] is None else quota["priority"]
+    ended = "revoked" if each["revoked"] is not None else ""
+    return [each["name"], each["scope"], *limits, priority, show.clock(each["created"], exact=True), ended]
 
 
 def _status(json: bool) -> None:
@@ -84,8 +189,8 @@ def _status(json: bool) -> None:
     )
     if queue:
         typer.echo()
-        headings = ["#", "name", "state", "priority", "weight", "slots", "waiting", "trials"]
-        show.table(headings, [_row(each) for each in queue], left=["name", "state"])
+        headings = ["#", "name", "state", "priority", "weight", "slots", "waiting", "trials", "owner"]
+        show.table(headings, [_row(each) for each in queue], left=["name", "state", "owner"])
 
 
 def _row(each: dict[str, Any]) -> list[object]:
@@ -93,4 +198,4 @@ def _row(each: dict[str, Any]) -> list[object]:
     slots = f"{submitted['slots']:g}" + (f" of {share['max_slots']}" if share["max_slots"] else "")
     trials = f"{each['ended']}/{each['total']}"
     shown = [each["number"], each["name"], each["state"], share["priority"], f"{share['weight']:g}"]
-    return [*shown, slots, submitted["waiting"], trials]
+    return [*shown, slots, submitted["waiting"], trials, submitted["owner"]]

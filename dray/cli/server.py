@@ -93,16 +93,18 @@ def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, 
     from dray.serve.submission import submit_file
 
     sent, checked = submit_file(server, config, changes, code)
-    submitted(server, sent.name, searched=searched_line(checked.space), detach=detach)
+    submitted(server, sent, searched=searched_line(checked.space), detach=detach)
 
 
-def submitted(server: Server, name: str, *, searched: str = "", detach: bool) -> None:
+def submitted(server: Server, sent: Submitted, *, searched: str = "", detach: bool) -> None:
     """Print the name of a newly submitted experiment, and follow it unless ``detach``."""
-    number = server.number(name)
+    name, number = sent.name, server.number(sent.name)
     label = name if number is None else f"experiment {number}: {name}"
     typer.echo(label if detach else f"{label}, submitted to {server.url}")
     if searched:
         tell(searched)
+    for field, value in sent.by_quota.items():
+        tell(f"{field} is {value}, by the quota of token {sent.owner}")
     if not detach:
         follow(server, name)
 

@@ -50,7 +50,7 @@ from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
 from dray.records.driver_lock import DriverLock
 from dray.records.metrics import MetricsLog
-from dray.records.spending import spending_of
+from dray.records.spending import ALIVE_S, ALIVE_SHARE, spending_of
 from dray.records.timeline import Timeline
 from dray.worker.lease import SEND_EVERY_S, TrialLease
 from dray.worker.log.tail import with_log_tail
@@ -73,9 +73,6 @@ STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is interrupted."""
 CHECK_S = 1.0
 """How often the driver checks that the experiment's directory still exists."""
-ALIVE_S, ALIVE_SHARE = 10.0, 0.002
-"""How often, in seconds and in shares of a budget, the timeline notes that the run goes on; a killed run counts up to
-then."""
 KEPT_SPECS = 8
 """How many variants of the code are kept packed."""
 IN_TURN_S = 30.0

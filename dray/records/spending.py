@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
 
 FILE = "_timeline.jsonl"
+ALIVE_S, ALIVE_SHARE = 10.0, 0.002
+"""How often, in seconds and in shares of a budget, the timeline notes that the run goes on; a killed run counts up to
+then."""
+AFTER_S = 0.5
+"""How long after that a run may have been alive, as its driver looks a few times a second, and its workers end last."""
 _HOUR_S = 3600.0
 _NO_PRICES: Mapping[str, float] = MappingProxyType({})
 
@@ -117,6 +122,30 @@ class Spending:
         """What has been spent until now (Unix time in s)."""
         self._advance(now)
         return self.usage
+
+    def by(self, now: float) -> dict[str, float]:
+        """What will have been spent by a time (Unix time in s) if no further event comes."""
+        usage = self.usage
+        seconds = max(now - self._now, 0.0) if self._is_open else 0.0
+        return {name: spent + seconds * usage.per_s[name] for name, spent in usage.spent.items()}
+
+    def last_alive(self, budget: Mapping[str, float]) -> float:
+        """The last time at which a run may have been alive that has noted no further event."""
+        rates = self.usage.per_s
+        shares = (ALIVE_SHARE * total / rates[name] for name, total in budget.items() if rates[name])
+        return self._now + AFTER_S + min((ALIVE_S, *shares))
+
+    def close(self, directory: Path, now: float) -> None:
+        """Note the end of a run that was killed, in its place: until now, it held its groups."""
+        if not self._is_open:
+            return
+        event = {"event": "closed", "time": now}
+        self.add(event)
+        with (directory / FILE).open("r+b") as file:
+            data = file.read()
+            file.truncate(data.rfind(b"\n") + 1)  # it may have been killed while it wrote
+            file.seek(0, 2)
+            file.write(json.dumps(event).encode() + b"\n")
 
     @property
     def usage(self) -> Usage:

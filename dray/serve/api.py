@@ -27,9 +27,12 @@ from dray.records.listing import StoredExperiment
 from dray.records.reader import ExperimentReader
 from dray.serve import fork, logs
 from dray.serve.answers import BadInput, answer, number
+from dray.serve.auth import CALLER
 from dray.serve.control import ACTIVE, API, Control, NotSubmitted, Submitted, Verb, WrongState
 from dray.serve.experiments import experiment_path
+from dray.serve.quota import check_priority
 from dray.serve.requests import ask, import_in_fork
+from dray.serve.tokens import Tokens, account
 from dray.storage.disk import scratch
 from dray.text import one_line
 from searchers.events import Requested
@@ -49,8 +52,8 @@ MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000  # most tags, and most character
 class Api:
     """The handlers of requests that change experiments in the results directory."""
 
-    def __init__(self, control: Control, results: Path) -> None:
-        self._control, self._results = control, results
+    def __init__(self, control: Control, results: Path, tokens: Tokens) -> None:
+        self._control, self._results, self._tokens = control, results, tokens
         # Separate pools: the verbs use asyncio's, and must not wait for user code or a slow disk.
         self._submitters = ThreadPoolExecutor(SUBMITTERS, "dray-submit")
         self._readers = ThreadPoolExecutor(READERS, "dray-events")
@@ -62,6 +65,8 @@ class Api:
         one = f"{API}/experiments/{{name}}"
         return [
             web.get(f"{API}/status", self._status),
+            web.get(f"{API}/token", self._token),
+            web.get(f"{API}/tokens", self._all_tokens),
             web.post(f"{API}/experiments", self._submit),
             web.patch(one, self._patch),
             web.delete(one, self._delete),
@@ -81,6 +86,20 @@ class Api:
     async def _status(self, request: web.Request) -> web.StreamResponse:
         return answer(asdict(await asyncio.to_thread(self._control.status)))
 
+    async def _token(self, request: web.Request) -> web.StreamResponse:
+        token = request[CALLER]
+        return answer(account(token, await asyncio.to_thread(self._control.use, token.owner)))
+
+    async def _all_tokens(self, request: web.Request) -> web.StreamResponse:
+        def read() -> list[dict[str, Any]]:
+            found = self._tokens.all().values()
+            return [
+                {**account(each, self._control.use(each.owner)), "created": each.created, "revoked": each.revoked}
+                for each in found
+            ]
+
+        return answer({"tokens": await asyncio.to_thread(read)})
+
     def _acting(self, verb: Verb) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             return answer(asdict(await asyncio.to_thread(self._control.act, request.match_info["name"], verb)))
@@ -95,22 +114,24 @@ class Api:
         code = received / "code"
         packed = code.with_suffix(PACKED)
         try:
-            config = await _form(request, packed, "config")
-            submitted = await _call(self._submitters, self._submitted, config, packed, code)
+            config, owner = await _form(request, packed, "config"), request[CALLER].owner
+            submitted = await _call(self._submitters, self._submitted, config, packed, code, owner)
         finally:
             await _call(self._submitters, stack.close)  # it may remove thousands of files
         return answer(asdict(submitted), status=201)
 
-    def _submitted(self, config: str, packed: Path, code: Path) -> Submitted:
+    def _submitted(self, config: str, packed: Path, code: Path, owner: str) -> Submitted:
         _unpack(packed, code)
         try:
-            return self._control.submit(config, code)
+            return self._control.submit(config, code, owner)
         except ConfigError as error:
             # The path of the code on the server means nothing to the user.
             raise ConfigError([(field, _without(what, code)) for field, what in error.faults], error.source) from None
 
     async def _patch(self, request: web.Request) -> web.StreamResponse:
         name, change = request.match_info["name"], _change_of(await _body(request))
+        if "priority" in change:
+            check_priority(request[CALLER].owner, request[CALLER].quota, change["priority"])
         return answer(asdict(await asyncio.to_thread(self._control.change, name, change)))
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
@@ -130,7 +151,8 @@ class Api:
         path, body = experiment_path(self._results, request.match_info["name"]), await _body(request)
         if set(body) - {"config"} or not isinstance(config := body.get("config", {}), dict | str):
             raise BadInput("give config: fields to change with their values, or a whole YAML file as text")
-        return answer(asdict(await _call(self._submitters, fork.fork, self._control, path, config)), status=201)
+        owner = request[CALLER].owner
+        return answer(asdict(await _call(self._submitters, fork.fork, self._control, path, config, owner)), status=201)
 
     async def _add_trial(self, request: web.Request) -> web.StreamResponse:
         stack, code = contextlib.ExitStack(), None

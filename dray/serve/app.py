@@ -16,6 +16,7 @@ from dray.errors import ExperimentError
 from dray.serve import api, auth, site, views
 from dray.serve.answers import errors_as_json
 from dray.serve.control import Control
+from dray.serve.tokens import Tokens
 
 MAX_BODY = 1 << 20
 """Limit of a request's body in bytes; code is streamed, and has its own limit, see `dray.code.archive`."""
@@ -24,13 +25,14 @@ PORTS = 20  # the number of ports to try, beginning with the given one
 REQUEST_S = 20.0  # how long a connection may take to send the headers of each request
 
 
-def make_app(control: Control, results: Path, *, token: str, hosts: Collection[str]) -> web.Application:
-    """The application that serves the API and the page. `token` must not be empty; `hosts` are the server's names, from
+def make_app(control: Control, results: Path, *, tokens: Tokens, hosts: Collection[str]) -> web.Application:
+    """The application that serves the API and the page. `hosts` are the server's names, from
     `dray.serve.auth.host_names`."""
-    app = web.Application(client_max_size=MAX_BODY, middlewares=[errors_as_json, auth.guard(token, hosts)])
+    guard = auth.guard(tokens, hosts, lambda name: control.experiment(name).owner)
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[errors_as_json, guard])
     app.on_response_prepare.append(auth.add_headers)
-    app.add_routes([auth.login(token)])
-    writing = api.Api(control, results)
+    app.add_routes([auth.login(tokens)])
+    writing = api.Api(control, results, tokens)
     app.add_routes(writing.routes())
     app.on_shutdown.append(writing.end_polls)
     app.add_routes(views.routes(control, results))
@@ -39,12 +41,12 @@ def make_app(control: Control, results: Path, *, token: str, hosts: Collection[s
 
 
 @contextlib.contextmanager
-def listening(control: Control, results: Path, host: str, port: int, token: str) -> Iterator[str]:
+def listening(control: Control, results: Path, host: str, port: int, tokens: Tokens) -> Iterator[str]:
     """Answer HTTP requests in a thread within the block, and yield the URL. It is an `ExperimentError` if no port is
     free or this machine has no such host."""
     loop = asyncio.new_event_loop()
     runner = web.AppRunner(
-        make_app(control, results, token=token, hosts=auth.host_names(host)),
+        make_app(control, results, tokens=tokens, hosts=auth.host_names(host)),
         handle_signals=False,
         access_log=None,
         shutdown_timeout=1.0,

@@ -1,4 +1,4 @@
-"""Authentication: only holders of the server's token may use it.
+"""Authentication, and what each token may do: only holders of a token may use the server.
 
 Programs send the token as ``Authorization: Bearer``. A browser gets a cookie for it from ``/login?token=...``. Other
 sites can make a browser send requests here, including that cookie if they are on the same host, so a request that
@@ -8,20 +8,48 @@ and the server's own ``Origin``. A site whose name resolves to this machine (DNS
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import asyncio
 import ipaddress
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from dray.errors import ConfigError
 from dray.private import is_loopback
 from dray.serve.answers import refuse
-from dray.serve.control import API
+from dray.serve.control import API, Verb
+from dray.serve.tokens import Token, Tokens
 
+Need = Literal["nothing", "read", "submit", "own", "operate"]
+"""What a request needs: a token with a scope; for "own", submit if the experiment is the token's own, else operate. The
+page's files contain no data, and need nothing."""
+_ONE = f"{API}/experiments/{{name}}"
+NEEDS: Mapping[tuple[str, str], Need] = {
+    ("GET", "/"): "nothing",
+    ("GET", "/static/plotly.js"): "nothing",
+    ("GET", "/static/{file}"): "nothing",
+    ("GET", "/login"): "nothing",
+    **{("GET", f"{API}/{what}"): "read" for what in ("status", "openapi.json", "token", "experiments")},
+    ("GET", f"{API}/tokens"): "operate",
+    ("GET", _ONE): "read",
+    **{("GET", f"{_ONE}/{what}"): "read" for what in ("config", "events", "trials", "curves", "comparison")},
+    **{("GET", f"{_ONE}/{what}"): "read" for what in ("figures/{kind}", "variants/{variant}")},
+    **{("GET", f"{_ONE}/trials/{{trial}}{what}"): "read" for what in ("", "/metrics", "/logs")},
+    ("POST", f"{API}/experiments"): "submit",
+    ("POST", f"{_ONE}/fork"): "submit",
+    ("PATCH", _ONE): "own",
+    ("DELETE", _ONE): "own",
+    **{("POST", f"{_ONE}/{verb}"): "own" for verb in (*get_args(Verb), "extend", "trials")},
+    **{("POST", f"{_ONE}/trials/{{trial}}/{what}"): "own" for what in ("fork", "stop")},
+    ("POST", f"{_ONE}/boards"): "operate",  # it starts programs on the server's machine, which ask for no token
+}
+"""A route that is missing here is refused."""
+CALLER = web.RequestKey("caller", Token)
+"""The key of a request's `Token`."""
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE = ("GET", "HEAD")  # methods that change nothing
 HEADERS = {
@@ -43,45 +71,83 @@ def host_names(host: str) -> frozenset[str]:
     return LOOPBACK | {host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
 
 
-def guard(token: str, hosts: Collection[str]) -> Middleware:
-    """A middleware that lets only authenticated requests through.
+def guard(tokens: Tokens, hosts: Collection[str], owner_of: Callable[[str], str]) -> Middleware:
+    """A middleware that lets only requests through whose token has what they need.
 
-    Pages and their scripts contain no data, so they need no token; the API does. `hosts` are the server's names,
-    without ports. IP addresses are always accepted, because no site can make its name look like an address.
+    Args:
+        hosts: the server's names, without ports. IP addresses are always accepted, because no site can make its name
+            look like an address.
+        owner_of: the owner of an experiment; `NotSubmitted` if it is not the server's.
     """
-    assert token, "a server without a token is open to everybody on the machine"
-    cookie = _cookie_value(token)
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not _is_named(request.host, hosts):
             return refuse(403, f"{request.host[:100]!r} is not a name of this server")
-        resource = request.match_info.route.resource
-        is_open = request.method in SAFE and resource is not None and not resource.canonical.startswith("/api/")
-        if is_open:
+        need = _need(request)
+        if need == "nothing":
             return await handler(request)
         given = request.headers.get("Authorization", "")
-        if given:
-            if _equal(given, f"Bearer {token}"):
-                return await handler(request)
-            return refuse(401, "the token is not this server's")
-        if not _equal(request.cookies.get(_cookie_name(request), ""), cookie):
+        scheme, _, secret = given.partition(" ")
+        try:
+            if given:
+                token = tokens.bearer(secret) if scheme == "Bearer" else None
+            else:
+                token = tokens.cookie(request.cookies.get(_cookie_name(request), ""))
+        except ConfigError:
+            return refuse(503, "the server's tokens can't be read; its operator sees why with: dray serve token list")
+        if token is None and given:
+            return refuse(401, "the token is not this server's, or it was revoked")
+        if token is None:
             return refuse(401, "a token is needed: open the address that dray serve has printed, or send it as Bearer")
-        if request.method not in SAFE and (why := _may_be_forged(request)):
+        if not given and request.method not in SAFE and (why := _may_be_forged(request)):
             return refuse(403, why)
+        if why := _lacks(token, need):
+            return refuse(403, why)
+        if need == "own" and token.scope != "operate":
+            name = request.match_info["name"]
+            owner = await asyncio.to_thread(owner_of, name)
+            if owner != token.owner:
+                return refuse(403, f"{name[:100]} {_is_not_its(token, owner)}")
+        request[CALLER] = token
         return await handler(request)
 
     return check
 
 
-def login(token: str) -> web.RouteDef:
+def _need(request: web.Request) -> Need | None:
+    """What a request needs; None if no token allows it."""
+    resource = request.match_info.route.resource
+    if resource is None:  # the answer is that there is no such page, or no such method
+        return "read"
+    return NEEDS.get(("GET" if request.method == "HEAD" else request.method, resource.canonical))
+
+
+def _lacks(token: Token, need: Need | None) -> str:
+    """The reason why a token's scope does not allow a request; "" if it does, or if that depends on the experiment."""
+    if need is None:
+        return "no token allows this request"
+    wanted = "submit" if need == "own" else need
+    allowed = {"read": ("read",), "submit": ("read", "submit"), "operate": ("read", "submit", "operate")}
+    if wanted in allowed[token.scope]:
+        return ""
+    return f"this needs a token with the scope {wanted}; token {token.name} has the scope {token.scope}"
+
+
+def _is_not_its(token: Token, owner: str) -> str:
+    whose = f"was submitted with token {owner}" if owner else "was submitted with the server's own token"
+    return f"{whose}, and token {token.name} may change only what it has submitted; the scope operate may"
+
+
+def login(tokens: Tokens) -> web.RouteDef:
     """``GET /login?token=...``, which sets the browser's cookie and redirects to the page."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        if not _equal(request.query.get("token", ""), token):
+        token = tokens.bearer(request.query.get("token", ""))
+        if token is None:
             return refuse(401, "the token is not this server's; dray serve --status prints the right address")
         found = web.Response(status=303, headers={"Location": "/"})
-        found.set_cookie(_cookie_name(request), _cookie_value(token), httponly=True, samesite="Strict", path="/")
+        found.set_cookie(_cookie_name(request), token.cookie, httponly=True, samesite="Strict", path="/")
         return found
 
     return web.get("/login", handle)
@@ -120,12 +186,3 @@ def _is_named(host: str, hosts: Collection[str]) -> bool:
 def _cookie_name(request: web.Request) -> str:
     # Browsers share cookies between all ports of a host: two servers on a machine must not overwrite each other's.
     return f"dray-{urlsplit(f'//{request.host}').port or 80}"
-
-
-def _cookie_value(token: str) -> str:
-    # Not the token itself: the browser sends cookies to all servers on this host.
-    return hmac.new(token.encode(), b"dray cookie", hashlib.sha256).hexdigest()
-
-
-def _equal(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(errors="replace"), other.encode(errors="replace"))

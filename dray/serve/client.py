@@ -206,6 +206,17 @@ class Server:
         """Delete an experiment and its checkpoints."""
         self._request("DELETE", _path(name))
 
+    def token(self) -> dict[str, Any]:
+        """This client's token: ``name``, ``scope``, ``quota``, and what its experiments have ``used``, have
+        ``reserved``, and what is ``left``; see ``/api/v1/openapi.json``."""
+        found: dict[str, Any] = self._request("GET", "/token")
+        return found
+
+    def tokens(self) -> list[dict[str, Any]]:
+        """All tokens but the server's own, as `token`, and when they were ``created`` and ``revoked``."""
+        found: list[dict[str, Any]] = self._request("GET", "/tokens")["tokens"]
+        return found
+
     def status(self) -> Status:
         return status_from(self._request("GET", "/status"))
 
@@ -308,6 +319,8 @@ class Server:
                 raise Invalid(why)
             case 401:
                 raise Refused(f"the server at {self.url} refuses this process: {why}; export {TOKEN}")
+            case 403:
+                raise Refused(f"{why} (the token is that of {TOKEN}, or of the server's results directory)")
             case 404:
                 raise missing(why)
             case 409:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 from dray._version import __version__
 from dray.config import defaults
+
+if TYPE_CHECKING:
+    from dray.serve.quota import Use
 
 API = "/api/v1"
 """The path of the HTTP API. A version only gains fields; any other change gets a new version number."""
@@ -51,6 +54,9 @@ class Submitted:
     error: str = ""
     tags: tuple[str, ...] = ()  # set by the user, as notes are
     notes: str = ""
+    owner: str = ""  # the name of the token that submitted it; "": the server's own
+    # In the answer to its submission: fields of its config, with dots, that the quota of its token has set
+    by_quota: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +85,7 @@ def status_from(value: Mapping[str, Any]) -> Status:
 
 
 def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
-    return {field.name: value[field.name] for field in fields(kind) if field.name in value}
+    return {each.name: value[each.name] for each in fields(kind) if each.name in value}
 
 
 class Refused(ValueError):
@@ -111,9 +117,10 @@ class Control(Protocol):
     allow them.
     """
 
-    def submit(self, config: str, code: Path) -> Submitted:
+    def submit(self, config: str, code: Path, owner: str = "") -> Submitted:
         """Queue a new experiment: the text of a YAML file, and a directory with the model's code, which is copied.
-        Raises `ConfigError` with every fault of the config."""
+        `owner`: the name of a token, whose quota must have room for it; else `WrongState`. Raises `ConfigError` with
+        every fault of the config."""
 
     def experiments(self) -> list[Submitted]:
         """All experiments that were submitted and not deleted, in the order of submission."""
@@ -133,6 +140,9 @@ class Control(Protocol):
 
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
         """Change some fields of an experiment's share, its tags or its notes; other fields keep their values."""
+
+    def use(self, owner: str) -> Use:
+        """What the experiments of a token use."""
 
     def status(self) -> Status:
         """The server's state."""
@@ -161,6 +171,11 @@ class Browsing:
             groups=0,
             experiments={},
         )
+
+    def use(self, owner: str) -> Use:
+        from dray.serve.quota import NOTHING
+
+        return NOTHING
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise WrongState("no server is up; to change or run experiments here, end dray ui and start: dray serve")

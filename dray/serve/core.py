@@ -5,7 +5,7 @@ Pure: `dray.serve.manager.Manager`, or a simulation, passes messages of other pr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dray.desk.connection import Call, Session
@@ -13,9 +13,10 @@ from dray.desk.desk import CLIENT_CALLS
 from dray.desk.effects import Reply, Tell
 from dray.desk.messages import ClientLeft
 from dray.desk.wire import checked
-from dray.groups.lender import Lender
-from dray.serve import scheduler as effects
+from dray.groups.lender import GroupKind, Lender
+from dray.serve import effects
 from dray.serve.queue import Queue
+from dray.serve.quota import Quota
 from dray.serve.scheduler import Scheduler
 
 
@@ -25,22 +26,30 @@ class ServerCore:
     Args:
         lend: makes the lender from the function that takes its effects.
         perform: carries out an effect that leaves this object, such as starting a process.
+        quota_of: the quota of the token of this name.
     """
 
     def __init__(
-        self, queue: Queue, lend: Callable[[Callable[[Any], None]], Lender], perform: Callable[[Any], None]
+        self,
+        queue: Queue,
+        lend: Callable[[Callable[[Any], None]], Lender],
+        perform: Callable[[Any], None],
+        *,
+        quota_of: Callable[[str], Quota] = lambda owner: Quota(),
     ) -> None:
         self._effects: list[Any] = []
         self._perform = perform
         self.lender = lend(self._effects.append)
-        self.scheduler = Scheduler(queue, self._effects.append, is_preempted=self.lender.is_preempted)
+        self.scheduler = Scheduler(
+            queue, self._effects.append, is_preempted=self.lender.is_preempted, quota_of=quota_of
+        )
         self._sessions: dict[str, Session] = {}
         """The connections of the experiments' processes, by the name of the run."""
 
     def take(self, call: Call) -> None:
         """Handle a call from an experiment's process or from a worker."""
         if call.method == "add":
-            checked(self.lender.add, *call.args)
+            checked(self._add, *call.args)
             self._sessions[call.args[0]] = call.session
             call.answer()
         elif call.method in CLIENT_CALLS:
@@ -48,6 +57,9 @@ class ServerCore:
                 checked(getattr(self.lender.desk, call.method), *call.args)
         else:
             self.lender.take(call)
+
+    def _add(self, run: str, kind: GroupKind, endpoint: Any, share: Mapping[str, Any]) -> None:
+        self.lender.add(run, kind, endpoint, {**share, **self.scheduler.claim(run)})
 
     def lost(self, session: Session) -> None:
         """Handle the end of a process. The desk forgets an experiment's run once its trials have left."""
@@ -76,5 +88,7 @@ class ServerCore:
                 self.lender.desk.set_share(run, priority, weight, most)
             case effects.RemoveRun(run):
                 self.lender.desk.remove(run)
+            case effects.Evict(run):
+                self.lender.desk.evict(run)
             case _:
                 self._perform(effect)

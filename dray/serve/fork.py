@@ -19,11 +19,12 @@ from dray.serve.control import Control, Submitted
 from dray.storage.disk import scratch
 
 
-def fork(control: Control, path: Path, config: Mapping[str, Any] | str) -> Submitted:
+def fork(control: Control, path: Path, config: Mapping[str, Any] | str, owner: str = "") -> Submitted:
     """Submit the experiment in a directory again, as a new one.
 
     Args:
         config: fields to change, such as ``{"searcher.max_trials": 8}``, or the text of a whole YAML file.
+        owner: the name of the token that forks it.
 
     Raises:
         BadInput: the experiment has no copy of its code, because its class was sent from a notebook, say.
@@ -36,7 +37,7 @@ def fork(control: Control, path: Path, config: Mapping[str, Any] | str) -> Submi
             texts = {field: json.dumps(value, ensure_ascii=False) for field, value in config.items()}
             content = changed(directory, [f"{field}={text}" for field, text in texts.items()])
             config = yaml.safe_dump(content, sort_keys=False)
-        return control.submit(config, code)
+        return control.submit(config, code, owner)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import math
 import shutil
 import signal
 import tempfile
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +33,7 @@ from dray.desk.connection import Call, Session
 from dray.desk.effects import Say
 from dray.desk.loop import EventLoop
 from dray.display.counts import Counts
+from dray.errors import ConfigError
 from dray.groups.lender import PoolClosed
 from dray.groups.lending import Lending, LendingPlan
 from dray.groups.lent import GroupServer
@@ -38,13 +41,17 @@ from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
 from dray.records.overview import COMPLETED
+from dray.records.spending import totals_of
+from dray.serve import effects
 from dray.serve import processes as commands
-from dray.serve import scheduler as effects
-from dray.serve.control import Share, Status, Submitted, Verb
+from dray.serve.control import Status, Submitted, Verb
 from dray.serve.core import ServerCore
+from dray.serve.meters import Meters
 from dray.serve.processes import ExperimentProcess, Spares
 from dray.serve.queue import Queue
+from dray.serve.quota import UNITS, OverQuota, Use, fitted
 from dray.serve.scheduler import ProcessEnd
+from dray.serve.tokens import STATE, Tokens
 from dray.storage import StorageFull
 from dray.text import one_line
 from searchers.errors import JournalError
@@ -52,8 +59,6 @@ from searchers.journal import Journal
 
 log = logging.getLogger(__name__)
 
-STATE = ".server"
-"""The directory of the server's own files, in the results directory."""
 STEP_S = 0.25
 """How often the server decides what is due while nothing happens."""
 LOOK_S = 5.0
@@ -64,10 +69,10 @@ T = TypeVar("T")
 
 class Manager:
     """A server's verbs, see `Control`, and the shell that carries them out. Another server in the results directory
-    is a `JournalError`. `idle_s`: how long a group may be idle before it ends."""
+    is a `JournalError`. `idle_s`: how long a group may be idle before it ends. `tokens`: those with quotas."""
 
-    def __init__(self, cluster: Cluster, *, idle_s: float, say: Callable[[str], None]) -> None:
-        self._cluster, self._say = cluster, say
+    def __init__(self, cluster: Cluster, tokens: Tokens, *, idle_s: float, say: Callable[[str], None]) -> None:
+        self._cluster, self._tokens, self._say = cluster, tokens, say
         self._results = results_root().resolve()
         self._directory = self._results / STATE
         self._results.mkdir(parents=True, exist_ok=True)
@@ -83,9 +88,15 @@ class Manager:
         self._loop.listen(ray.util.get_node_ip_address())
         plan = LendingPlan(own_cluster=cluster.own, idle_s=idle_s)
         self._queue = Queue(Journal.read(self._journal.path), self._journal.append)
-        self._core = ServerCore(self._queue, lambda emit: plan.lender(emit, Counts()), self._perform)
+        self._core = ServerCore(
+            self._queue, lambda emit: plan.lender(emit, Counts()), self._perform, quota_of=tokens.quota
+        )
         self._lending = Lending(self._loop, self._core.lender, plan, _Lines(say))
         self._scheduler = self._core.scheduler
+        self._meters = Meters(tokens)
+        for item in self._queue.items():  # the last server may have been killed
+            if item.owner:
+                self._scheduler.settle(item.name, self._meters.close(item))
         self._loop.attach(self)
         address = ray.get_runtime_context().gcs_address
         server = GroupServer(address=address, endpoint=self._loop.endpoint, local=cluster.local)
@@ -149,6 +160,8 @@ class Manager:
         match effect:
             case effects.StartProcess(name, path, extension):
                 self._start(name, commands.Open(path=path, extension=extension))
+            case effects.ReadSpent(name):
+                self._scheduler.settle(name, self._meters.close(self._queue.item(name), time.time()))
             case effects.SignalProcess(name, number):
                 if (process := self._processes.get(name)) is not None:  # else it has just ended
                     process.signal(number)
@@ -174,6 +187,7 @@ class Manager:
     def _look(self) -> None:
         """Check the disk and, less often, the deleted experiments and the spare process."""
         self._scheduler.disk(why_full(self._results))
+        self._scheduler.spends(self._meters.read(self._scheduler.spending(), time.time() + STEP_S))
         if time.monotonic() >= self._looked_at + LOOK_S:
             self._looked_at, self._fault = time.monotonic(), ""
             self._scheduler.deleted([item.name for item in self._queue.items() if not item.path.exists()])
@@ -207,26 +221,33 @@ class Manager:
         return answer.result()
 
     # ------------------------------------------------------------------ the verbs, see `Control`
-    def submit(self, config: str, code: Path) -> Submitted:
+    def submit(self, config: str, code: Path, owner: str = "") -> Submitted:
         if self._scheduler.full:
             raise StorageFull(errno.ENOSPC, self._scheduler.full)
+        by_quota: dict[str, Any] = {}
+        if owner:
+            config, by_quota = fitted(config, owner, self._tokens.quota(owner), self.use(owner))
         with tempfile.TemporaryDirectory(dir=self._directory, prefix="config-") as scratch:
             file = Path(scratch, "experiment.yaml")
             file.write_text(config)
             process = self._spares.create(file, code)
         assert process.opened is not None
-        path, share = process.opened.path, process.opened.share
+        path = process.opened.path
         take_number(path)
         try:
-            return self._ask(self._accept, process, path, share)
-        except OSError:
+            return replace(self._ask(self._accept, process, process.opened, owner), by_quota=by_quota)
+        except (OSError, OverQuota, ConfigError):
             process.signal(signal.SIGKILL)
             shutil.rmtree(path, ignore_errors=True)  # it was not accepted
             raise
 
-    def _accept(self, process: ExperimentProcess, path: Path, share: Share) -> Submitted:
+    def _accept(self, process: ExperimentProcess, opened: commands.Opened, owner: str) -> Submitted:
         # If this process has ended, another one will open the experiment.
-        submitted, runs = self._scheduler.submit(path, share, has_process=process.exit_code is None)
+        has_process = process.exit_code is None
+        budget = {unit: opened.budget[unit] for unit in UNITS if unit in opened.budget}
+        submitted, runs = self._scheduler.submit(
+            opened.path, opened.share, has_process=has_process, owner=owner, budget=budget
+        )
         if runs:
             self._processes[submitted.name] = process
             process.send(commands.RUN)
@@ -245,16 +266,24 @@ class Manager:
 
     def extend(self, name: str, extension: Mapping[str, Any]) -> Submitted:
         limits = {field: extension[field] for field in CHANGEABLE if field in extension}
+        budget: dict[str, float] | None = None
         if limits:
             self.experiment(name)  # raises if there is none
-            with_limits(ExperimentDirectory(self._results / name).config(), limits)
-        return self._ask(self._scheduler.extend, name, extension)
+            config = with_limits(ExperimentDirectory(self._results / name).config(), limits)
+            if "budget" in limits:
+                now = totals_of(None if config.budget is None else config.budget.model_dump())
+                changed = UNITS if limits["budget"] is None else [unit for unit in UNITS if unit in limits["budget"]]
+                budget = {unit: now.get(unit, math.inf) for unit in changed}
+        return self._ask(self._scheduler.extend, name, extension, budget)
 
     def reopen(self, name: str) -> Submitted:
         return self._ask(self._scheduler.reopen, name)
 
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
         return self._ask(self._scheduler.change, name, change)
+
+    def use(self, owner: str) -> Use:
+        return self._ask(self._scheduler.use, owner)
 
     def status(self) -> Status:
         return self._ask(self._status)

@@ -36,6 +36,7 @@ from dray.errors import ConfigError, ExperimentError, Fault, NoExperiment
 from dray.experiment.experiment import Experiment
 from dray.experiment.run import Lent, tune_driver
 from dray.groups.lent import GroupServer
+from dray.records.spending import totals_of
 from dray.serve.control import Share
 from dray.storage.errors import is_full
 from searchers.ray_tune import TuneDriver
@@ -77,6 +78,7 @@ class Opened:
 
     path: Path
     share: Share
+    budget: Mapping[str, float]  # its totals, see `dray.records.spending.totals_of`
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +276,8 @@ def _serve(connection: Connection, commands: queue.SimpleQueue[Any], lent: Lent)
         path = experiment.prepare().path
         asked = experiment.config.resources
         share = Share(priority=asked.priority, weight=asked.weight, max_slots=asked.max_slots)
-        connection.send(Opened(path, share))
+        budget = experiment.config.budget
+        connection.send(Opened(path, share, totals_of(None if budget is None else budget.model_dump())))
         assert commands.get() == RUN
         _print_to(path / OUTPUT)
         experiment.run()

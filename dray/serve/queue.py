@@ -41,10 +41,17 @@ class Item:
     extension: dict[str, Any] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     notes: str = ""
+    owner: str = ""  # the name of the token that submitted it; "": the server's own
+    budget: dict[str, float] = field(default_factory=dict)  # its totals, by names of `dray.serve.quota.UNITS`
+    spent: dict[str, float] = field(default_factory=dict)  # when its process last ended
 
 
 class Queue:
-    """The items, in the order of submission. `append` writes a record to the journal; if it raises, nothing changes."""
+    """The items, in the order of submission. `append` writes a record to the journal; if it raises, nothing changes.
+
+    Attributes:
+        deleted_spent: what each owner's deleted experiments had spent.
+    """
 
     def __init__(
         self,
@@ -54,18 +61,20 @@ class Queue:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._items: dict[str, Item] = {}
+        self.deleted_spent: dict[str, dict[str, float]] = {}
         self._append, self._clock = append, clock
         for record in records:
             self._apply(record)
 
-    def add(self, path: Path, share: Share) -> Item:
+    def add(self, path: Path, share: Share, *, owner: str = "", budget: Mapping[str, float] | None = None) -> Item:
         """Add an experiment, in the state "run"."""
-        self._note({"event": "submitted", "path": str(path), "time": self._clock(), "share": asdict(share)}, path.name)
+        record = {"event": "submitted", "path": str(path), "time": self._clock(), "share": asdict(share)}
+        self._note(record | ({"owner": owner, "budget": dict(budget or {})} if owner else {}), path.name)
         return self._items[path.name]
 
     def move(self, name: str, state: ItemState, error: str = "") -> None:
-        """Move an experiment to the state that its user wants, or that its search has ended in. "run" clears its error
-        and its restarts. A move that `TRANSITIONS` does not allow raises `WrongState` and changes nothing."""
+        """Move an experiment to the state that is wanted, or that its search has ended in. "run" clears its error and
+        its restarts. A move that `TRANSITIONS` does not allow raises `WrongState` and changes nothing."""
         before = self.item(name).state
         if state not in TRANSITIONS[before]:
             how = f"completed; to train it for longer: dray experiment extend {name}"
@@ -73,15 +82,16 @@ class Queue:
         if state in ("COMPLETED", "ERROR"):
             self._note({"event": "ended", "state": state, "error": error}, name)
         else:
-            self._note({"event": "wanted", "wanted": state}, name)
+            self._note({"event": "wanted", "wanted": state} | ({"error": error} if error else {}), name)
 
     def died(self, name: str, error: str, *, has_trained: bool) -> None:
         """Record the death of an experiment's process. `has_trained`: since the process started."""
         self._note({"event": "died", "error": error, "has_trained": has_trained}, name)
 
-    def extend(self, name: str, extension: Mapping[str, Any]) -> None:
-        """Queue an experiment again, with more or longer trials, or other limits."""
-        self._note({"event": "extended", "extension": dict(extension)}, name)
+    def extend(self, name: str, extension: Mapping[str, Any], budget: Mapping[str, float] | None = None) -> None:
+        """Queue an experiment again, with more or longer trials, or other limits. `budget`: its new totals, if any."""
+        known = {} if budget is None else {"budget": dict(budget)}
+        self._note({"event": "extended", "extension": dict(extension), **known}, name)
 
     def reopen(self, name: str) -> None:
         """Queue an experiment again, from any state."""
@@ -103,16 +113,23 @@ class Queue:
             words = {"tags": list(change.get("tags", item.tags)), "notes": change.get("notes", item.notes)}
             self._note({"event": "annotated", **words}, name)
 
+    def spent(self, name: str, spent: Mapping[str, float]) -> None:
+        """Record what an experiment has spent."""
+        self._note({"event": "spent", "spent": dict(spent)}, name)
+
     def remove(self, name: str) -> None:
         """Forget an experiment whose directory was deleted."""
         self._note({"event": "removed"}, name)
 
     def item(self, name: str) -> Item:
         """The item of this name; `NotSubmitted` if there is none."""
-        try:
-            return self._items[name]
-        except KeyError:
-            raise NotSubmitted(f"experiment {name} was not submitted to this server") from None
+        if (item := self.find(name)) is None:
+            raise NotSubmitted(f"experiment {name} was not submitted to this server")
+        return item
+
+    def find(self, name: str) -> Item | None:
+        """The item of this name, if there is one."""
+        return self._items.get(name)
 
     def items(self) -> list[Item]:
         """All items, in the order of submission."""
@@ -126,13 +143,15 @@ class Queue:
     def _apply(self, record: Mapping[str, Any]) -> None:
         name, event = str(record["name"]), record["event"]
         if event == "submitted":
+            self._forget(name)  # a deleted one may have had the same name
             share, path = Share(**record["share"]), Path(record["path"])
-            self._items[name] = Item(name=name, path=path, submitted=record["time"], share=share)
+            known = {"owner": record.get("owner", ""), "budget": record.get("budget", {})}
+            self._items[name] = Item(name=name, path=path, submitted=record["time"], share=share, **known)
             return
         item = self._items[name]
         match event:
             case "wanted":
-                item.state = record["wanted"]
+                item.state, item.error = record["wanted"], record.get("error", item.error)
             case "ended":
                 item.state, item.error = record["state"], record["error"]
             case "died":
@@ -140,12 +159,34 @@ class Queue:
                 item.error = record["error"]
             case "extended":
                 item.extension = record["extension"]
+                item.budget = record.get("budget", item.budget)
                 item.state = "run" if item.extension else item.state
             case "share":
                 item.share = Share(**record["share"])
             case "annotated":
                 item.tags, item.notes = tuple(record["tags"]), record["notes"]
+            case "spent":
+                item.spent = record["spent"]
             case "removed":
-                del self._items[name]
+                self._forget(name)
         if item.state == "run" and (event == "wanted" or record.get("extension")):
             item.error, item.restarts = "", 0
+
+    def _forget(self, name: str) -> None:
+        item = self._items.pop(name, None)
+        if item is not None and item.owner:
+            gone = self.deleted_spent.setdefault(item.owner, {})
+            gone |= {unit: gone.get(unit, 0.0) + spent for unit, spent in item.spent.items()}
+
+
+def extended(before: Mapping[str, Any], extension: Mapping[str, Any]) -> dict[str, Any]:
+    """An extension that no process has applied yet, with a further one.
+
+    >>> extended({"max_trials": 8, "budget": {"usd": 5}}, {"budget": {"slot_hours": 2}})
+    {'max_trials': 8, 'budget': {'usd': 5, 'slot_hours': 2}}
+    """
+    found = dict(before) | dict(extension)
+    for name in ("budget", "prices"):
+        if isinstance(before.get(name), Mapping) and isinstance(extension.get(name), Mapping):
+            found[name] = before[name] | extension[name]
+    return found

@@ -13,11 +13,12 @@ from typing import Any
 from dray.code.trial_import import IMPORT_S, START_S, fault_of_import
 from dray.config.entrypoint import ClassName
 from dray.experiment import requests
+from dray.experiment.request_files import RequestFiles
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.records.reader import ExperimentReader
 from dray.serve.answers import BadInput
-from dray.serve.control import ACTIVE, Control
+from dray.serve.control import ACTIVE, Control, WrongState
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
 
@@ -45,7 +46,11 @@ def ask(control: Control, path: Path, make: Callable[[ExperimentReader], Request
         requests.place(path, request)
         is_new = request.trial is None
         if is_new and state not in (*ACTIVE, "PAUSED"):  # what a person has paused waits
-            control.reopen(path.name)
+            try:
+                control.reopen(path.name)
+            except WrongState:  # the quota of its token has no room
+                RequestFiles(directory).remove(request.id)
+                raise
 
         def is_running() -> bool:
             now = control.experiment(path.name).state

@@ -6,6 +6,7 @@ of a user before anything acts on it.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -15,49 +16,22 @@ from typing import Any, Literal
 
 from dray.desk.effects import Say
 from dray.desk.shares import Demand
+from dray.serve.accounts import Accounts
 from dray.serve.control import ACTIVE, ExperimentState, Share, Submitted, Verb, WrongState
-from dray.serve.queue import Item, Queue
+from dray.serve.effects import (
+    Evict,
+    ReadSpent,
+    RemoveRun,
+    SchedulerEffect,
+    SetShare,
+    SignalProcess,
+    StartProcess,
+)
+from dray.serve.queue import Item, Queue, extended
+from dray.serve.quota import Quota, Use, check_priority
 
 MAX_DEATHS = 3  # an experiment fails when its process dies this often in a row without training in between
 MAX_PROCESSES = 64  # most experiments that run at the same time
-
-
-# ---------------------------------------------------------------------------------------------------------- effects
-@dataclass(frozen=True, slots=True)
-class StartProcess:
-    """Start a process for an experiment and apply its extension."""
-
-    name: str
-    path: Path
-    extension: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class SignalProcess:
-    """Send a signal to an experiment's process."""
-
-    name: str
-    number: signal.Signals
-
-
-@dataclass(frozen=True, slots=True)
-class SetShare:
-    """Set a run's claim to GPUs or CPUs at the desk."""
-
-    run: str
-    priority: int
-    weight: float
-    max_slots: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveRun:
-    """Let the desk forget a run once its trials have left, and then call `Scheduler.left`."""
-
-    run: str
-
-
-SchedulerEffect = StartProcess | SignalProcess | SetShare | RemoveRun | Say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +59,22 @@ class Scheduler:
         queue: the experiments, with the states that users want.
         emit: called with each effect.
         is_preempted: tells whether other runs have the slots that a demand waits for.
+        quota_of: the quota of the token of this name.
     """
 
     def __init__(
-        self, queue: Queue, emit: Callable[[SchedulerEffect], None], *, is_preempted: Callable[[Demand], bool]
+        self,
+        queue: Queue,
+        emit: Callable[[SchedulerEffect], None],
+        *,
+        is_preempted: Callable[[Demand], bool],
+        quota_of: Callable[[str], Quota] = lambda owner: Quota(),
     ) -> None:
         self._queue, self._emit, self._is_preempted = queue, emit, is_preempted
         self._processes: dict[str, _Process] = {}
         self._leaving: set[str] = set()  # runs whose process has ended, but not all of their trials
+        self._unsettled: set[str] = set()  # experiments whose process has ended, but what they spent is not yet read
+        self.accounts = Accounts(queue, quota_of, lambda item: item.state == "run" or self._is_up(item.name))
         self.closing = False  # the server is ending
         self.full = ""  # the reason why no process may start, if the disk is full
         self.slots = 0.0  # slots of the cluster
@@ -113,11 +95,12 @@ class Scheduler:
             most = None if share.max_slots is None else share.max_slots * demand.unit
             if (share.priority, share.weight, most) != (demand.priority, demand.weight, demand.max_slots):
                 self._emit(SetShare(run, share.priority, share.weight, most))
+        for name in self._unsettled - set(map(experiment_of, self._leaving)):
+            self._emit(ReadSpent(name))
         due = [item for item in self._queue.items() if item.state == "run" and not self._is_up(item.name)]
         for item in sorted(due, key=lambda each: each.share.priority):
-            if not self._may_start(item.share.priority):
-                return
-            self._start(item)
+            if self._may_start(item):
+                self._start(item)
 
     def disk(self, full: str) -> None:
         """Note whether the disk of the results is full: the reason, or "". While it is, no process starts, as it would
@@ -141,12 +124,39 @@ class Scheduler:
         """Note that the desk has forgotten a run."""
         self._leaving.discard(run)
 
+    def spends(self, spent: Mapping[str, Mapping[str, float]]) -> None:
+        """Note what experiments with a process have spent so far. Those that exceed the quota of their token end at
+        once."""
+        for name, each in spent.items():
+            self.accounts.spends(name, each)
+        for item, why in self.accounts.overrun():
+            if item.name in self._processes:
+                self._emit(SignalProcess(item.name, signal.SIGKILL))
+            for run in [run for run in self.demands if experiment_of(run) == item.name]:
+                self._emit(Evict(run))
+            if item.state in ("run", "pause"):
+                self._emit(Say(f"experiment {item.name}: {why}"))
+                self._queue.move(item.name, "stop", why)
+
+    def spending(self) -> list[Item]:
+        """The experiments of tokens that have a process, or trials that have yet to leave."""
+        names = {*self._processes, *map(experiment_of, self._leaving), *self._unsettled}
+        return [item for name in names if (item := self._queue.find(name)) is not None and item.owner]
+
+    def settle(self, name: str, spent: Mapping[str, float]) -> None:
+        """Record what an experiment has spent, as its process and its trials have ended."""
+        self.accounts.spends(name, spent)
+        self.accounts.settle(name)
+        self._unsettled.discard(name)
+
     def ended(self, name: str, end: ProcessEnd) -> None:
         """Handle the end of a process. If it can't be recorded, the experiment starts, and ends, again."""
         process = self._processes.pop(name)
         for run in [run for run in self.demands if experiment_of(run) == name]:
             self._remove(run)
         item = self._queue.item(name)
+        if item.owner:
+            self._unsettled.add(name)
         if end.kind not in ("died", "stopped"):  # either can happen before the extension is applied
             self._queue.opened(name)
         if end.kind in ("COMPLETED", "ERROR"):
@@ -167,15 +177,22 @@ class Scheduler:
             self._emit(RemoveRun(run))
 
     def _is_up(self, name: str) -> bool:
-        return name in self._processes or any(experiment_of(run) == name for run in self._leaving)
+        is_leaving = any(experiment_of(run) == name for run in self._leaving)
+        return name in self._processes or name in self._unsettled or is_leaving
 
-    def _may_start(self, priority: int) -> bool:
-        """Whether another experiment may start: at most one more than the slots, unless it preempts a running one."""
-        if self.closing or self.full:
+    def _may_start(self, item: Item) -> bool:
+        """Whether an experiment may start: at most one more than the slots, unless it preempts a running one; the same
+        for the experiments and the slots of its token, which would take the places of others otherwise."""
+        if self.closing or self.full or len(self._processes) >= MAX_PROCESSES:
             return False
-        most = min(MAX_PROCESSES, int(self.slots) + 1)
-        running = [self._queue.item(name).share.priority for name in self._processes]
-        return len(running) < most or (len(running) < MAX_PROCESSES and priority < max(running))
+        running = [self._queue.item(name) for name in self._processes]
+        limits = [(running, int(self.slots))]
+        if item.owner and (most := self.accounts.quota_of(item.owner).slots) is not None:
+            limits.append(([each for each in running if each.owner == item.owner], most))
+        return all(
+            len(those) <= slots or item.share.priority < max(each.share.priority for each in those)
+            for those, slots in limits
+        )
 
     def _start(self, item: Item) -> None:
         self._processes[item.name] = _Process()
@@ -188,10 +205,23 @@ class Scheduler:
             self._emit(SignalProcess(name, signal.SIGTERM))
 
     # ------------------------------------------------------------------ the verbs, see `dray.serve.control.Control`
-    def submit(self, path: Path, share: Share, *, has_process: bool) -> tuple[Submitted, bool]:
-        """Accept a new experiment. Returns it, and whether the process that created it, if it is still up, runs it."""
-        item = self._queue.add(path, share)
-        runs = has_process and self._may_start(share.priority)
+    def submit(
+        self,
+        path: Path,
+        share: Share,
+        *,
+        has_process: bool,
+        owner: str = "",
+        budget: Mapping[str, float] | None = None,
+    ) -> tuple[Submitted, bool]:
+        """Accept a new experiment. Returns it, and whether the process that created it, if it is still up, runs it.
+        `owner`: the name of a token, whose quota must have room for the experiment's `budget`."""
+        if owner:
+            check_priority(owner, self.accounts.quota_of(owner), share.priority, "resources.priority")
+        totals = dict(budget or {})
+        self.accounts.admit(Item(name=path.name, path=path, submitted=0.0, share=share, owner=owner, budget=totals))
+        item = self._queue.add(path, share, owner=owner, budget=totals)
+        runs = has_process and self._may_start(item)
         if runs:
             self._processes[item.name] = _Process()
         return self._submitted(item), runs
@@ -205,22 +235,30 @@ class Scheduler:
     def act(self, name: str, verb: Verb) -> Submitted:
         """Stop, pause, kill or activate an experiment."""
         item = self._queue.item(name)
+        if verb == "activate":
+            self.accounts.admit(item)
         if verb != "activate" or item.state != "run":
             self._queue.move(name, "run" if verb == "activate" else "pause" if verb == "pause" else "stop")
         if verb != "activate" and name in self._processes:
             self._emit(SignalProcess(name, signal.SIGKILL if verb == "kill" else signal.SIGTERM))
         return self._submitted(item)
 
-    def extend(self, name: str, extension: Mapping[str, Any]) -> Submitted:
+    def extend(self, name: str, extension: Mapping[str, Any], budget: Mapping[str, float] | None = None) -> Submitted:
+        """Queue an experiment again. `budget`: the new totals of its budget; infinite without a limit."""
         item = self._queue.item(name)
         if name in self._processes:
             raise WrongState(f"experiment {name} is running; pause it first")
-        self._queue.extend(name, extension)
+        # What was reserved stays so: its next process may fail before it applies an extension that lowers the budget.
+        total = item.budget | {unit: max(item.budget.get(unit, 0.0), each) for unit, each in (budget or {}).items()}
+        self.accounts.admit(item, total, prices=extension.get("prices"))
+        total = {unit: each for unit, each in total.items() if math.isfinite(each)}
+        self._queue.extend(name, extended(item.extension, extension), total if item.owner else None)
         return self._submitted(item)
 
     def reopen(self, name: str) -> Submitted:
         item = self._queue.item(name)
         if item.state != "run":
+            self.accounts.admit(item)
             self._queue.reopen(name)
         return self._submitted(item)
 
@@ -228,9 +266,22 @@ class Scheduler:
         self._queue.change(name, change)
         return self.experiment(name)
 
+    def use(self, owner: str) -> Use:
+        """What the experiments of a token use."""
+        mine = (item for item in self._queue.items() if item.owner == owner)
+        demands = [demand for item in mine for demand in self._demands_of(item.name)]
+        return self.accounts.use(owner, slots=sum(demand.has * demand.size / demand.unit for demand in demands))
+
     def counts(self) -> dict[ExperimentState, int]:
         """The number of experiments in each state."""
         return dict(Counter(self._state(item, self._demands_of(item.name)) for item in self._queue.items()))
+
+    def claim(self, run: str) -> dict[str, Any]:
+        """The claim of a run to slots at the desk: fields of `dray.desk.lease.Client`."""
+        item = self._queue.find(experiment_of(run))
+        if item is None or not item.owner:
+            return {}
+        return {"account": item.owner, "account_slots": self.accounts.quota_of(item.owner).slots}
 
     # ------------------------------------------------------------------ what is known
     def _demands_of(self, name: str) -> list[Demand]:
@@ -251,6 +302,7 @@ class Scheduler:
             error=(item.error if state != "RUNNING" else "") or (self.full if state in ACTIVE else ""),
             tags=item.tags,
             notes=item.notes,
+            owner=item.owner,
         )
 
     def _state(self, item: Item, demands: Collection[Demand]) -> ExperimentState:

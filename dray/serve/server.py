@@ -14,6 +14,7 @@ from dray.records.directory import results_root
 from dray.serve import address as addresses
 from dray.serve.app import listening
 from dray.serve.manager import Manager, why_full
+from dray.serve.tokens import Tokens
 
 IDLE_S = 600.0  # how long a worker group may be idle before it ends, by default
 
@@ -27,7 +28,7 @@ def serve(host: str, port: int, address: str | None, idle_s: float, say: Callabl
         idle_s: how long a worker group may be idle before it ends.
 
     Raises:
-        ConfigError: other machines can reach the host, and there is no token.
+        ConfigError: other machines can reach the host, and there is no token; or the file of tokens can't be read.
         JournalError: another server uses the results directory.
         ConnectionError: there is no cluster at the address.
         ExperimentError: no port is free, or the disk is full.
@@ -37,6 +38,8 @@ def serve(host: str, port: int, address: str | None, idle_s: float, say: Callabl
     if full := why_full(results):
         raise ExperimentError(full)
     token = addresses.token_for(host, results)
+    tokens = Tokens(results, token)
+    tokens.all()  # refused before Ray starts
     over = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -46,8 +49,8 @@ def serve(host: str, port: int, address: str | None, idle_s: float, say: Callabl
     before = set_handlers(stop)
     try:
         with connect(address) as cluster:
-            manager = Manager(cluster, idle_s=idle_s, say=say)
-            with listening(manager, results, host, port, token) as url:
+            manager = Manager(cluster, tokens, idle_s=idle_s, say=say)
+            with listening(manager, results, host, port, tokens) as url:
                 addresses.write(results, url, token)
                 say(f"serving {results} on {cluster.description}")
                 say(f"open {url}/login?token={token}")

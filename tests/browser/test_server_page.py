@@ -16,7 +16,10 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from dray.records.directory import DIFF
 from dray.records.result import Result
+from dray.serve import tokens
 from dray.serve.app import listening
+from dray.serve.quota import Quota
+from dray.serve.tokens import Tokens
 from searchers.events import Exited, Requested, Started
 from tests.experiment.test_requests import answering
 from tests.records.repeated import repeated
@@ -95,7 +98,10 @@ def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
     control.put("digits-1", "COMPLETED", tags=("baseline",), notes="<b>first</b>")
     control.put("many", "PAUSED")
     control.put("experiment", "RUNNING", slots=1.0, waiting=1)
-    with pytest.MonkeyPatch.context() as patch, listening(control, results, "127.0.0.1", PORT, TOKEN) as url:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        listening(control, results, "127.0.0.1", PORT, Tokens(results, TOKEN)) as url,
+    ):
         patch.setenv("DRAY_HOME", str(results))
         browser.get(f"{url}/login?token={TOKEN}")
         yield Site(browser, url, results, control, story)
@@ -238,6 +244,23 @@ def test_slots_tags_and_notes_are_changed(site: Site) -> None:
     site.click("Save", "dialog")
     site.until(lambda: {"new", "tags"} <= set(site.texts(".notes .tag")))
     assert site.control.experiment("experiment").notes == "two\nlines"
+
+
+def test_a_token_that_may_not_change_an_experiment_sees_why_in_place_of_the_buttons(site: Site) -> None:
+    secret = tokens.create(site.results, "agent", "submit", Quota())
+    site.browser.get(f"{site.url}/login?token={secret}")
+    try:
+        site.open("#/e/experiment")
+        site.until(lambda: "may change only what it has submitted" in site.one(".actions").text)
+        assert site.texts(".actions button") == ["Again, with changes"]
+        site.control.put("experiment", "RUNNING", owner="agent")
+        site.open("#/")
+        site.until(lambda: "by agent" in site.one("tr[data-key='experiment']").text)
+        site.open("#/e/experiment")
+        site.until(lambda: "Stop" in site.texts(".actions button"))
+    finally:
+        site.control.put("experiment", "RUNNING", owner="")
+        site.browser.get(f"{site.url}/login?token={TOKEN}")
 
 
 def test_an_experiment_is_run_again_with_changes(site: Site) -> None:

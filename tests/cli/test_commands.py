@@ -70,7 +70,7 @@ DOING = {
 }
 #: What needs none, or two; tested below, in test_diff.py, test_migrate.py, tests/test_cli.py,
 #: tests/test_cluster_yaml.py, tests/cluster/test_check.py, tests/experiment/test_probe.py and
-#: tests/serve/test_commands.py.
+#: tests/serve/test_commands.py and tests/serve/test_tokens.py.
 OTHERS = {
     "demo",
     "experiment create",
@@ -82,6 +82,7 @@ OTHERS = {
     "probe",
     "serve",
 }
+OTHERS |= {f"serve token {name}" for name in ("create", "list", "revoke")}
 OTHERS |= {f"cluster {name}" for name in ("status", "check", "validate")}
 
 ON_ONE = {**{name: arguments for name, (arguments, _) in READING.items()}, **DOING}
@@ -93,7 +94,7 @@ def commands(group: Any, *before: str) -> Iterator[str]:
             continue
         if hasattr(command, "commands"):
             yield from commands(command, *before, name)
-        else:
+        if not hasattr(command, "commands") or command.invoke_without_command:
             yield " ".join((*before, name))
 
 

@@ -156,6 +156,8 @@ def parse(command: Any, words: list[str], parent: Any = None) -> None:
     context = command.make_context(name, list(arguments), parent=parent)
     if hasattr(command, "commands"):
         rest = [*context._protected_args, *context.args]  # noqa: SLF001 - the public name is deprecated
+        if not rest and command.invoke_without_command:
+            return
         inner, chosen, arguments = command.resolve_command(context, rest)
         parse(chosen, [inner, *arguments], context)
 

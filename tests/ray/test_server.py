@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 import dray
-from dray.serve.client import Refused
+from dray.code.archive import pack
+from dray.serve import tokens
+from dray.serve.client import Refused, Server
 from dray.serve.control import Invalid, Submitted, WrongState
-from tests.ray.harness import TRIALS, attempts, journal, lines, saved_batches
+from dray.serve.quota import Quota
+from tests.ray.harness import TRIALS, attempts, journal, lines, recorded, saved_batches
 from tests.ray.scraping import scraped, values
 from tests.ray.serving import Served, copy_of, served
 
@@ -201,6 +205,43 @@ def test_an_experiment_whose_process_dies_continues_by_itself(server: Served) ->
     server.wait_until(submitted, "COMPLETED")
     check_training(server.record("killed"), trials=1, batches=60)
     assert server.client.experiment(submitted.name).restarts == 1
+
+
+def test_a_token_spends_no_more_than_its_quota_whatever_is_killed_and_if_its_trials_hang(
+    server: Served, tmp_path: Path
+) -> None:
+    hang, quota_s = tmp_path / "hang", 20.0
+    body = (
+        "        time.sleep(self.pause_s)\n",
+        f"        while os.path.exists({str(hang)!r}):\n            time.sleep(0.1)\n",
+    )
+    code = copy_of(TRIALS, tmp_path / "hanging", recorded=(body[0], body[0] + body[1]))
+    secret = tokens.create(server.home, "agent", "submit", Quota(slots=2, slot_hours=quota_s / 3600))
+    config = {**recorded(server.record("quota"), trials=2, batches=5000, pause_s=0.02), "name": "quota"}
+    submitted = Server(server.client.url, secret).submit(yaml.safe_dump(config), pack(code))
+    assert submitted.owner == "agent"
+    assert submitted.by_quota == {"resources.max_slots": 2, "budget.slot_hours": quota_s / 3600}
+
+    def attempts_made() -> int:
+        return sum("made" in line for line in lines(server.record("quota")))
+
+    server.wait_for(lambda: attempts_made() == 2, "two trials")
+    driver = server.driver_of(submitted)
+    assert driver is not None
+    os.kill(driver, signal.SIGKILL)
+    server.wait_for(lambda: attempts_made() == 4, "both trials to continue")
+    server.kill()
+    server.restart()
+    hang.touch()
+    ended = server.wait_until(submitted, "STOPPED")
+    assert ended.error.startswith("ended at once, without saving: token agent has used")
+    server.wait_for(lambda: server.client.status().busy == 0, "its slots to be free")
+    [known] = server.client.tokens()
+    used_s = known["used"]["slot_hours"] * 3600
+    assert 0.9 * quota_s < used_s < 2 * quota_s, "within 1%, unless the machine has other work"
+    assert known["reserved"]["slot_hours"] == 0
+    with pytest.raises(WrongState, match=r"token agent has a quota of .* slot-hours: other"):
+        Server(server.client.url, secret).submit(yaml.safe_dump({**config, "budget": {"slot_hours": 1}}), pack(code))
 
 
 def test_a_server_that_is_killed_finds_its_experiments_again(server: Served) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from dray.serve import api
 from dray.serve.app import listening
+from dray.serve.tokens import Tokens
 from tests.serve.fake import FakeControl
 
 TOKEN = "secret-token"
@@ -93,5 +94,5 @@ def served(results: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """The server. It looks more often for news."""
     monkeypatch.setattr(api, "POLL_S", 0.02)
     control = FakeControl(results)
-    with listening(control, results, "127.0.0.1", PORT, TOKEN) as url:
+    with listening(control, results, "127.0.0.1", PORT, Tokens(results, TOKEN)) as url:
         yield Served(int(url.rpartition(":")[2]), control, results)

@@ -15,6 +15,7 @@ from dray.code.load import check_entrypoint_file
 from dray.config.load import load_config
 from dray.records.directory import ExperimentDirectory
 from dray.serve.control import ExperimentState, NotSubmitted, Share, Status, Submitted, Verb, WrongState
+from dray.serve.quota import Use
 
 ACTIVE = ("QUEUED", "RUNNING", "STOPPING")
 
@@ -41,7 +42,7 @@ class FakeControl:
         self._all[name] = replace(before, state=state, **fields)  # type: ignore[arg-type]
         return self._all[name]
 
-    def submit(self, config: str, code: Path) -> Submitted:
+    def submit(self, config: str, code: Path, owner: str = "") -> Submitted:
         file = code.parent / f"{code.name}.yaml"
         file.write_text(config)
         checked = load_config(yaml.safe_load(config))
@@ -51,7 +52,7 @@ class FakeControl:
             ExperimentDirectory.create(self.results / name, checked, code)
             asked = checked.resources
             share = Share(priority=asked.priority, weight=asked.weight, max_slots=asked.max_slots)
-            return self.put(name, share=share)
+            return self.put(name, share=share, owner=owner)
 
     def experiments(self) -> list[Submitted]:
         return [each for each in self._all.values() if self._is_there(each.name)]
@@ -78,6 +79,10 @@ class FakeControl:
         share = {field: value for field, value in change.items() if field not in ("tags", "notes")}
         words = {field: value for field, value in change.items() if field in ("tags", "notes")}
         return self.put(name, now.state, share=replace(now.share, **share), **words)
+
+    def use(self, owner: str) -> Use:
+        mine = sum(each.owner == owner for each in self.experiments())
+        return Use(used={"slot_hours": 1.5, "usd": 0.0}, reserved={"slot_hours": 2.0, "usd": 0.0}, experiments=mine)
 
     def status(self) -> Status:
         return Status(

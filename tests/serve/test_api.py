@@ -15,6 +15,7 @@ import pytest
 from dray.code.archive import pack
 from dray.serve.app import listening
 from dray.serve.control import ExperimentState, Submitted
+from dray.serve.tokens import Tokens
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Reply, Served
 
@@ -44,10 +45,10 @@ def put(served: Served, state: ExperimentState) -> Submitted:
     return served.control.put("digits-1", state)
 
 
-def submit(served: Served, config: str, code: bytes) -> Reply:
+def submit(served: Served, config: str, code: bytes, token: dict[str, str] | None = None) -> Reply:
     part = '--b\r\nContent-Disposition: form-data; name="{}"\r\n\r\n'
     body = part.format("config").encode() + config.encode() + b"\r\n" + part.format("code").encode() + code
-    headers = {**served.headers, "Content-Type": "multipart/form-data; boundary=b"}
+    headers = {**(token or served.headers), "Content-Type": "multipart/form-data; boundary=b"}
     return served.send("POST", "/api/v1/experiments", body + b"\r\n--b--\r\n", headers=headers)
 
 
@@ -102,7 +103,7 @@ def test_json_that_is_nested_too_deeply_is_bad_input(served: Served) -> None:
 
 def test_a_connection_without_a_request_ends(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dray.serve.app.REQUEST_S", 0.1)
-    with listening(served.control, served.results, "127.0.0.1", 18700, TOKEN) as url:
+    with listening(served.control, served.results, "127.0.0.1", 18700, Tokens(served.results, TOKEN)) as url:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         for sent in (b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET"):
             with socket.create_connection(address, timeout=30) as connection:
@@ -112,7 +113,7 @@ def test_a_connection_without_a_request_ends(served: Served, monkeypatch: pytest
 
 
 def test_a_full_disk_is_reported(served: Served, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(config: str, code: Path) -> Submitted:
+    def full(config: str, code: Path, owner: str) -> Submitted:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/results/digits-1")
 
     monkeypatch.setattr(served.control, "submit", full)

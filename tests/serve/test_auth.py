@@ -9,8 +9,8 @@ import pytest
 from dray.private import is_loopback
 from dray.serve.app import make_app
 from dray.serve.auth import LOOPBACK, host_names
+from dray.serve.tokens import Tokens
 from tests.serve.conftest import TOKEN, Served
-from tests.serve.fake import FakeControl
 
 STOP = "/api/v1/experiments/digits-1/stop"
 
@@ -38,7 +38,7 @@ def sent(served: Served) -> dict[str, str]:
 
 # -------------------------------------------------------------------------------------------------------------- token
 def test_every_route_of_the_api_needs_the_token(running: Served) -> None:
-    app = make_app(running.control, running.results, token=TOKEN, hosts=LOOPBACK)
+    app = make_app(running.control, running.results, tokens=Tokens(running.results, TOKEN), hosts=LOOPBACK)
     checked = 0
     for route in app.router.routes():
         path = route.resource.canonical if route.resource is not None else ""
@@ -72,7 +72,7 @@ def test_what_is_not_there_is_not_shown_either(running: Served) -> None:
 
 def test_a_server_without_a_token_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
-        make_app(FakeControl(tmp_path), tmp_path, token="", hosts=LOOPBACK)
+        Tokens(tmp_path, "")
 
 
 # ------------------------------------------------------------------------------------------------------------ browser

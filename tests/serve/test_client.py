@@ -96,7 +96,10 @@ def test_the_environment_names_a_server(served: Served, tmp_path: Path, monkeypa
     monkeypatch.setenv("DRAY_SERVER_TOKEN", "wrong")
     found = Server.find()
     assert found is not None
-    with pytest.raises(Refused, match="refuses this process: the token is not this server's; export DRAY_SERVER_TOKEN"):
+    with pytest.raises(
+        Refused,
+        match="refuses this process: the token is not this server's, or it was revoked; export DRAY_SERVER_TOKEN",
+    ):
         found.status()
     monkeypatch.setenv("DRAY_SERVER", "trainer:8600")
     with pytest.raises(ConfigError, match="DRAY_SERVER: must be a URL such as"):

@@ -15,6 +15,7 @@ from dray.serve.app import make_app
 from dray.serve.auth import LOOPBACK
 from dray.serve.control import API
 from dray.serve.site import openapi
+from dray.serve.tokens import Tokens
 from tests.records.repeated import repeated
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Reply, Served
@@ -64,7 +65,7 @@ def check(reply: Reply, method: str, path: str, status: int = 200) -> Any:
 
 
 def test_every_route_is_documented_and_nothing_else(tmp_path: Path) -> None:
-    app = make_app(FakeControl(tmp_path), tmp_path, token=TOKEN, hosts=LOOPBACK)
+    app = make_app(FakeControl(tmp_path), tmp_path, tokens=Tokens(tmp_path, TOKEN), hosts=LOOPBACK)
     routes = {
         (route.method, re.sub(r"\{(\w+):[^/]*\}", r"{\1}", route.resource.canonical.removeprefix(API)))
         for route in app.router.routes()

@@ -12,17 +12,9 @@ import pytest
 from dray.desk.effects import Say
 from dray.desk.shares import Demand
 from dray.serve.control import Share, WrongState
+from dray.serve.effects import SchedulerEffect, SetShare, SignalProcess, StartProcess
 from dray.serve.queue import Queue
-from dray.serve.scheduler import (
-    MAX_DEATHS,
-    MAX_PROCESSES,
-    ProcessEnd,
-    Scheduler,
-    SchedulerEffect,
-    SetShare,
-    SignalProcess,
-    StartProcess,
-)
+from dray.serve.scheduler import MAX_DEATHS, MAX_PROCESSES, ProcessEnd, Scheduler
 
 DIED = ProcessEnd(kind="died", error="killed by signal 9")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dray.records.spending import Spending, Usage
+from dray.records.spending import ALIVE_S, ALIVE_SHARE, Spending, Usage
 from tests.simulation.world import TICK_S, Failed, World
 
-ALIVE_S, ALIVE_SHARE = 10.0, 0.002
 GROWTH = 3
 """The factor by which the user extends a budget that is spent."""
 

@@ -38,6 +38,7 @@ class Schedule:
         slow_s: latency of the slowest messages.
         wire: whether messages are encoded.
         late_requests: number of requests after the search is done.
+        token_slots: the quota of the token that submits all experiments to the server; None: they are the server's own.
     """
 
     seed: int
@@ -49,11 +50,12 @@ class Schedule:
     slow_s: float
     wire: bool
     late_requests: int = 0
+    token_slots: int | None = None
 
     def lines(self) -> list[str]:
         """Describe the schedule."""
         cluster = f"nodes {self.nodes}, own_cluster {self.own_cluster}, server {self.server}"
-        text = [f"seed {self.seed}: {cluster}, slow_s {self.slow_s}"]
+        text = [f"seed {self.seed}: {cluster}, slow_s {self.slow_s}, token_slots {self.token_slots}"]
         text += [f"  experiment {number}: {setup}" for number, setup in enumerate(self.setups)]
         return [*text, *(f"  {fault}" for fault in self.faults)]
 
@@ -140,6 +142,17 @@ def with_repeats(schedule: Schedule) -> Schedule:
     return replace(schedule, setups=tuple(setups))
 
 
+def with_token(schedule: Schedule) -> Schedule:
+    """Let one token submit two or three experiments to a server, perhaps with different slots per trial."""
+    random, most = Random(f"token:{schedule.seed}"), sum(schedule.nodes)
+    setups = tuple(
+        _setup(random, max_ranks=min(2, most), most_trials=5, faults=bool(schedule.faults))
+        for _ in range(random.randrange(2, 4))
+    )
+    slots = random.randrange(max(each.ranks for each in setups), most + 1)
+    return replace(schedule, server=True, setups=setups, token_slots=slots)
+
+
 def drawn(
     seed: int,
     *,
@@ -149,9 +162,12 @@ def drawn(
     auto: bool = False,
     budgets: bool = False,
     repeats: bool = False,
+    token: bool = False,
 ) -> Schedule:
-    """Draw the schedule of a seed; on demand with a person's requests, populations or `auto`, budgets, and repeats."""
+    """Draw the schedule of a seed; on demand with a token's quota, a person's requests, populations or `auto`, budgets,
+    and repeats."""
     schedule = schedule_of(seed, faults=faults)
+    schedule = with_token(schedule) if token else schedule
     schedule = with_auto(schedule) if auto else schedule
     schedule = with_population(schedule) if pbt else schedule
     schedule = with_repeats(schedule) if repeats else schedule

@@ -15,10 +15,11 @@ from dray.display.counts import Counts
 from dray.groups.lender import GroupKind, Lender
 from dray.groups.lent import LentGroups
 from dray.groups.pool import GroupsPlan
-from dray.serve import scheduler as effects
+from dray.serve import effects
 from dray.serve.control import NotSubmitted, Share, WrongState
 from dray.serve.core import ServerCore
 from dray.serve.queue import Queue
+from dray.serve.quota import Quota
 from dray.serve.scheduler import ProcessEnd
 from searchers.journal import Journal
 from tests.simulation.cluster import Cluster, Lending
@@ -74,9 +75,11 @@ class Results:
     Attributes:
         wanted: possible requests for each accepted experiment: its user's last acknowledged request,
             and later ones that may have reached the disk.
+        quota: of the token that submits them, if any.
     """
 
-    def __init__(self, world: World, experiments: list[Experiment]) -> None:
+    def __init__(self, world: World, experiments: list[Experiment], token_slots: int | None = None) -> None:
+        self.owner, self.quota = "" if token_slots is None else "agent", Quota(slots=token_slots)
         self.disk = Disk(world)
         self.experiments = {each.name: each for each in experiments}
         self.wanted: dict[str, set[str]] = {}
@@ -93,7 +96,14 @@ class ServingCore(ServerCore):
         match effect:
             case Tell(client, LeaseGranted()) if client in self.lender.desk.clients:
                 check_leases(self.lender.desk.clients[client])
+                self.check_quota()
         super().carry_out(effect)
+
+    def check_quota(self) -> None:
+        """Check that the leases of the token's experiments keep its quota."""
+        clients, most = self.lender.desk.clients.values(), self.process.quota.slots
+        if most is not None and (held := sum(client.slots / client.unit for client in clients)) > most:
+            raise Failed(f"{self.process.name}: the token has {held} slots, of {most}")
 
 
 class ServerProcess(Loop):
@@ -107,9 +117,10 @@ class ServerProcess(Loop):
         self._is_ending = False
         journal = DiskJournal(results.disk, lambda record: None)
         records = Journal.parse(results.disk.data, where=self.name)
+        self.quota = results.quota
         queue = Queue(records, journal.append, clock=lambda: self.world.now)
         self._check(queue)
-        self._core = ServingCore(queue, self._lend, self._perform)
+        self._core = ServingCore(queue, self._lend, self._perform, quota_of=lambda owner: self.quota)
         self._core.process = self
         self.scheduler, lender = self._core.scheduler, self._core.lender
         self.lending = Lending(self, cluster, lender, end_s=0.0)
@@ -173,6 +184,8 @@ class ServerProcess(Loop):
         match effect:
             case effects.StartProcess(name, _, extension):
                 self._start(name, extension)
+            case effects.ReadSpent(name):
+                self.scheduler.settle(name, {})
             case effects.SignalProcess(name, number):
                 if (process := self.processes.get(name)) is not None:
                     self.world.at(self.world.delay(), process.end if number == signal.SIGKILL else process.interrupt)
@@ -214,7 +227,8 @@ class ServerProcess(Loop):
             return
         setup = self._results.experiments[name].setup
         share = Share(priority=setup.priority, weight=setup.weight, max_slots=setup.max_slots)
-        _, runs = self.scheduler.submit(Path(name), share, has_process=self.world.random.random() < 0.5)
+        has_process, owner = self.world.random.random() < 0.5, self._results.owner
+        _, runs = self.scheduler.submit(Path(name), share, has_process=has_process, owner=owner)
         self._results.wanted[name] = {"run"}
         if runs:
             self._start(name, {})

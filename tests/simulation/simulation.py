@@ -30,7 +30,7 @@ class Simulation:
         ]
         self._run: DriverProcess | None = None
         self._server: ServerProcess | None = None
-        self._results = Results(self.world, self.experiments)
+        self._results = Results(self.world, self.experiments, schedule.token_slots)
         self._is_done = False
         self._late_requests = schedule.late_requests
         self.world.faults = [(fault.step, partial(self._happen, fault)) for fault in reversed(schedule.faults)]

@@ -52,6 +52,10 @@ def test_searches_train_their_best_trials_again_in_schedules_of_faults() -> None
     assert not failures(range(8), repeats=True, requests=True, budgets=True)
 
 
+def test_experiments_of_a_token_share_its_slots_in_schedules_of_faults() -> None:
+    assert not failures(range(20), token=True)
+
+
 def test_faults_that_were_found_stay_mended() -> None:
     assert not failures(FOUND)
 
@@ -89,6 +93,11 @@ def test_searches_keep_their_budgets_in_four_hundred_schedules_of_faults() -> No
 def test_searches_train_their_best_trials_again_in_sixty_schedules_of_faults() -> None:
     assert not failures(range(8, 38), repeats=True, requests=True, budgets=True)
     assert not failures(range(38, 68), repeats=True, requests=True, auto=True)
+
+
+@pytest.mark.slow
+def test_experiments_of_a_token_share_its_slots_in_two_hundred_schedules_of_faults() -> None:
+    assert not failures(range(20, 220), token=True)
 
 
 @pytest.mark.slow

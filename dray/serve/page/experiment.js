@@ -14,7 +14,7 @@ const ENDED = ["COMPLETED", "PARTLY_FAILED", "STOPPED", "PAUSED", "ERROR"];
 export function showExperiment(place, name) {
   document.title = `${name} · dray`;
   const path = experiment(name);
-  let about = null, tabled = -1;
+  let about = null, me = null, tabled = -1;
   const others = [];
   const title = h("h1", {}, name), state = h("span"), where = h("p", { className: "quiet path" }), trouble = h("p", { className: "trouble" });
   const actions = h("div", { className: "actions" }), tiles = h("div", { className: "tiles" }), notes = h("div", { className: "notes" });
@@ -86,8 +86,16 @@ export function showExperiment(place, name) {
     const wanted = JSON.stringify([it.state, it.submitted?.share, it.submitted?.tags, it.submitted?.notes, it.max_trials]);
     if (actions.dataset.of === wanted) return;
     actions.dataset.of = wanted;
-    const again = () => poll.now();
     const button = (label, act, danger = false) => h("button", { className: danger ? "danger" : "", onclick: act }, label);
+    const { scope } = me, owner = it.submitted?.owner, mine = scope === "operate" || (scope === "submit" && owner === me.name);
+    if (!mine) {
+      const may = scope === "submit" ? "change only what it has submitted" : "only look";
+      actions.replaceChildren(
+        scope === "submit" ? button("Again, with changes", () => askFork(name).catch(error => say(error.message))) : "",
+        h("span", { className: "quiet" }, `${owner ? `Submitted by ${owner}. ` : ""}Your token, ${me.name}, may ${may}.`));
+      return;
+    }
+    const again = () => poll.now();
     actions.replaceChildren(
       ...allowed(it).map(verb => button(VERBS[verb][0], () => askVerb(name, verb, again), VERBS[verb][2])),
       it.submitted && ENDED.includes(it.state) ? button("Extend", () => askExtend(about ?? it, again)) : "",
@@ -105,6 +113,7 @@ export function showExperiment(place, name) {
   }
 
   const poll = new Poll(async signal => {
+    me ??= await get("/token", signal);
     const now = await news(path, signal) ?? (about ? null : await get(path, signal));
     if (!now) return;
     tell(now);

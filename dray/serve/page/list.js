@@ -34,7 +34,7 @@ export function showList(place) {
 
   function chosen() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const texts = it => `${it.number ?? ""} ${it.name} ${it.title} ${it.state} ${it.metric ?? ""} ${it.submitted?.tags.join(" ") ?? ""}`.toLowerCase();
+    const texts = it => `${it.number ?? ""} ${it.name} ${it.title} ${it.state} ${it.metric ?? ""} ${it.submitted?.tags.join(" ") ?? ""} ${it.submitted?.owner ?? ""}`.toLowerCase();
     const kept = all.filter(it => words.every(word => texts(it).includes(word)));
     const value = COLUMNS[remembered.sort][1], sign = remembered.descending ? -1 : 1;
     const missing = it => value(it) === null || value(it) === undefined;
@@ -81,10 +81,10 @@ export function showList(place) {
     slots.firstChild.value = has / Math.max(status?.slots ?? 1, has, 1);
     slots.firstChild.setAttribute("aria-label", `${number(has)} of ${number(status?.slots ?? 0)} slots`);
     put(slots.lastChild, has || waits ? `${number(has)} of ${number(status?.slots ?? 0)}${waits ? `, ${plural(waits, "trial")} waiting` : ""}` : "");
-    const wanted = it.submitted?.tags.join("\n") ?? "";
+    const by = it.submitted?.owner, wanted = [...(it.submitted?.tags ?? []), by].join("\n");
     if (tags.dataset.tags !== wanted) {
       tags.dataset.tags = wanted;
-      tags.replaceChildren(...(it.submitted?.tags ?? []).map(tag => h("span", { className: "tag" }, tag)));
+      tags.replaceChildren(...(it.submitted?.tags ?? []).map(tag => h("span", { className: "tag" }, tag)), by ? h("span", { className: "quiet" }, ` by ${by}`) : "");
     }
     const at = it.began ?? it.submitted?.submitted;
     put(started, ago(at)).title = clock(at);
