@@ -81,6 +81,7 @@ def create(
     ] = None,
     experiments: Annotated[int | None, typer.Option(help="Most experiments queued or running at a time.")] = None,
     priority: Annotated[int | None, typer.Option(help="Smallest priority number that they may have.")] = None,
+    sandbox: Annotated[bool, typer.Option("--sandbox", help="Their trials run in sandboxes (isolation).")] = False,
 ) -> None:
     """Create a token and print it, once: the server keeps only its hash. A running server accepts it at once.
 
@@ -99,6 +100,7 @@ def create(
         experiments=experiments,
         priority=priority,
         prices=values_by_name("--price", price),
+        sandbox=sandbox,
     )
     typer.echo(file.create(results_root(), name, scope, quota))
     typer.echo(f"created {name}; it is not shown again: use it as DRAY_SERVER_TOKEN, with DRAY_SERVER", err=True)
@@ -159,8 +161,8 @@ def _token_row(each: dict[str, Any]) -> list[object]:
 
     limits = [shown(name) for name in ("slots", "slot_hours", "usd", "experiments")]
     priority = "-" if quota["priority"] is None else quota["priority"]
-    ended = "revoked" if each["revoked"] is not None else ""
-    return [each["name"], each["scope"], *limits, priority, show.clock(each["created"], exact=True), ended]
+    states = ["sandbox"] * quota["sandbox"] + ["revoked"] * (each["revoked"] is not None)
+    return [each["name"], each["scope"], *limits, priority, show.clock(each["created"], exact=True), ", ".join(states)]
 
 
 def _status(json: bool) -> None:

@@ -41,6 +41,7 @@ class Quota:
     experiments: int | None = None  # queued or running at a time
     priority: int | None = None  # the smallest number that they may have
     prices: Mapping[str, Any] = field(default_factory=dict)  # US dollars per slot-hour, by slot type
+    sandbox: bool = False  # their trials run in sandboxes, and their configs reach nothing beyond these
 
     @property
     def spendable(self) -> dict[str, float]:
@@ -137,15 +138,33 @@ def fitted(config: str, owner: str, quota: Quota, use: Use) -> tuple[str, dict[s
 
     Raises:
         OverQuota: there is no room for any new experiment.
+        ConfigError: the quota demands sandboxes, and the config reaches beyond them.
     """
     check_room(owner, quota, use, dict.fromkeys(UNITS, 0.0), {})
     content, fault = parsed(config)
     if fault is not None or not isinstance(content, dict):
         return config, {}  # the process that reads it reports the faults
-    if not (fields := _fields(content, quota, use)):
-        return config, {}
-    changes = [f"{field}={json.dumps(value)}" for field, value in fields.items()]
-    return yaml.safe_dump(with_changes(content, changes), sort_keys=False), fields
+    fields = _fields(content, quota, use)
+    if fields:
+        changes = [f"{field}={json.dumps(value)}" for field, value in fields.items()]
+        content = with_changes(content, changes)
+        config = yaml.safe_dump(content, sort_keys=False)
+    if quota.sandbox:
+        _check_sandbox(content)
+    return config, fields
+
+
+def _check_sandbox(content: Mapping[Any, Any]) -> None:
+    """Raise a `ConfigError` if a config reaches beyond its sandboxes."""
+    from dray.config.isolation import beyond_sandbox
+    from dray.config.load import parse_config
+
+    origin = "The experiment config"
+    if isinstance(content.get("prices"), str):  # it would be read here
+        raise ConfigError([Fault("prices", "must be prices by slot type with this token, not a file")], origin)
+    config = parse_config(content).config
+    if config is not None and (faults := beyond_sandbox(config)):
+        raise ConfigError(faults, origin)
 
 
 def _fields(content: Mapping[Any, Any], quota: Quota, use: Use) -> dict[str, Any]:
@@ -158,6 +177,8 @@ def _fields(content: Mapping[Any, Any], quota: Quota, use: Use) -> dict[str, Any
         given = resources.get("max_slots")
         if given is None or (isinstance(given, int) and given > quota.slots):
             found["resources.max_slots"] = quota.slots
+    if quota.sandbox and content.get("isolation") is None:
+        found["isolation"] = "sandbox"
     left = use.left(quota)
     for name in quota.spendable:
         if budget.get(name) is None:

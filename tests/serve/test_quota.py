@@ -98,6 +98,30 @@ def test_the_prices_are_those_of_the_token() -> None:
         assert yaml.safe_load(text)["prices"] == {"CPU": 0.1}
 
 
+WHOLE = "entrypoint: a:B\nsearcher: {name: random, metric: loss, max_length: {batches: 1}, max_trials: 1}\n"
+
+
+def test_a_token_may_demand_sandboxes() -> None:
+    text, fields = fitted(WHOLE, "agent", Quota(sandbox=True), NOTHING)
+    assert fields == {"isolation": "sandbox"}
+    assert yaml.safe_load(text)["isolation"] == "sandbox"
+    assert fitted(text, "agent", Quota(sandbox=True), NOTHING) == (text, {})
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["isolation: none", "isolation: {name: sandbox, read: [/root]}", "notify: {url: http://10.0.0.1/}",
+     "loggers: [wandb]",
+     "checkpoint_storage: {type: s3, bucket: b}", "checkpoint_storage: {type: directory, container_path: /etc}",
+     "prices: /etc/shadow", "prices: ./prices.yaml"],
+)  # fmt: skip
+def test_a_config_that_reaches_beyond_the_sandboxes_of_its_token_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=rf"The experiment config has 1 error:\n  {given.partition(':')[0]}"):
+        fitted(WHOLE + given, "agent", Quota(sandbox=True), NOTHING)
+    if not given.startswith("prices"):
+        assert fitted(WHOLE + given, "agent", Quota(), NOTHING)[1] == {}
+
+
 @pytest.mark.parametrize("text", ["a: [", "- 1", "", "resources: 5", "budget: {slot_hours: lots}", "&a [*a]"])
 def test_a_config_with_faults_is_left_to_the_process_that_reports_them(text: str) -> None:
     found, _ = fitted(text, "agent", Quota(experiments=3), NOTHING)

@@ -238,7 +238,8 @@ def test_a_token_reads_what_is_left_of_its_quota(shared: Served, monkeypatch: py
     monkeypatch.setenv(address.TOKEN, headers["Authorization"].split()[1])
     server = Server.find()
     assert server is not None
-    limits = {"slots": 4, "slot_hours": 10.0, "usd": None, "experiments": 20, "priority": 50, "prices": {}}
+    limits = {"slots": 4, "slot_hours": 10.0, "usd": None, "experiments": 20, "priority": 50}
+    limits |= {"prices": {}, "sandbox": False}
     assert server.token() == {
         "name": "agent",
         "scope": "submit",
