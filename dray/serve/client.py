@@ -121,6 +121,11 @@ class Server:
             raise NoExperiment(f"{experiment!r} {several if matches else 'is no experiment'} on the server {self.url}")
         return str(matches[0])
 
+    def read(self, name: str, what: str = "", **query: str | int) -> Any:
+        """What a GET request below an experiment answers, such as ``read(name, "trials", sort="rank")``: see
+        ``/api/v1/openapi.json``."""
+        return self._request("GET", f"{_path(name, what)}?{urlencode(query)}")
+
     def number(self, name: str) -> int | None:
         """The number of an experiment; None if it has none yet."""
         if self.is_here:

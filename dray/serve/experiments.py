@@ -112,7 +112,7 @@ class Experiments:
                 raise
             return self._entries.setdefault(name, _Entry(path))
 
-    def _look(self, entry: _Entry) -> None:
+    def _look(self, entry: _Entry, max_age_s: float = VIEW_S) -> None:
         entry.read_at = time.monotonic()
         try:
             size = (entry.path / (METRICS if entry.is_local else "journal.jsonl")).stat().st_size
@@ -125,9 +125,11 @@ class Experiments:
             if entry.is_local:
                 seen = local_overview(LocalRun(entry.path))
             else:
-                seen = self._refreshed(entry, max_age_s=VIEW_S).overview()
+                seen = self._refreshed(entry, max_age_s=max_age_s).overview()
         except (OSError, ValueError) as error:
             seen = Overview(name=entry.path.name, path=str(entry.path), why=one_line(error))
+        if entry.overview is None and entry.path not in self._numbers:  # newer than the last scan
+            self._numbers = numbers_by_path()
         entry.overview = replace(seen, number=self._numbers.get(entry.path))
         self._forget(entry)
 
@@ -139,12 +141,12 @@ class Experiments:
         reader.refresh(max_age_s=max_age_s)
         return reader
 
-    def overview(self, name: str) -> Overview:
-        """The overview of one experiment. If there is none of this name: `NoExperiment`."""
+    def overview(self, name: str, *, max_age_s: float = VIEW_S) -> Overview:
+        """The overview of one experiment, at most this old. If there is none of this name: `NoExperiment`."""
         entry = self._entry(name)
         with self._list_lock:
-            if entry.overview is None or time.monotonic() - entry.read_at > FRESH_S:
-                self._look(entry)
+            if entry.overview is None or time.monotonic() - entry.read_at >= max_age_s:
+                self._look(entry, max_age_s)
             assert entry.overview is not None
             return entry.overview
 

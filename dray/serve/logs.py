@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dray.config.load import stored_config
 from dray.config.schema import ExperimentConfig
@@ -37,13 +37,15 @@ def events_after(control: Control, path: Path, after: int) -> dict[str, Any]:
     # Before the journal is read, so that all records from before the change of state are read too.
     state, error = _state(control, directory)
     lines: list[str] = []
+    exited: list[int] = []
     after = min(after, _size(directory.journal))
     while not lines and (whole := _lines_from(directory.journal, after)):
         after += len(whole)
         records = Journal.parse(whole, where=str(directory.journal))
+        exited += [cast(int, record["trial"]) for record in records if record.get("event") == "exited"]
         lines = list(event_lines(_config(directory.config_file, directory.config_file.stat().st_mtime_ns), records))
     failed = None if lines or state in ACTIVE else StoredExperiment.here(directory).overview().failed
-    return {"lines": lines, "next": after, "state": state, "failed": failed, "error": error}
+    return {"lines": lines, "exited": exited, "next": after, "state": state, "failed": failed, "error": error}
 
 
 def _size(journal: Path) -> int:

@@ -23,6 +23,7 @@ MAX_ROWS = 500  # most rows in a page of the table
 MAX_CURVES = 200
 AXIS_S = 15.0  # how long an axis is kept while the best value and the number of trials stay the same
 HPARAMS = "hparams."
+RANK = "rank"
 _FIELDS: dict[str, Callable[[TrialRecord], Any]] = {"trial": lambda trial: trial.id} | {
     name: operator.attrgetter(name)
     for name in ("state", "batches", "metric", "best_metric", "restarts", "started", "ended", "nan_since", "code")
@@ -47,7 +48,8 @@ def find(
     """The trials that match a search, sorted.
 
     Args:
-        sort: a field, or "hparams." and the dotted name of a hyperparameter. Missing values come last in both orders.
+        sort: a field, or "hparams." and the dotted name of a hyperparameter, or "rank" for the order in which they are
+            given. Missing values come last in both orders.
         descending: the largest first.
         search: words that a trial's number, state or hyperparameters must all contain, or conditions such as
             ``lr<0.01``, ``state=running`` and ``best_metric<=0.3``.
@@ -56,11 +58,15 @@ def find(
     for word in search.split():
         matches = _matcher(word)
         found = [trial for trial in found if matches(trial)]
+    if sort == RANK:
+        return found[::-1] if descending else found
     get = _FIELDS.get(sort)
     if sort.startswith(HPARAMS):
         get = _hparam(sort.removeprefix(HPARAMS))
     if get is None:
-        raise BadInput(f"sort={sort}: there is no such column; it must be one of {', '.join(_FIELDS)} or hparams.NAME")
+        raise BadInput(
+            f"sort={sort}: there is no such column; it must be one of rank, {', '.join(_FIELDS)} or hparams.NAME"
+        )
     numbers: list[TrialRecord] = []
     texts: list[TrialRecord] = []
     missing: list[TrialRecord] = []

@@ -23,10 +23,10 @@ from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.records.repeats import compare
 from dray.report.ui import boards
-from dray.serve import figures, logs, trials
+from dray.serve import figures, logs, near, trials
 from dray.serve.answers import BadInput, number, plain
 from dray.serve.control import API, Control, NotSubmitted, Submitted
-from dray.serve.experiments import Experiments
+from dray.serve.experiments import VIEW_S, Experiments
 from dray.storage import StorageError
 
 Read = Callable[[web.Request], bytes | tuple[bytes, float]]
@@ -98,14 +98,14 @@ class Views:
         return _encoded({"experiments": rows, "unread": unread, "status": asdict(self._control.status())})
 
     def experiment(self, request: web.Request) -> bytes:
-        """An entry of ``experiments``, with further fields for the experiment's page."""
+        """An entry of ``experiments``, with further fields for the experiment's page; read anew with ``now=1``."""
         name = request.match_info["name"]
         try:
             submitted = self._control.experiment(name)
         except NotSubmitted:
             submitted = None
         try:
-            overview = self._all.overview(name)
+            overview = self._all.overview(name, max_age_s=0.0 if request.query.get("now") == "1" else VIEW_S)
         except NoExperiment:
             if submitted is None:
                 raise
@@ -121,18 +121,22 @@ class Views:
         return _encoded({"config": reader.directory.config_file.read_text()})
 
     def trials(self, request: web.Request) -> bytes:
-        """``trials``: the rows of a page of the table, see `trials.find`; ``found``: the number of matches; ``of``: the
-        number of trials."""
+        """``trials``: the rows of a page of the table, see `trials.find` and `near.nearest`; ``found``: the number of
+        matches; ``of``: the number of trials."""
         offset, limit = number(request, "offset"), number(request, "limit", 50, most=trials.MAX_ROWS)
-        reader = self._all.open(request.match_info["name"])
+        reader, point = self._all.open(request.match_info["name"]), request.query.get("near")
+        sort = request.query.get("sort", "trial")
         with reader.lock:
             found = trials.find(
-                reader.trials.values(),
-                sort=request.query.get("sort", "trial"),
+                reader.ranked() if sort == trials.RANK else reader.trials.values(),
+                sort=sort,
                 descending=request.query.get("descending") == "1",
                 search=request.query.get("search", "")[:500],
             )
-            rows = [trials.row(trial) for trial in found[offset : offset + limit]]
+            if point is not None:
+                found, rows = near.nearest(reader.config.space, found, point, offset, limit)
+            else:
+                rows = [trials.row(trial) for trial in found[offset : offset + limit]]
             head = f'{{"found":{len(found)},"of":{len(reader.trials)},"offset":{offset},"trials":['
             return head.encode() + b",".join(rows) + b"]}"
 
@@ -246,6 +250,8 @@ class Views:
 
     def _trial(self, request: web.Request) -> tuple[ExperimentReader, int]:
         reader, trial = self._all.open(request.match_info["name"]), int(request.match_info["trial"])
+        if trial not in reader.trials:
+            reader.refresh()  # it may have just been added
         if trial not in reader.trials:
             raise NoExperiment(
                 f"{reader.directory.path.name} has no trial {trial}; it has {len(reader.trials)}, numbered from 0"

@@ -212,7 +212,9 @@ def test_events_are_followed_from_a_place(served: Served) -> None:
     assert "started" in all_of_them["lines"][0]
     assert all_of_them["next"] == directory.journal.stat().st_size
     then = served.api("GET", f"/experiments/digits-1/events?after={all_of_them['next']}&wait_s=20").json
-    assert then == {"lines": [], "next": all_of_them["next"], "state": "COMPLETED", "failed": 0, "error": ""}
+    assert sorted(all_of_them["exited"]) == [0, 1, 2, 3]
+    ended = {"lines": [], "exited": [], "next": all_of_them["next"], "state": "COMPLETED", "failed": 0, "error": ""}
+    assert then == ended
 
 
 def test_a_request_waits_for_events_and_passes_over_a_torn_line(served: Served) -> None:
