@@ -15,7 +15,12 @@ from packaging.utils import canonicalize_name
 import dray
 from tests.docs.pages import PROJECT, ROOT
 
-FOR_AN_EXTRA = {"dray/observers/mlflow_runs.py", "dray/observers/wandb_runs.py", "dray/transformers.py"}
+FOR_AN_EXTRA = {
+    "dray/agents/server.py",
+    "dray/observers/mlflow_runs.py",
+    "dray/observers/wandb_runs.py",
+    "dray/transformers.py",
+}
 """Modules that are imported only if the package is installed."""
 IF_INSTALLED = {"torchao", "transformers"}
 """In no extra: whoever uses them has them."""

@@ -11,7 +11,7 @@ import typer
 import typer.main
 
 import dray
-from dray.cli import checkpoint, cluster, demo, experiment, files, probe, queue, report, serve, trial
+from dray.cli import agents, checkpoint, cluster, demo, experiment, files, probe, queue, report, serve, trial
 from dray.cli.errors import handle_errors, run
 
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
@@ -54,7 +54,10 @@ app.command()(report.report)
 app.command()(report.ui)
 app.command()(files.migrate)
 app.add_typer(serve.app, name="serve")
-for _group in (app, experiment.app, queue.sets, trial.app, checkpoint.app, files.app, cluster.app, serve.tokens):
+app.command()(agents.mcp)
+app.add_typer(agents.app, name="agents")
+_groups = (app, experiment.app, queue.sets, trial.app, checkpoint.app, files.app, cluster.app, serve.tokens, agents.app)
+for _group in _groups:
     for _registered in _group.registered_commands:
         assert _registered.callback is not None
         _registered.callback = handle_errors()(_registered.callback)

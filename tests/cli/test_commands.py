@@ -69,7 +69,7 @@ DOING = {
     "ui": (),
 }
 #: What needs none, or two; tested below, in test_diff.py, test_migrate.py, tests/test_cli.py,
-#: tests/test_cluster_yaml.py, tests/cluster/test_check.py, tests/experiment/test_probe.py and
+#: tests/test_cluster_yaml.py, tests/cluster/test_check.py, tests/experiment/test_probe.py, tests/agents,
 #: tests/serve/test_commands.py and tests/serve/test_tokens.py.
 OTHERS = {
     "demo",
@@ -81,6 +81,8 @@ OTHERS = {
     "migrate",
     "probe",
     "serve",
+    "mcp",
+    "agents skill",
 }
 OTHERS |= {f"serve token {name}" for name in ("create", "list", "revoke")}
 OTHERS |= {f"cluster {name}" for name in ("status", "check", "validate")}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from dray.agents import docs
 from tests.docs.pages import PAGES, PROJECT, ROOT, blocks
 
 PAGE = "installing.md"
@@ -58,8 +59,10 @@ def test_sdist_and_wheel_are_complete_and_equal_wherever_they_are_built(tmp_path
     for place in (tmp_path / "dist", again):
         assert (place / wheel.name).read_bytes() == wheel.read_bytes()
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    sources = git("ls-tree", "-r", "--name-only", "HEAD", "dray", "searchers", "examples/digits").splitlines()
-    assert packed == {name.replace("examples/digits", "dray/demo") for name in sources}
+    places = ["dray", "searchers", "examples/digits", *(f"docs/{name}.md" for name in docs.PAGES)]
+    sources = git("ls-tree", "-r", "--name-only", "HEAD", *places).splitlines()
+    moved = {"examples/digits/": "dray/demo/", "docs/": "dray/docs/"}
+    assert packed == {re.sub(r"^(examples/digits|docs)/", lambda found: moved[found[0]], name) for name in sources}
 
 
 def test_requirements_and_extras_are_those_of_pyproject() -> None:

@@ -11,11 +11,13 @@ import pytest
 import yaml
 
 import dray
+from dray.agents.tools import Tools
 from dray.code.archive import pack
 from dray.serve import tokens
 from dray.serve.client import Refused, Server
 from dray.serve.control import Invalid, Submitted, WrongState
 from dray.serve.quota import Quota
+from tests.agents.conftest import Agent
 from tests.ray.harness import TRIALS, attempts, journal, lines, recorded, saved_batches
 from tests.ray.scraping import scraped, values
 from tests.ray.serving import Served, copy_of, served
@@ -86,6 +88,34 @@ def test_a_config_with_faults_is_refused_with_their_fields(server: Served) -> No
     with pytest.raises(dray.ConfigError) as refused:
         server.submit("wrong", searcher={"name": "random", "metric": "error", "max_length": {"batches": 5}})
     assert [fault.path for fault in refused.value.faults] == ["searcher.max_trials"]
+
+
+def test_an_agent_submits_proposes_code_waits_and_compares(server: Served) -> None:
+    agent = Agent(Tools(lambda: server.client))
+    config = recorded(server.record("agents"), trials=2, batches=20)
+    files = {"recorded.py": (TRIALS / "recorded.py").read_text()}
+    sent = agent("submit", config=yaml.safe_dump({**config, "name": "agents"}), files=files)
+    one = str(sent["experiment"])
+    without_bias = "--- a/recorded.py\n+++ b/recorded.py\n@@ -1 +1 @@\n-{}\n+{}\n".format(
+        "        model = nn.Linear(4, 1)", "        model = nn.Linear(4, 1, bias=False)"
+    )
+    added = agent("add_trial", experiment=one, hparams={"lr": 0.02}, patch=without_bias)
+    worse = agent(
+        "add_trial", experiment=one, hparams={"lr": 0.02}, patch=without_bias.replace("Linear(4, 1, ", "Lin(")
+    )
+    while not agent("wait", experiment=one, trial=worse["trial"])["ended"]:
+        pass
+    while not agent("wait", experiment=one)["ended"]:
+        pass
+    trials = {row["trial"]: row for row in agent("get_results", experiment=one)["results"]}
+    assert trials.keys() == {0, 1, added["trial"]}
+    assert (trials[added["trial"]]["code"], trials[added["trial"]]["hparams"]["lr"]) == (added["code"], 0.02)
+    [curve] = agent("get_curves", experiment=one, trials=[added["trial"]])["curves"]
+    assert curve["batches"] == [10, 20]
+    assert (
+        "has no attribute 'Lin'"
+        in agent("read_log", experiment=one, trial=worse["trial"], errors=True)["failures"][0]["error"]
+    )
 
 
 @pytest.mark.long

@@ -1,0 +1,1 @@
+"""What programs that act for a person use: the MCP server of ``dray mcp``, and the skill file."""
