@@ -183,7 +183,10 @@ class Tools:
             none = "it has no budget: nothing but its number of trials limits it"
             of_experiment = {"experiment": seen["number"], "name": seen["name"], "budget": spent or none}
             of_experiment["slots"] = (seen["submitted"] or {}).get("slots", 0)
-        return answer({**of_experiment, "server": {"slots": status.slots, "busy": status.busy}})
+        token = {
+            key: value for key, value in server.token().items() if key in ("name", "scope", "quota", "used", "left")
+        }
+        return answer({**of_experiment, "server": {"slots": status.slots, "busy": status.busy}, "token": token})
 
     # ----------------------------------------------------------------------------------------------------- trials
     def add_trial(self, experiment: str, hparams: dict[str, Any] | None = None, patch: str = "") -> str:

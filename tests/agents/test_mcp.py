@@ -23,6 +23,8 @@ from mcp.client.streamable_http import streamable_http_client
 from dray.agents import docs, server
 from dray.agents.answers import MOST_BYTES
 from dray.agents.tools import Tools
+from dray.serve import tokens
+from dray.serve.quota import Quota
 from tests.agents.conftest import text_of
 from tests.cli.conftest import dray
 from tests.cli.said import Said
@@ -135,6 +137,21 @@ def test_agents_elsewhere_use_the_servers_token(url: str, up: Served) -> None:
     tools = {each.name: each for each in over_http(url, TOKEN, lambda client: client.list_tools()).tools}
     assert tools.keys() == NAMES
     assert "directory" not in tools["submit"].input_schema["properties"]
+
+
+def test_a_token_can_do_no_more_here_than_at_the_server(url: str, up: Served) -> None:
+    token = tokens.create(up.results, "reader", "read", Quota())
+
+    async def use(client: Client) -> list[tuple[str, bool]]:
+        files = {"model_def.py": "class DigitsTrial: ...\n"}
+        given: list[tuple[str, dict[str, Any]]] = [("get_budget", {}), ("submit", {"config": CONFIG, "files": files})]
+        return [await text_of(client, tool, arguments) for tool, arguments in given]
+
+    (budget, _), (refused, is_error) = over_http(url, token, use)
+    assert json.loads(budget)["token"]["name"] == "reader"
+    assert is_error
+    assert "scope" in refused
+    assert up.control.experiments() == []
 
 
 def post(url: str, **headers: str) -> tuple[int, bytes]:

@@ -290,7 +290,7 @@ def test_what_is_left_of_a_budget(digits: Path, agent: Agent) -> None:
     found = agent("get_budget", experiment="1")
     assert found["server"] == {"slots": 2.0, "busy": 1.0}
     assert "no budget" in found["budget"]
-    assert agent("get_budget") == {"server": {"slots": 2.0, "busy": 1.0}}
+    assert agent("get_budget")["token"]["scope"] == "operate"
 
 
 def test_hostile_names_and_texts_stay_within_the_bound(up: Served, agent: Agent) -> None:
