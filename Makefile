@@ -23,7 +23,7 @@ SHELL := bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-EXTRAS := dev,ui,loggers
+EXTRAS := dev,ui,loggers,mcp
 
 # The pins are those of Python 3.11, so it comes first; a name on the PATH can be a shim that does not run, so each is tried.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python3.10; do \
@@ -114,12 +114,15 @@ test-cluster: $(INSTALLED)
 PYTHON_oldest ?= 3.10
 PYTHON_newest ?= 3.13
 RESOLUTION_oldest := --resolution lowest-direct
+# Without mcp, which needs newer pydantic and typing_extensions than dray does.
+EXTRAS_oldest := dev,ui,loggers
+EXTRAS_newest := $(EXTRAS)
 WARNINGS_oldest := -W ignore
 
 build/oldest/.installed build/newest/.installed: build/%/.installed: pyproject.toml | $(INSTALLED)
 	@echo "installing the $* versions into build/$* ..."
 	@$(BIN)/python -m uv venv -q --clear --python $(PYTHON_$*) build/$*
-	@$(BIN)/python -m uv pip install -q --python build/$* $(RESOLUTION_$*) --editable '.[$(EXTRAS)]'
+	@$(BIN)/python -m uv pip install -q --python build/$* $(RESOLUTION_$*) --editable '.[$(EXTRAS_$*)]'
 	@touch $@
 
 test-oldest test-newest: test-%: build/%/.installed

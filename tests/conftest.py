@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib.util
 import itertools
 import os
 import re
@@ -18,6 +19,8 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests.ray.shared import SharedCluster
+
+collect_ignore = [] if importlib.util.find_spec("mcp") else ["agents"]  # the oldest versions are tested without it
 
 # A deadline on each example measures the machine; the limit on the whole test stays.
 settings.register_profile("dray", deadline=None, max_examples=50)

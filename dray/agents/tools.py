@@ -251,6 +251,22 @@ class Tools:
         rows = [trial_row(each, seen.get("varying", ())) | seeds.get(each["trial"], {}) for each in found["trials"]]
         return answer({**fields, **counts, "sorted_by": sort}, "results", rows, more=more)
 
+    def compare_trials(self, experiment: str, a: int, b: int) -> str:
+        """Whether one trial is better than another: the difference of the search's metric, with its 95% interval.
+
+        The interval is over repeats with other seeds. Without repeats of both there is none, and the difference may be
+        chance.
+
+        Args:
+            experiment: its number, name or a unique part of the name, or "latest".
+            a: the number of a trial.
+            b: the number of another trial.
+        """
+        server, name = self._named(experiment)
+        return answer(
+            {"name": name} | {key: figure(it) for key, it in server.read(name, "comparison", a=a, b=b).items()}
+        )
+
     def get_curves(self, experiment: str, trials: list[int] | None = None, metric: str = "", points: int = 20) -> str:
         """Learning curves as numbers. Points are left out evenly; the first, last, lowest and highest are kept.
 

@@ -193,6 +193,14 @@ def test_results_come_in_the_order_of_the_search(digits: Path, agent: Agent, up:
     assert ([row["trial"] for row in few["results"]], few["found"]) == (sgd[:2], len(sgd))
 
 
+def test_two_trials_are_compared(digits: Path, agent: Agent) -> None:
+    one, other = (row for row in agent("get_results", experiment="1", top=2)["results"])
+    found = agent("compare_trials", experiment="1", a=one["trial"], b=other["trial"])
+    assert found["difference"] == pytest.approx(one["best_metric"] - other["best_metric"], rel=1e-4)
+    assert (found["low"], found["high"], found["better"]) == (None, None, None)  # one seed
+    assert "there is no trial 99" in agent.error("compare_trials", experiment="1", a=0, b=99)
+
+
 def test_a_curve_keeps_its_ends_and_its_best(digits: Path, agent: Agent, up: Served) -> None:
     found = agent("get_curves", experiment="1", points=5)
     assert [each["trial"] for each in found["curves"]] == [
@@ -210,7 +218,7 @@ def test_a_curve_keeps_its_ends_and_its_best(digits: Path, agent: Agent, up: Ser
     both = agent("get_curves", experiment="1", trials=[0], metric="accuracy")["curves"]
     assert [each["kind"] for each in both] == ["training", "validation"]
     assert "they have: accuracy, loss, validation_loss" in agent.error("get_curves", experiment="1", metric="acc")
-    assert "has no trial 99" in agent.error("get_curves", experiment="1", trials=[99])
+    assert "there is no trial 99" in agent.error("get_curves", experiment="1", trials=[99])
 
 
 def test_many_long_curves_are_thinned_until_they_fit(digits: Path, agent: Agent) -> None:
