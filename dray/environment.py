@@ -1,13 +1,19 @@
-"""The environment variables of trials, in this process and in those that it starts."""
+"""The environment of trials, in this process and in those that it starts: variables, device and versions."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
+import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Literal
+
+from dray._version import __version__
 
 Device = Literal["cpu", "cuda", "rocm"]
 
@@ -45,3 +51,16 @@ def device(*, gpu: bool) -> Device:
         if "rocm" in importlib.metadata.version("torch"):
             return "rocm"
     return "cuda"
+
+
+def versions() -> dict[str, str]:
+    """The versions of ``python``, ``dray``, ``ray``, ``torch``, and the ``cuda`` that torch was built for; "" means
+    none. This imports neither Ray nor torch."""
+    found = {"python": platform.python_version(), "dray": __version__, "ray": "", "torch": "", "cuda": ""}
+    for name in ("ray", "torch"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    if found["torch"] and (torch := importlib.util.find_spec("torch")) is not None and torch.origin is not None:
+        built = Path(torch.origin).with_name("version.py").read_text()
+        found["cuda"] = match[1] if (match := re.search("^cuda[^=]*= '(.+)'", built, re.M)) else ""
+    return found

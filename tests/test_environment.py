@@ -1,4 +1,4 @@
-"""Environment variables of trials: set in a process, and taken back."""
+"""The environment of trials: variables, set in a process and taken back; device; versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dray.environment import device, set_variables, variables_set
+import dray
+from dray.environment import device, set_variables, variables_set, versions
 
 
 def test_they_are_there_within_the_block_and_as_before_after_it(
@@ -39,3 +40,17 @@ def test_device_is_that_of_the_installed_torch(monkeypatch: pytest.MonkeyPatch) 
     for version, expected in (("2.9.0+cu128", "cuda"), ("2.9.0+rocm6.4", "rocm")):
         monkeypatch.setattr(importlib.metadata, "version", lambda name, version=version: version)
         assert device(gpu=True) == expected
+
+
+def test_versions_are_those_that_the_packages_say_of_themselves() -> None:
+    import ray
+    import torch
+
+    found = versions()
+    assert {**found, "torch": found["torch"].partition("+")[0]} == {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "dray": dray.__version__,
+        "ray": ray.__version__,
+        "torch": torch.__version__.partition("+")[0],
+        "cuda": torch.version.cuda or "",
+    }

@@ -44,6 +44,7 @@ ALLOWED = {
         "pickle.Unpickler",
     ): "of Determined's checkpoints, refuses whatever names a function",
     ("dray/training/pretrained.py", "torch.load"): "weights_only, of a file that a rank of the trial has just written",
+    ("dray/experiment/exact.py", "torch.load"): "weights_only, of a file that a trial has just written on this machine",
     # Never in a file.
     ("dray/training/checkpoint/snapshot.py", "pickle.Unpickler"): "copies a state in memory",
     ("dray/code/factory.py", "pickle.loads"): "the class of a driver's script, from the driver, by way of Ray",

@@ -42,10 +42,12 @@ ExperimentArg: TypeAlias = Annotated[
         autocompletion=_experiments,
     ),
 ]
-OtherArg: TypeAlias = Annotated[
+SideArg: TypeAlias = Annotated[
     str,
     typer.Argument(
-        metavar="OTHER", help="Experiment to compare with, given in the same way.", autocompletion=_experiments
+        metavar="EXPERIMENT[/TRIAL]",
+        help="Experiment, or one of its trials: its number, or 'best'.",
+        autocompletion=_experiments,
     ),
 ]
 TrialArg: TypeAlias = Annotated[

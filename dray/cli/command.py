@@ -11,7 +11,21 @@ import typer
 import typer.main
 
 import dray
-from dray.cli import agents, checkpoint, cluster, demo, experiment, files, probe, queue, report, serve, trial
+from dray.cli import (
+    agents,
+    bisect,
+    checkpoint,
+    cluster,
+    demo,
+    diff,
+    experiment,
+    files,
+    probe,
+    queue,
+    report,
+    serve,
+    trial,
+)
 from dray.cli.errors import handle_errors, run
 
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
@@ -45,9 +59,12 @@ for short, group in (("e", experiment), ("t", trial), ("c", checkpoint)):
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
     app.add_typer(group.app, name=short, hidden=True)
 app.command(name="ls", hidden=True)(experiment.list_)
+experiment.app.command(name="diff", hidden=True)(diff.diff)
 app.add_typer(files.app, name="config")
 app.add_typer(cluster.app, name="cluster")
 app.command()(demo.demo)
+app.command()(diff.diff)
+app.command()(bisect.bisect)
 app.command()(files.preview)
 app.command()(probe.probe)
 app.command()(report.report)

@@ -22,7 +22,6 @@ from dray.cli.arguments import (
     Follow,
     Json,
     ModelDir,
-    OtherArg,
     Output,
     TailArg,
     check_follow,
@@ -182,28 +181,6 @@ def describe(experiment: ExperimentArg, json: Json = False) -> None:
             show.as_json(description.as_json(read))
         else:
             description.describe(read)
-
-
-@app.command()
-def diff(experiment: ExperimentArg, other: OtherArg, json: Json = False) -> None:
-    """Show how two experiments differ: their configs, field by field, and their code, as a unified diff.
-
-    \b
-    dray experiment diff 11 12
-    dray e diff digits-1 latest --json | jq '.config[].path'
-    """
-    from dray.records.difference import code_difference, config_difference
-    from dray.records.listing import open_experiment
-
-    with open_experiment(experiment) as a, open_experiment(other) as b:
-        fields, code = config_difference(a.directory, b.directory), code_difference(a.directory, b.directory)
-    if json:
-        show.as_json({"config": [{"path": each.path, **each.values} for each in fields], "code": code})
-        return
-    if fields:
-        headings = ("field", f"a: {a.name}", f"b: {b.name}")
-        show.table(headings, [(each.path, each.shown("a"), each.shown("b")) for each in fields], left=headings)
-    typer.echo("\n".join(code) if code else "the code is the same" if fields else "config and code are the same")
 
 
 @app.command()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,7 +60,7 @@ class OneTrialHost(LocalHost):
         command: str,
     ) -> None:
         super().__init__(directory, trial_seed=trial_seed, code_dir=code_dir)
-        self._settings, self._command = settings, command
+        self.settings, self._command = settings, command
         self.latest_checkpoint = latest = self._store.latest()
         self.steps_completed = 0 if latest is None else self._store.batches_of(latest)
         self._checks = MetricChecks(settings.compared, is_single=settings.is_single, stops_on_nan=settings.stops_on_nan)
@@ -78,10 +80,10 @@ class OneTrialHost(LocalHost):
         self.trained |= self._checks.is_single
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
-        if self._settings.time_metric is None:
+        if self.settings.time_metric is None:
             return "nothing"
-        before, self._time = self._time, time_of(self._settings.time_metric, validation)
-        return crossed(self._settings.time_rungs, before, self._time)
+        before, self._time = self._time, time_of(self.settings.time_metric, validation)
+        return crossed(self.settings.time_rungs, before, self._time)
 
     def report(self, report: Report) -> bool:
         self._own_loop = True
@@ -113,10 +115,10 @@ class OneTrialHost(LocalHost):
     def best_validation(self) -> float | None:
         if not math.isfinite(self._best):
             return None
-        return self._best if self._settings.smaller_is_better else -self._best
+        return self._best if self.settings.smaller_is_better else -self._best
 
     def is_best(self, validation: Mapping[str, object]) -> bool:
-        score = self._settings.score(self._settings.metric_of(validation))
+        score = self.settings.score(self.settings.metric_of(validation))
         if score >= self._best:
             return False
         self._best = score
@@ -147,6 +149,13 @@ def run_local(
         ScriptFailed: the program exited with a code other than 0, or never trained; or the class called sys.exit().
             Errors of the trial itself are not caught, so that a debugger sees them.
     """
+    with process_for(config) as gpu:
+        return _run(config, Path(model_dir), new_directory(config.name) if path is None else Path(path), command, gpu)
+
+
+@contextlib.contextmanager
+def process_for(config: ExperimentConfig) -> Iterator[bool]:
+    """Make this process one for an experiment's trials within the block. Yields whether they use a GPU."""
     check_secrets(config)
     reject_sandbox(config, "a run in this process (--local)")
     for_cpus = config.resources.slot == "cpu"
@@ -157,13 +166,11 @@ def run_local(
         variables_set({**hidden, **config.environment.variables(device(gpu=gpu))}),
         deterministic(config.reproducibility.deterministic),
     ):
-        return _run(config, Path(model_dir), new_directory(config.name) if path is None else Path(path), command, gpu)
+        yield gpu
 
 
 def _run(config: ExperimentConfig, model_dir: Path, path: Path, command: str, gpu: bool) -> Path:
-    check_entrypoint(config.entrypoint, model_dir)
-    run_startup_hook(model_dir)
-    program = load_entrypoint(config.entrypoint, model_dir)
+    program = load(config, model_dir)
     config = with_source(config)
     search = build_search(config, lambda record: None, custom=Custom(directory=model_dir))
     search.start()
@@ -178,13 +185,31 @@ def _run(config: ExperimentConfig, model_dir: Path, path: Path, command: str, gp
         command=command,
     )
     log.info("trial 0 of %s, in this process: %s", config.name, hparams)
+    train(program, config, model_dir, host, hparams)
+    return host.directory
+
+
+def load(config: ExperimentConfig, model_dir: Path) -> type[pytorch.PyTorchTrial] | Script:
+    check_entrypoint(config.entrypoint, model_dir)
+    run_startup_hook(model_dir)
+    return load_entrypoint(config.entrypoint, model_dir)
+
+
+def train(
+    program: type[pytorch.PyTorchTrial] | Script,
+    config: ExperimentConfig,
+    model_dir: Path,
+    host: OneTrialHost,
+    hparams: dict[str, Any],
+) -> None:
+    """Train a trial in this process."""
     info = core.ClusterInfo(
         trial=core.TrialInfo(
             trial_id=0,
             experiment_id=0,
             trial_seed=host.trial_seed,
             hparams=hparams,
-            config=settings.config_for_code(),
+            config=host.settings.config_for_code(),
             steps_completed=host.steps_completed,
         ),
         latest_checkpoint=host.latest_checkpoint,
@@ -199,7 +224,6 @@ def _run(config: ExperimentConfig, model_dir: Path, path: Path, command: str, gp
             host.ended()
         else:
             _train(program, config, host.latest_checkpoint)
-    return host.directory
 
 
 def _launched_alone() -> dict[str, str]:

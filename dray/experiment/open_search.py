@@ -13,6 +13,7 @@ from dray.config.custom import Custom
 from dray.config.load import with_limits
 from dray.config.schema import ExperimentConfig
 from dray.config.search import CHANGEABLE, as_extended, build_search
+from dray.environment import versions
 from dray.errors import ConfigError
 from dray.experiment.limits import Limits
 from dray.experiment.request_files import RequestFiles
@@ -68,7 +69,8 @@ def open_search(
         observers.happened(stamped, search.trials)
 
     search = build_search(config, log, records=records, custom=custom)
-    journal.append({"event": "opened", "version": __version__, **custom.names(), "time": time.time()})
+    opened = {"event": "opened", "version": __version__, "versions": versions(), **custom.names()}
+    journal.append({**opened, "time": time.time()})
     if not search.started:
         search.start()
     _end_stopped(search, records)

@@ -12,7 +12,7 @@ from ray import cloudpickle
 
 import dray
 from dray.cluster import autoscaler
-from dray.cluster.checks.node import REMEDIES, Needs, Trouble, nodes_without, versions, write_sign
+from dray.cluster.checks.node import REMEDIES, Needs, Trouble, nodes_without, write_sign
 from dray.cluster.connection import Cluster
 from dray.cluster.packages import runtime_env
 from dray.cluster.view import GPU_TYPE, slot_type
@@ -20,7 +20,7 @@ from dray.code.archive import Archived
 from dray.code.factory import FromDirectory, Sent, home_of
 from dray.code.ignore import code_of, copied
 from dray.config.schema import ExperimentConfig
-from dray.environment import device
+from dray.environment import device, versions
 from dray.errors import ConfigError
 from dray.groups.capacity import find_slots, gpu_types, slots_of
 from dray.groups.lender import GroupKind

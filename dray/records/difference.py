@@ -1,20 +1,72 @@
-"""Differences between two experiments: their configs, field by field, and their code."""
+"""Differences between two experiments, or two trials: config, code, hyperparameters, versions, data, metrics."""
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dray.code.difference import differences
 from dray.config.yaml_file import read_mapping
+from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
+from dray.records.metrics import read_trials
+from dray.records.reader import ExperimentReader
+from dray.records.repeats import Comparison, compare
+from dray.records.trial_record import TrialRecord
 
-MAX_TEXT_BYTES = 1 << 20
-"""Larger files are compared as a whole: comparing their lines would take minutes."""
+MAX_POINTS = 8
+"""Most points of training at which the searcher's metric is compared."""
 _NOTHING = object()
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: an experiment, and the trial that stands for it, None if none has validated."""
+
+    reader: ExperimentReader
+    trial: TrialRecord | None
+
+    @property
+    def directory(self) -> ExperimentDirectory:
+        return self.reader.directory
+
+    @property
+    def code(self) -> Path:
+        """The directory of the code that the trial runs."""
+        return self.directory.code_of(None if self.trial is None else self.trial.code)
+
+    @property
+    def hparams(self) -> Mapping[str, Any]:
+        return {} if self.trial is None else self.trial.hparams
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        return {} if self.trial is None else self.trial.versions
+
+    @property
+    def data(self) -> Mapping[str, int]:
+        """The length of the training data, as far as validations tell it: dray records nothing of its contents."""
+        trial = self.trial
+        if trial is None or not trial.at or not trial.epochs[-1]:
+            return {}
+        batches, size = round(trial.at[-1] / trial.epochs[-1]), trial.hparams.get("global_batch_size")
+        of_records = {"records_per_epoch": batches * size} if isinstance(size, int) else {}
+        return {"batches_per_epoch": batches, **of_records}
+
+    @cached_property
+    def curves(self) -> Mapping[tuple[str, str], Mapping[int, float]]:
+        """The trial's metrics by kind and name: each value by the batches trained."""
+        found: dict[tuple[str, str], dict[int, float]] = {}
+        if self.trial is not None:
+            rows = read_trials(self.directory.metrics, [self.trial.id])
+            for kind, name, at, value in zip(rows["kind"], rows["name"], rows["batches"], rows["value"], strict=True):
+                found.setdefault((kind, name), {})[int(at)] = float(value)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +81,66 @@ class FieldDifference:
         return json.dumps(self.values[side], default=str) if side in self.values else "-"
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A metric of both trials after the same number of batches."""
+
+    kind: str
+    name: str
+    batches: int
+    a: float
+    b: float
+
+    @property
+    def difference(self) -> float:
+        return self.b - self.a
+
+
+def field_differences(a: Side, b: Side) -> dict[str, list[FieldDifference]]:
+    """The fields in which the two differ: of ``config``, ``hyperparameters``, ``versions`` and ``data``. What only one
+    of them has recorded is a difference too, except for versions and data, which may be unknown."""
+    known = {name: (getattr(a, name), getattr(b, name)) for name in ("versions", "data")}
+    return {
+        "config": config_difference(a.directory, b.directory),
+        "hyperparameters": list(_fields(a.hparams, b.hparams, "")),
+        **{name: list(_fields(one, other, "")) if one and other else [] for name, (one, other) in known.items()},
+    }
+
+
+def compared_metrics(a: Side, b: Side) -> list[Compared]:
+    """The metrics that both trials have, validations first: each at the last point that they have in common, and the
+    searcher's also at points before."""
+    found = []
+    for kind, name in sorted(a.curves.keys() & b.curves.keys(), key=lambda each: (each[0] != "validation", each[1])):
+        one, other = a.curves[kind, name], b.curves[kind, name]
+        common = sorted(one.keys() & other.keys())
+        is_searched = (kind, name) == ("validation", a.reader.metric)
+        found += [
+            Compared(kind, name, at, one[at], other[at]) for at in _spread(common, MAX_POINTS if is_searched else 1)
+        ]
+    return found
+
+
+def comparison(a: Side, b: Side) -> Comparison | None:
+    """The difference of the searcher's metric, by the trials' repeats if they have any; None if it is not known."""
+    if a.trial is None or b.trial is None:
+        return None
+    with suppress(ExperimentError):  # it is the same trial, or one has not validated, or the metrics are different
+        return compare(a.reader, a.trial.id, b.reader, b.trial.id)
+    return None
+
+
+def _spread(points: Sequence[int], most: int) -> list[int]:
+    """At most this many of the points, evenly spread, with the last one."""
+    kept = min(most, len(points))
+    return [points[len(points) * each // kept - 1] for each in range(1, kept + 1)]
+
+
+def code_difference(a: Side, b: Side) -> list[str]:
+    """The lines of a patch that makes the code of one into the other's."""
+    return [line.rstrip("\n") for line in differences(a.code, b.code)]
+
+
 def config_difference(a: ExperimentDirectory, b: ExperimentDirectory) -> list[FieldDifference]:
     """The fields in which the configs differ; a mapping that only one of them has is one field."""
     return list(_fields(read_mapping(a.config_file), read_mapping(b.config_file), ""))
@@ -40,34 +152,3 @@ def _fields(a: Any, b: Any, path: str) -> Iterator[FieldDifference]:
             yield from _fields(a.get(name, _NOTHING), b.get(name, _NOTHING), f"{path}.{name}".removeprefix("."))
     elif a != b:
         yield FieldDifference(path, {side: value for side, value in (("a", a), ("b", b)) if value is not _NOTHING})
-
-
-def code_difference(a: ExperimentDirectory, b: ExperimentDirectory) -> list[str]:
-    """The lines of a unified diff of the code; one line for each differing file that is binary or too large."""
-    lines: list[str] = []
-    for name in sorted(_files(a.code) | _files(b.code)):
-        files = [each.code / name for each in (a, b)]
-        before, after = (file.read_bytes() if file.is_file() else None for file in files)
-        if before == after:
-            continue
-        old, new = f"a/{name}", f"b/{name}"
-        try:
-            was, now = _text(before or b""), _text(after or b"")
-        except ValueError:
-            was, now = [], []
-        sides = ("/dev/null" if before is None else old), ("/dev/null" if after is None else new)
-        found = difflib.unified_diff(was, now, sides[0], sides[1], lineterm="")
-        lines += list(found) or [f"Files {sides[0]} and {sides[1]} differ"]
-    return lines
-
-
-def _files(code: Path) -> set[str]:
-    found = (path.relative_to(code) for path in code.rglob("*") if path.is_file())
-    return {path.as_posix() for path in found if "__pycache__" not in path.parts}
-
-
-def _text(content: bytes) -> list[str]:
-    """The lines of a file; a ValueError if it is binary or too large."""
-    if len(content) > MAX_TEXT_BYTES or b"\0" in content:
-        raise ValueError
-    return content.decode().splitlines()

@@ -121,6 +121,7 @@ class ExperimentReader:
         self._began: float | None = None
         self._last: float | None = None
         self._started: list[TrialRecord] = []  # not compared yet
+        self._versions: Mapping[str, str] = {}
         self._texts: dict[str, str] = {}
         self._varying: set[str] = set()
         self._repeats: dict[int, dict[int, TrialRecord]] = {}  # by trial and seed, those of the present length
@@ -180,6 +181,7 @@ class ExperimentReader:
             self._began = at if self._began is None else min(at, self._began)
             self._last = at if self._last is None else max(at, self._last)
         if event == "opened":
+            self._versions = record.get("versions") or {"dray": record.get("version", "")}
             self._ran_s += self._time - self._opened
             self._opened, self._why = self._time if at is None else at, ""
         self._time = self._time if at is None else at
@@ -189,6 +191,7 @@ class ExperimentReader:
                 if trial.drawn is None:
                     self._started.append(trial)
                 trial.start(hparams_from_json(record.get("hparams")), at)  # type: ignore[arg-type]
+                trial.versions = self._versions
             case "reported":
                 trial = self.trials[record["trial"]]
                 trial.last_step = max(trial.last_step, record["step"])

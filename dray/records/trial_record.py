@@ -28,6 +28,7 @@ class TrialRecord:
         repeat: the trial that it runs again, and which seed it has; None if it is not a repeat.
         code: the variant of the code that it runs; None: the experiment's own.
         drawn: the sampled hyperparameters; None before it started.
+        versions: those of its driver when it last started, by name: python, dray, ray, torch, cuda.
         started, ended: Unix time in s; None: not yet, or it runs again.
         restarts: number of restarts.
         last_step: the greatest step reported to the search, in the searcher's unit; 0 before the first.
@@ -48,6 +49,7 @@ class TrialRecord:
     repeat: Repeat | None = None
     code: str | None = None
     drawn: Mapping[str, Any] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
     started: float | None = None
     ended: float | None = None
     restarts: int = 0

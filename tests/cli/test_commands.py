@@ -70,12 +70,13 @@ DOING = {
 }
 #: What needs none, or two; tested below, in test_diff.py, test_migrate.py, tests/test_cli.py,
 #: tests/test_cluster_yaml.py, tests/cluster/test_check.py, tests/experiment/test_probe.py, tests/agents,
-#: tests/serve/test_commands.py and tests/serve/test_tokens.py.
+#: tests/serve/test_commands.py, tests/serve/test_tokens.py and tests/cli/test_bisect.py.
 OTHERS = {
     "demo",
     "experiment create",
     "experiment list",
-    "experiment diff",
+    "bisect",
+    "diff",
     "preview",
     "config schema",
     "migrate",

@@ -14,7 +14,8 @@ import pytest
 from dray.cluster.checks.cluster import ahead_s
 from dray.cluster.checks.findings import ClusterCheck, Node
 from dray.cluster.checks.inspector import Disk, Inspector, efa_devices
-from dray.cluster.checks.node import versions, write_sign
+from dray.cluster.checks.node import write_sign
+from dray.environment import versions
 from dray.storage import Location
 from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said

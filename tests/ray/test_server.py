@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import yaml
 
 import dray
 from dray.agents.tools import Tools
+from dray.cli import main
 from dray.code.archive import pack
 from dray.serve import tokens
 from dray.serve.client import Refused, Server
@@ -21,6 +23,7 @@ from tests.agents.conftest import Agent
 from tests.ray.harness import TRIALS, attempts, journal, lines, recorded, saved_batches
 from tests.ray.scraping import scraped, values
 from tests.ray.serving import Served, copy_of, served
+from tests.repository import Repository
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
@@ -116,6 +119,33 @@ def test_an_agent_submits_proposes_code_waits_and_compares(server: Served) -> No
         "has no attribute 'Lin'"
         in agent("read_log", experiment=one, trial=worse["trial"], errors=True)["failures"][0]["error"]
     )
+
+
+def test_bisect_names_the_commit_after_which_the_metric_is_worse(
+    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = (TRIALS / "recorded.py").read_text()
+    config = yaml.safe_dump(recorded(tmp_path / "record", trials=1, batches=20))
+    files = {"model/recorded.py": code, "model/const.yaml": config}
+    repository = Repository(tmp_path / "repository", **files)
+    repository.commit("comment", **{"model/recorded.py": f"# A comment.\n{code}"})
+    repository.commit("raises", **{"model/recorded.py": f"{code}\nraise ArithmeticError\n"})
+    slower = code.replace('lr=context.get_hparam("lr")', 'lr=context.get_hparam("lr") / 100')
+    repository.commit("slower", **{"model/recorded.py": slower})
+    repository.commit("same", **{"model/recorded.py": f"{slower}\nSAME = 1\n"})
+    monkeypatch.setenv("DRAY_HOME", str(server.home))
+    options = ["--config", str(repository.path / "model" / "const.yaml"), "--length", "20", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        main(["bisect", "HEAD~4", "HEAD", *options, "--", "error"])
+    assert ended.value.code in (None, 0)
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert [each["subject"] for each in found["commits"]] == ["raises", "slower"]
+    assert found["stat"][0].split()[:2] == ["model/recorded.py", "|"]
+    assert "does not run" in said.err
+    values = {each["commit"]: each["value"] for each in found["runs"]}
+    assert values[repository.git("rev-parse", "HEAD")] > values[repository.git("rev-parse", "HEAD~4")]
+    assert len({line["pid"] for line in lines(tmp_path / "record")}) == 1, "all in one process"
 
 
 @pytest.mark.long

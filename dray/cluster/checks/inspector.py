@@ -17,7 +17,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from dray.cluster.checks.node import STORE_S, Trouble, directory_trouble, disks, full_disk, mounted, versions
+from dray.cluster.checks.node import STORE_S, Trouble, directory_trouble, disks, full_disk, mounted
+from dray.environment import versions
 from dray.storage import Location, RemoteDirectory, StorageError
 
 ANSWER_S = 120.0  # how long a node may take to start a process, and then for each request

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.metadata
 import os
 import platform
 import secrets
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from dray._version import __version__
+from dray.environment import versions
 
 if TYPE_CHECKING:
     from dray.storage import Location
@@ -107,20 +106,10 @@ def name_of_this_node() -> str:
     return f"{ray.util.get_node_ip_address()} ({platform.node()})"
 
 
-def versions() -> dict[str, str]:
-    """This process's versions of ``python``, ``ray``, ``torch`` (without importing it) and ``dray``; "" means none."""
-    import ray
-
-    found = {"python": platform.python_version(), "ray": ray.__version__, "torch": "", "dray": __version__}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["torch"] = importlib.metadata.version("torch")
-    return found
-
-
 def other_versions(drivers: Mapping[str, str], here: Mapping[str, str]) -> Trouble | None:
     """The trouble with versions that differ, or None.
 
-    Python is compared by its minor version, torch without ``+cpu`` or ``+cu126``.
+    Python is compared by its minor version, torch without ``+cpu`` or ``+cu126``, and CUDA, which a head may lack, not.
     """
     differ = [name for name in drivers if _compared_part(name, drivers[name]) != _compared_part(name, here[name])]
     if not differ:
@@ -130,6 +119,8 @@ def other_versions(drivers: Mapping[str, str], here: Mapping[str, str]) -> Troub
 
 
 def _compared_part(name: str, version: str) -> str:
+    if name == "cuda":
+        return ""
     return version.rpartition(".")[0] if name == "python" else version.partition("+")[0]
 
 

@@ -1,0 +1,183 @@
+"""``dray diff``."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dray.cli import show
+from dray.cli.arguments import Json, SideArg
+from dray.cli.errors import BadUse
+from dray.cli.reader import ReadExperiment, read_experiment
+from dray.text import counted, shown
+
+if TYPE_CHECKING:
+    from dray.experiment.exact import Parting
+    from dray.records.difference import Compared, Side
+
+NAMES = 8
+"""Most names of differing values that are printed for people."""
+CODE_LINES = 400
+"""Most lines of a diff of code that are printed for people."""
+
+
+def diff(
+    a: SideArg,
+    b: SideArg,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Run both trials again, and show the first batch at which they part.")
+    ] = False,
+    batches: Annotated[
+        int | None, typer.Option(help="With --exact, compare at most this many batches.", min=1, show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show how two experiments or trials differ: config, code, hyperparameters, versions, data and metrics.
+
+    A and B are each an EXPERIMENT, or one of its trials as EXPERIMENT/TRIAL. The best trial stands for an experiment.
+
+    \b
+    dray diff 11 12
+    dray diff latest/7 latest/best
+    dray diff digits-1 latest --json | jq '.config[].path'
+    dray diff 11 12 --exact --batches 100
+    """
+    if batches is not None and not exact:
+        raise BadUse("--batches limits what --exact compares; give both")
+    from dray.records.difference import code_difference, compared_metrics, comparison, field_differences
+
+    with ExitStack() as stack:
+        opened: dict[str, ReadExperiment] = {}
+        sides = [_side(stack, each, opened) for each in (a, b)]
+        names = [name for name, _ in sides]
+        one, other = (side for _, side in sides)
+        fields, code = field_differences(one, other), code_difference(one, other)
+        metrics, compared = compared_metrics(one, other), comparison(one, other)
+        parting = None
+        if exact:
+            from dray.experiment.exact import find_parting
+
+            parting = find_parting(one, other, batches)
+        if json:
+            listed = {
+                name: [{"path": each.path, **each.values} for each in differences]
+                for name, differences in fields.items()
+            }
+            show.as_json(
+                {
+                    "a": _as_json(names[0], one),
+                    "b": _as_json(names[1], other),
+                    **listed,
+                    "code": code,
+                    "metrics": [_metric_as_json(each) for each in metrics],
+                    "comparison": None if compared is None else compared.to_json(),
+                    "exact": None if parting is None else asdict(parting),
+                }
+            )
+            return
+        titles = [f"{letter}: {name}" for letter, name in zip("ab", names, strict=True)]
+        rows = [
+            (name, each.path, each.shown("a"), each.shown("b"))
+            for name, differences in fields.items()
+            for each in differences
+        ]
+        if rows:
+            headings = ("", "field", *titles)
+            show.table(headings, rows, left=headings)
+        else:
+            typer.echo(f"{titles[0]}, {titles[1]}")
+        same = [name for name in fields if not fields[name] and _is_known(name, one, other)]
+        show.fields(
+            [
+                ("the same", ", ".join([*same, *([] if code else ["code"])])),
+                ("unknown", ", ".join(name for name in fields if not _is_known(name, one, other))),
+                (f"best {one.reader.metric}", _best(one, other)),
+                ("difference", "" if compared is None else str(compared)),
+            ]
+        )
+        if metrics:
+            typer.echo()
+            table = [(each.kind, each.name, each.batches, each.a, each.b, each.difference) for each in metrics]
+            show.table(("kind", "metric", "batches", "a", "b", "b - a"), table, left=("kind", "metric"))
+        if parting is not None:
+            typer.echo()
+            show.lines(_parting_lines(parting))
+        if code:
+            typer.echo()
+            show.lines(code[:CODE_LINES])
+        if len(code) > CODE_LINES:
+            typer.echo(f"... {len(code) - CODE_LINES:,} more lines: --json has all", err=True)
+
+
+def _parting_lines(parting: Parting) -> list[str]:
+    since = "from the start" if not parting.begin else f"from the checkpoint at batch {parting.begin}"
+    if parting.at is None:
+        return [f"run again {since}: all {counted(parting.batches, 'batch', ',')} are the same, bit by bit"]
+    same = "" if parting.batches == 1 else f" after {counted(parting.batches - 1, 'batch', ',')} that are the same"
+    first, *later = parting.stages
+    lines = [f"run again {since}: they part at batch {parting.at}{same}", f"first: {first}"]
+    for name in parting.stages[first][:NAMES]:
+        if name in parting.differences:
+            lines.append(f"  {name}, by up to {shown(parting.differences[name])}")
+        else:
+            lines.append(
+                f"  {name}" + ": {} and {}".format(*parting.texts[name]) if name in parting.texts else f"  {name}"
+            )
+    if (more := len(parting.stages[first]) - NAMES) > 0:
+        lines.append(f"  and {more} more")
+    unequal = [f"{stage} ({len(parting.stages[stage])})" for stage in later]
+    return lines + ([f"then: {', '.join(unequal)}"] if later else [])
+
+
+def _side(stack: ExitStack, given: str, opened: dict[str, ReadExperiment]) -> tuple[str, Side]:
+    """The name and contents of an experiment, or of a trial given as EXPERIMENT/TRIAL."""
+    from dray.records.difference import Side
+    from dray.records.lookup import locate
+
+    experiment, _, trial = given.rpartition("/")
+    is_trial = bool(experiment) and (trial == "best" or trial.removeprefix("trial_").isdecimal())
+    if not is_trial or (Path(given) / "experiment.yaml").exists():
+        experiment, trial = given, ""
+    if (where := locate(experiment)) not in opened:
+        opened[where] = stack.enter_context(read_experiment(experiment))
+        stack.callback(opened[where].reader.close)
+    read = opened[where]
+    number = read.trial(trial) if trial else _representative(read)
+    record = None if number is None else read.reader.trials[number]
+    return read.stored.name + ("" if number is None else f"/{number}"), Side(read.reader, record)
+
+
+def _representative(read: ReadExperiment) -> int | None:
+    best = read.reader.best()
+    only = next(iter(read.reader.trials)) if len(read.reader.trials) == 1 else None
+    return only if best is None else best.id
+
+
+def _is_known(name: str, a: Side, b: Side) -> bool:
+    return name not in ("versions", "data") or all(getattr(side, name) for side in (a, b))
+
+
+def _best(a: Side, b: Side) -> str:
+    best = [None if side.trial is None else side.trial.best_metric for side in (a, b)]
+    return "" if None in best or a.reader.metric != b.reader.metric else f"a {shown(best[0])}, b {shown(best[1])}"
+
+
+def _as_json(name: str, side: Side) -> dict[str, Any]:
+    trial = side.trial
+    best = {"metric": side.reader.metric, "smaller_is_better": side.reader.sign == 1}
+    best |= {} if trial is None else {"best_metric": trial.best_metric, "best_batches": trial.best_batches}
+    return {
+        "experiment": name.partition("/")[0],
+        "trial": None if trial is None else trial.id,
+        "versions": side.versions,
+        "data": side.data,
+        **best,
+    }
+
+
+def _metric_as_json(each: Compared) -> dict[str, Any]:
+    return {"kind": each.kind, "name": each.name, "batches": each.batches, "a": each.a, "b": each.b}
