@@ -3,7 +3,7 @@
 Each run trains a small GPT for 150 batches. By default, runs are local runs in this process, of the code and config of
 the commit, one after another; `--server` sends them to a server of this user, as the command does.
 
-    python bench/bisection.py [--histories 20] [--server] [--save]
+    python bench/bisection.py [--histories 20] [--first-seed 0] [--server] [--save]
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ def results_in(home: str) -> AbstractContextManager[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--histories", type=int, default=len(REGRESSIONS), help="of each kind (default 20)")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the histories and of their runs (default 0)")
     parser.add_argument("--server", action="store_true", help="train on a server instead of in this process")
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     options = parser.parse_args()
@@ -98,7 +99,7 @@ def main() -> None:
     rows: list[Sequence[str]] = []
     right, blamed, counts, durations = 0, 0, list[int](), list[float]()
     with tempfile.TemporaryDirectory() as home, results_in(home), trainings(options.server) as training:
-        for seed, regression in enumerate(planted):
+        for seed, regression in enumerate(planted, options.first_seed):
             drawn, began = draw_history(seed, regression), time.monotonic()
             goal = Goal(metric=METRIC, batches=BATCHES, first_seed=1 + 10 * seed)
             found, place = bisected(drawn, goal, training)
