@@ -68,7 +68,7 @@ class GrowingMetrics:
         if self._file is not None and os.fstat(self._file.fileno()).st_ino == now:
             return None, rows
         rows += self._read()  # rows written to the old tail since the read above
-        if self._file is not None and not self._is_packed(self._file):
+        if self._file is None or not self._is_packed(self._file):  # more than the last tail may have been packed
             return self._from_the_start()
         self._open()
         return None, rows + self._read()

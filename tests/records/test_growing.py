@@ -92,3 +92,13 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path, log: MetricsLog) -
 
 def test_an_experiment_that_has_reported_nothing_has_no_rows(tmp_path: Path) -> None:
     assert new(GrowingMetrics(tmp_path / "metrics")) == ([], [])
+
+
+def test_rows_are_read_that_were_moved_from_the_first_tail_since_there_was_none(tmp_path: Path, clock: Clock) -> None:
+    reader = GrowingMetrics(tmp_path)
+    assert new(reader) == ([], [])
+    log = MetricsLog(tmp_path, clock=clock)
+    log.append(0, [row(1)])
+    pack(log, clock)
+    log.append(0, [row(2)])
+    assert new(reader) == ([1], [2])
