@@ -79,8 +79,8 @@ class Agent:
 
 
 @contextlib.asynccontextmanager
-async def agent(home: Path) -> AsyncIterator[Agent]:
-    """An agent that has started ``dray mcp``, over standard input and output."""
-    command = [sys.executable, "-m", "dray.cli", "mcp"]
-    async with Client(StdioServerParameters(command=command[0], args=command[1:], env=environment(home))) as client:
+async def agent(home: Path, **variables: str) -> AsyncIterator[Agent]:
+    """An agent that has started ``dray mcp``, over standard input and output, with these further variables."""
+    command, given = [sys.executable, "-m", "dray.cli", "mcp"], environment(home) | variables
+    async with Client(StdioServerParameters(command=command[0], args=command[1:], env=given)) as client:
         yield Agent(client)
