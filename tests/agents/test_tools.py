@@ -218,7 +218,7 @@ def test_a_curve_keeps_its_ends_and_its_best(digits: Path, agent: Agent, up: Ser
     both = agent("get_curves", experiment="1", trials=[0], metric="accuracy")["curves"]
     assert [each["kind"] for each in both] == ["training", "validation"]
     assert "they have: accuracy, loss, validation_loss" in agent.error("get_curves", experiment="1", metric="acc")
-    assert "there is no trial 99" in agent.error("get_curves", experiment="1", trials=[99])
+    assert "has no trial 99" in agent.error("get_curves", experiment="1", trials=[99])
 
 
 def test_many_long_curves_are_thinned_until_they_fit(digits: Path, agent: Agent) -> None:
