@@ -25,6 +25,7 @@ _PLACES = {*site.getsitepackages(), *map(sysconfig.get_path, ("stdlib", "platstd
 _INSTALLED = tuple({Path(place).resolve() for place in _PLACES})
 _INSTALLED_TEXT = tuple(f"{place}{os.sep}" for place in {*_PLACES, *map(str, _INSTALLED)})
 _SHOWN_TRACEBACK_LINES = 12
+_SHOWN_LETTERS = 1_000  # of each line
 
 _current: Path | None = None  # the model directory that `use_model_dir` put on sys.path
 _older: frozenset[str] = frozenset()  # the driver's own modules, imported before
@@ -192,5 +193,5 @@ def raised(name: str, directory: Path, error: BaseException, *, doing: str = "im
     lines = "".join(
         [*traceback.format_list(frames[first:]), *traceback.format_exception_only(type(error), error)]
     ).splitlines()
-    shown = "\n".join(f"    | {line}" for line in lines[-_SHOWN_TRACEBACK_LINES:])
+    shown = "\n".join(f"    | {line:.{_SHOWN_LETTERS}}" for line in lines[-_SHOWN_TRACEBACK_LINES:])
     return f"{doing} {name} from {directory} raised {type(error).__name__}; fix it there:\n{shown}"

@@ -7,6 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]|\r(?!\n)"
+)
+
 
 def one_line(text: object) -> str:
     r"""A text, or an error's message, on one line.
@@ -15,6 +19,17 @@ def one_line(text: object) -> str:
     'must be positive, got 0'
     """
     return " ".join(str(text).split())
+
+
+def printable(text: str) -> str:
+    r"""A text of others, such as code, for a terminal: characters that would move the cursor, change colors or the
+    order of letters are escaped. Lines stay.
+
+    >>> print(printable("+x = 1  # \x1b[8m\r-\u202e\n-é"))
+    +x = 1  # \x1b[8m\r-\u202e
+    -é
+    """
+    return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def file_name(name: str) -> str:

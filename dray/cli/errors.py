@@ -22,7 +22,7 @@ from dray.script import ScriptFailed
 from dray.serve.control import Invalid, NotSubmitted, Refused, WrongState
 from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
-from dray.text import one_line
+from dray.text import one_line, printable
 from dray.training.errors import SearcherMetricError
 from searchers.errors import JournalError
 
@@ -166,7 +166,7 @@ def _of_determined(arguments: Sequence[str]) -> str:
 
 def _print_error(message: str, code: int) -> int:
     with suppress(OSError):  # the terminal may be closed
-        typer.echo(f"dray: {message}", err=True)
+        typer.echo(f"dray: {printable(message)}", err=True)
     return code
 
 

@@ -30,7 +30,7 @@ from dray.errors import AlreadyEnded, NoExperiment
 from dray.experiment import requests
 from dray.serve.client import Server
 from dray.serve.control import NotSubmitted
-from dray.text import shown
+from dray.text import printable, shown
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
 from searchers.journal import Journal
@@ -169,7 +169,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
             ]
         )
         if diff:
-            lines = diff.splitlines()
+            lines = printable(diff).splitlines()
             more = f"\n... and {len(lines) - DIFF_LINES} more lines, in {directory.variants / str(trial_.code)}"
             shown_lines = "\n".join(lines[:DIFF_LINES]) + more * (len(lines) > DIFF_LINES)
             typer.echo(f"\nits code differs from the experiment's by:\n{shown_lines}")
@@ -179,7 +179,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
             if kept := record.get("kept"):
                 again = f"not restarted in the extension, so still {kept}"
             error = "the same error as before" if record.get("error") == last else f"\n{record.get('error')}"
-            typer.echo(f"\nfailed at {show.clock(record.get('time'), exact=True)}, {again}: {error}")
+            typer.echo(printable(f"\nfailed at {show.clock(record.get('time'), exact=True)}, {again}: {error}"))
             last = record.get("error")
 
 

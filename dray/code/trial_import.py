@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -27,6 +28,7 @@ IMPORT_S = 60.0
 START_S = 120.0
 """How long a process may take to import torch and dray."""
 KILL_S = 5.0
+MAX_ANSWER_BYTES = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36
 
 Start: TypeAlias = Callable[..., "subprocess.Popen[str]"]
@@ -102,7 +104,7 @@ def _import_and_tell(entrypoint: ClassName, directory: Path, answer: int) -> Non
     except EntrypointError as error:
         fault = "; ".join(what for _, what in error.faults)
     except BaseException as error:
-        fault = f"importing {entrypoint.module} raised {type(error).__name__}: {one_line(error)}"
+        fault = f"importing {entrypoint.module} raised {one_line(traceback.format_exception_only(error)[-1])}"
     if os.getpid() == me:  # else it is a process that the import has forked
         with contextlib.suppress(OSError):
             os.write(answer, json.dumps(fault).encode() + b"\n")
@@ -124,6 +126,8 @@ def _answer(child: int, pipe: int, entrypoint: ClassName, limit_s: float) -> str
                 how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
                 return f"importing {entrypoint.module} ended its process ({how})"
             said += more
+            if len(said) > MAX_ANSWER_BYTES:
+                return f"importing {entrypoint.module} writes to files that it has not opened"
     finally:
         os.close(ended)
     return str(json.loads(said))

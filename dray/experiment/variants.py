@@ -174,7 +174,9 @@ def _check(config: ExperimentConfig, tree: Path, changed: Iterable[str], importe
             try:
                 compile((tree / name).read_bytes(), name, "exec", dont_inherit=True)
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                raise IllegalEvent(f"the variant's {name} can't be parsed: {one_line(error)}") from None
+                raise IllegalEvent(
+                    f"the variant's {name} can't be parsed: {one_line(error) or 'it is nested too deeply'}"
+                ) from None
     try:
         check_entrypoint_file(config.entrypoint, tree)
         fault = ""

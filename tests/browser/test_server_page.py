@@ -320,13 +320,21 @@ def test_what_a_trial_printed_is_text_and_is_followed(site: Site) -> None:
 def test_what_a_variant_changes_is_text(site: Site) -> None:
     directory, name = site.story.directory, "0" * 12
     directory.variant(name).mkdir(parents=True)
-    lines = ["--- a/model.py", "+++ b/model.py", "@@ -1 +1 @@", "-lr = 1", "+x = '<script>window.hacked = 1</script>'"]
+    lines = [
+        "--- a/model.py",
+        "+++ b/model.py",
+        "@@ -1 +1 @@",
+        "-lr = 1",
+        "+x = '<script>window.hacked = 1</script>'",
+        "+y = 1 # \u202e\x1b[8m",
+    ]
+    shown = [*lines[:-1], "+y = 1 # \\u202e\\u001b[8m"]
     (directory.variant(name) / DIFF).write_text("\n".join(lines))
     trial = len(site.story.search.trials)
     site.story.search.request(Requested(code=name))
     site.open(f"#/e/experiment/t/{trial}")
-    site.until(lambda: site.texts(".diff") == ["\n".join([*lines, ""])])
-    assert site.texts(".diff .added") == [f"{lines[1]}\n", f"{lines[4]}\n"]
+    site.until(lambda: site.texts(".diff") == ["\n".join([*shown, ""])])
+    assert site.texts(".diff .added") == [f"{shown[1]}\n", f"{shown[4]}\n", f"{shown[5]}\n"]
     assert site.js("return window.hacked === undefined && document.querySelectorAll('.diff :not(span)').length === 0")
 
 

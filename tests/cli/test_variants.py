@@ -47,6 +47,12 @@ def test_a_variant_is_listed_and_described_with_its_difference(story: Story, dra
     assert story.result.trials["code"].tolist() == [""] * 5 + [code]
 
 
+def test_a_difference_can_not_hide_what_it_changes(story: Story, dray: Callable[..., Said]) -> None:
+    code = variants.from_patch(story.directory, PATCH.replace("+lr = 0.2", "+lr = 0.2  # \x1b[8m\x0c-\u202e"))
+    story.search.request(Requested(code=code))
+    assert dray("t", "describe", "experiment", "5").out.splitlines()[-1] == r"+lr = 0.2  # \x1b[8m\x0c-\u202e"
+
+
 def test_a_long_difference_is_cut(story: Story, dray: Callable[..., Said]) -> None:
     lines = "".join(f"+line = {number}\n" for number in range(DIFF_LINES))
     code = variants.from_patch(story.directory, f"--- a/train.py\n+++ b/train.py\n@@ -0,0 +1,{DIFF_LINES} @@\n{lines}")

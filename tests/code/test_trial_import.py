@@ -29,6 +29,12 @@ for leaves in (False, True):
         os._exit(0)
 while len(open({pids!r}).readlines() if os.path.exists({pids!r}) else []) < 2: time.sleep(0.01)
 """
+WRITES = """
+import contextlib, os
+while True:
+    for file in range(3, 64):
+        with contextlib.suppress(OSError): os.write(file, bytes(1 << 16))
+"""
 MODULES = {
     "good": TRIAL,
     "raises": "1 / 0",
@@ -38,6 +44,9 @@ MODULES = {
     "lacks": TRIAL.replace("Trial(", "Other("),
     "prints": TRIAL + "print('x' * 1_000_000)",
     "forked": TRIAL + "import os\nos.fork()",
+    "interrupts": "raise KeyboardInterrupt",
+    "long": "raise ValueError('x' * 1_000_000)",
+    "writes": WRITES,
     "loops": "while True: pass",
 }
 
@@ -54,6 +63,9 @@ def test_an_import_on_trial_is_answered_in_time_and_leaves_no_process(tmp_path: 
     assert "ended its process (exit code 3)" in faults["leaves"]
     assert "ended its process (killed by signal 9)" in faults["killed"]
     assert re.search(r"lacks has no class Trial; its trials are Other", faults["lacks"])
+    assert faults["interrupts"] == "importing interrupts raised KeyboardInterrupt"
+    assert len(faults["long"]) < 10_000
+    assert faults["writes"] == "importing writes writes to files that it has not opened"
     assert faults["loops"] == f"importing loops takes longer than {imports.LIMIT_S:g} s"
     assert said["children"] == ""
     for pid in pids.read_text().split():

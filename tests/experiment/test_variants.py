@@ -104,6 +104,7 @@ def test_secrets_are_hidden_in_variants_too(tmp_path: Path) -> None:
         (created("new") + created("new/x.py"), "the patch is about 'new/x.py', which can't be a file: "),
         (PATCH.replace("+lr = 0.2", "+lr = (0.2"), "the variant's train.py can't be parsed: "),
         (PATCH.replace("+lr = 0.2", "+lr = '\0'"), "the variant's train.py can't be parsed: "),
+        (PATCH.replace("+lr = 0.2", f"+lr = {'-' * 200_000}1"), "parsed: it is nested too deeply"),
         (
             "--- a/train.py\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-lr = 0.1\n-print(lr)\n",
             "the variant's code can't be used: no script train.py in the variant's code",

@@ -32,7 +32,7 @@ from dray.worker.children import is_alive
 from dray.worker.isolation import leaks
 from dray.worker.isolation import snapshot as snapshot_module
 from dray.worker.isolation.handlers import redirect_handlers
-from dray.worker.isolation.leaks import Leaks
+from dray.worker.isolation.leaks import MAX_NAMED, Leaks
 from dray.worker.isolation.settings import float32_precision
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from tests.ray.trials.changes import CHANGES
@@ -174,6 +174,17 @@ def test_child_processes_are_ended_even_if_they_ignore_sigterm() -> None:
         _, reasons = ProcessSnapshot().run(trial)
     assert reasons == [f"process {child.pid} was still running: {' '.join(child.args)}" for child in children]
     assert [child.wait(30) for child in children] == [-signal.SIGTERM, -signal.SIGKILL]
+
+
+def test_few_of_many_child_processes_are_named() -> None:
+    children: list[subprocess.Popen[bytes]] = []
+    _, reasons = ProcessSnapshot().run(
+        lambda: children.extend(subprocess.Popen(["sleep", "1000"]) for _ in range(MAX_NAMED + 2))
+    )
+    assert len(reasons) == MAX_NAMED + 1
+    assert reasons[-1] == "2 more processes were still running"
+    for child in children:
+        child.wait(30)
 
 
 def test_earlier_child_processes_and_those_of_torch_survive() -> None:

@@ -8,6 +8,7 @@ import { draw } from "./figures.js";
 
 const EVERY_MS = 3000, LOG_MS = 1500, MOST_LINES = 20000;
 const ESCAPES = /\x1b\[[0-9;?]*[ -/]*[@-~]/g;  // colours of a terminal
+const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]|\r(?!\n)/g;  // they would hide code, or change its order
 const COLOURS = { training: "#2f86d1", validation: "#d81b60" };
 
 export function showTrial(place, name, trial) {
@@ -81,7 +82,7 @@ export function showTrial(place, name, trial) {
     code.replaceChildren(h("h2", {}, "Code"), h("p", {}, `This trial runs variant ${variant} of the experiment's code:`), difference);
     try {
       const found = await get(`${experiment(name)}/variants/${encodeURIComponent(variant)}`);
-      const lines = found.diff.split("\n").map(line => h("span", { className: line.startsWith("+") ? "added" : line.startsWith("-") ? "removed" : "" }, `${line}\n`));
+      const lines = found.diff.replace(CONTROLS, it => `\\u${it.charCodeAt(0).toString(16).padStart(4, "0")}`).split("\n").map(line => h("span", { className: line.startsWith("+") ? "added" : line.startsWith("-") ? "removed" : "" }, `${line}\n`));
       difference.replaceChildren(...lines.slice(0, MOST_LINES));
       if (found.more || lines.length > MOST_LINES) difference.append("... and more");
     } catch (error) {

@@ -25,6 +25,9 @@ MAX_GROWTH = 1 / 20
 memory: little enough for the workers of eight GPUs together, and enough that only a real leak restarts processes, which
 takes seconds."""
 
+MAX_NAMED = 5
+"""How many child processes are named at most."""
+
 
 class Leaks:
     """Finds threads, child processes and memory that a trial leaves behind.
@@ -50,6 +53,8 @@ class Leaks:
         # Ended children count too: their ends of pipes and queues in this process may be unusable.
         ended = end_children(spare=self._children)
         running = [f"process {child} was still running: {command}" for child, command in ended.items()]
+        if len(running) > MAX_NAMED:
+            running[MAX_NAMED:] = [f"{len(running) - MAX_NAMED} more processes were still running"]
         return [*threads, *running, *self._grown_memory()]
 
     def _threads_in_users_code(self) -> list[str]:
