@@ -32,6 +32,18 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
+def cut(text: str, most: int) -> str:
+    """A text, or the beginning and the end of one with more letters.
+
+    >>> cut("abcdefghij", 4)
+    'ab ... 6 letters are left out ... ij'
+    """
+    left_out = len(text) - most
+    if left_out <= 0:
+        return text
+    return f"{text[: most // 2]} ... {left_out:,} letters are left out ... {text[len(text) - most // 2 :]}"
+
+
 def file_name(name: str) -> str:
     """An experiment's name as part of its directory's name: it needs no quoting in a shell, and is never hidden.
 

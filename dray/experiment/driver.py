@@ -25,12 +25,15 @@ from dray.experiment.restarts import Restarts
 from dray.experiment.results import PendingResults
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
 from dray.records.spending import Usage
+from dray.text import cut
 from searchers.answers import Answer, carry_out, decide
 from searchers.errors import IllegalEvent, SpaceError
 from searchers.events import Requested, Started, TrialResult
 from searchers.views import NEVER_BEST, State
 
 RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")  # states of trials that should have workers
+MAX_ERROR = 64 << 10
+"""Most letters of a trial's error that are kept."""
 CALLS = ("report", "may_commit", "saved", "damaged", "improves", "best", "fetch")
 """Methods of `ExperimentDriver` that workers and Tune's handle may call."""
 
@@ -437,7 +440,7 @@ class ExperimentDriver:
     def _left(self, left: TrialLeft) -> None:
         """Handle a trial that has left its group. A failed trial restarts, or the search learns through Tune that it
         has ended."""
-        trial = left.trial
+        trial, left = left.trial, replace(left, error=cut(left.error, MAX_ERROR))
         # After a trial's final report, errors of its processes don't count.
         has_ended = self.search.trials[trial].ended or self._results.ends(trial)
         if left.outcome not in ("errored", "diverged", "invalid_hp") or has_ended:

@@ -13,13 +13,15 @@ from dray.config.schema import ExperimentConfig
 from dray.desk.failure import LOG_TAIL
 from dray.records.hparams import flatten
 from dray.storage.logs import NAME
-from dray.text import shown
+from dray.text import cut, printable, shown
 from dray.training.units import amount
 from searchers.domains import searched
 from searchers.errors import JournalError
 from searchers.space import Space
 
 POLL_S = 0.3
+MAX_LETTERS = 400
+"""Most letters of a line of a short error."""
 """How often a growing file is read."""
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 """The UTC time that begins each line of a trial's output."""
@@ -102,9 +104,9 @@ def short_error(error: object) -> list[str]:
     head, *rest = _HEAD_ENDS.split(str(error or "").strip(), maxsplit=1)
     # The head of an error with a cause may be the cause's traceback.
     if rest and not head.startswith("Traceback"):
-        return head.splitlines()[:3]
+        return [cut(printable(line), MAX_LETTERS) for line in head.splitlines()[:3]]
     lines = str(error or "").strip().splitlines()
-    return [lines[-1].strip() if lines else "no reason given"]
+    return [cut(printable(lines[-1].strip()), MAX_LETTERS) if lines else "no reason given"]
 
 
 def failure_fields(record: Mapping[str, Any]) -> dict[str, Any]:

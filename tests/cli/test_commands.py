@@ -402,6 +402,17 @@ def test_failures_are_reported_with_the_error(digits: ExperimentDirectory, dray:
     assert dray("t", "describe", "digits", "3", "--json").value["errors"] == [error, error]
 
 
+def test_what_an_error_says_is_text_and_short(digits: ExperimentDirectory, dray: Dray) -> None:
+    head = f"ValueError: \x1b]0;title\x07{'x' * 100_000}\n  model_def.py:7, in train_batch"
+    error = f"{head}\n\nTraceback (most recent call last):\n  File"
+    with Journal(digits.journal) as journal:
+        journal.append({"event": "gave_up", "trial": 5, "error": error, "why": "enough"})
+    [line] = [line for line in dray("e", "describe", "digits").out.splitlines() if "ValueError" in line]
+    assert r"ValueError: \x1b]0;title\x07xxx" in line
+    assert len(line) < 600
+    assert r"ValueError: \x1b]0;title\x07xxx" in dray("t", "describe", "digits", "5").out
+
+
 def test_a_failed_extension_is_reported_beside_the_state_that_the_trial_keeps(
     digits: ExperimentDirectory, dray: Dray
 ) -> None:

@@ -24,7 +24,7 @@ from dray.desk.messages import (
 )
 from dray.desk.wire import Malformed
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
-from dray.experiment.driver import ExperimentDriver
+from dray.experiment.driver import MAX_ERROR, ExperimentDriver
 from dray.experiment.effects import Answered, Append, Bind, Effect, EndRun, Examine, Fail, Prune, ShowFailure, ToDesk
 from dray.experiment.limits import Limits
 from dray.experiment.open_search import OpenSearch
@@ -309,6 +309,15 @@ def test_an_error_that_is_fatal_ends_the_run_with_the_place_in_the_config(scene:
     [fail] = scene.take(Fail)
     assert isinstance(fail.error, FoundInTraining)
     assert list(fail.error.faults) == [("searcher.metric", "there is no loss")]
+
+
+def test_of_an_endless_error_the_ends_are_kept(scene: Scene) -> None:
+    scene.leave(1, 0, "errored", error=f"ValueError: {'x' * 10 * MAX_ERROR}\n  model_def.py:7")
+    [record] = [each.record for each in scene.take(Append) if each.record["event"] == "restarted"]
+    error = record["error"]
+    assert error.startswith("ValueError: xxx")
+    assert error.endswith("x\n  model_def.py:7")
+    assert len(error) < MAX_ERROR + 100
 
 
 def test_a_variant_whose_error_would_be_fatal_ends_alone_and_for_good(scene: Scene) -> None:
