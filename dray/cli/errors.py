@@ -94,7 +94,7 @@ def handle_errors() -> Iterator[None]:
     except OSError as error:
         if (full := is_full(error)) is None or users_line(error, None):
             raise
-        where = f" to {full.filename}" if full.filename else ""
+        where = f" to {written}" if (written := full.filename2 or full.filename) else ""  # of a copy, not what was read
         message = f"can't write{where}: {full.strerror}; free some space: all records are intact"
         raise typer.Exit(_print_error(message, FAILED)) from None
     except KeyboardInterrupt as stopped:

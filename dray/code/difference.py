@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,25 +13,30 @@ MAX_TEXT_BYTES = 1 << 20
 MAX_COMPARED_LINES = 5_000
 """Between its first and its last change, a longer file is replaced as a whole: comparing its lines may take minutes."""
 CONTEXT = 3  # lines around a change
+_FILE, _LINK = "100644", "120000"  # git's modes
 _NO_NEWLINE = "\\ No newline at end of file\n"
 
 
 def differences(before: Path, after: Path) -> Iterator[str]:
     """The lines of a patch, with their ends, that makes one directory into the other.
 
-    There is only a line "Binary files ... differ" about a file that is no UTF-8 text, or too large.
+    There is only a line "Binary files ... differ" about a file that is no UTF-8 text, or too large. Links are not
+    followed: they may lead to data.
     """
     for name in sorted(_files(before) | _files(after)):
-        was, now = (file.read_bytes() if (file := code / name).is_file() else None for code in (before, after))
-        if was != now:
-            yield from difference(name, was, now)
+        for mode, content in ((_FILE, _content), (_LINK, _target)):
+            was, now = content(before / name), content(after / name)
+            if was != now:
+                yield from difference(name, was, now, mode)
 
 
-def difference(name: str, was: bytes | None, now: bytes | None) -> Iterator[str]:
-    """The lines of a patch about one file, which is None where it does not exist."""
+def difference(name: str, was: bytes | None, now: bytes | None, mode: str = _FILE) -> Iterator[str]:
+    """The lines of a patch about one file, or one link, which is None where it does not exist."""
     yield f"diff --git a/{name} b/{name}\n"
     if was is None or now is None:
-        yield f"{'new' if was is None else 'deleted'} file mode 100644\n"
+        yield f"{'new' if was is None else 'deleted'} file mode {mode}\n"
+    elif mode != _FILE:
+        yield f"index 0000000..0000000 {mode}\n"
     sides = "/dev/null" if was is None else f"a/{name}", "/dev/null" if now is None else f"b/{name}"
     try:
         old, new = _text(was or b""), _text(now or b"")
@@ -63,8 +69,16 @@ def _replaced(old: list[str], new: list[str], sides: tuple[str, str], begin: int
 
 
 def _files(code: Path) -> set[str]:
-    found = (path.relative_to(code) for path in code.rglob("*") if path.is_file())
+    found = (path.relative_to(code) for path in code.rglob("*") if path.is_symlink() or path.is_file())
     return {path.as_posix() for path in found if "__pycache__" not in path.parts}
+
+
+def _content(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() and not file.is_symlink() else None
+
+
+def _target(link: Path) -> bytes | None:
+    return os.fsencode(os.readlink(link)) if link.is_symlink() else None
 
 
 def _text(content: bytes) -> list[str]:

@@ -166,15 +166,18 @@ def summary(finalists: Sequence[Finalist]) -> str:
     ended = sum(len(each.values) + each.failed for each in finalists)
     if not best.is_compared:
         names = some([each.trial for each in finalists], _SHOWN)
-        return f"{ended} of {counted(sum(len(each.trials) for each in finalists), 'repeat')} of trials {names} ended"
+        trials = f"trial{'s' * (len(finalists) > 1)} {names}"
+        return f"{ended} of {counted(sum(len(each.trials) for each in finalists), 'repeat')} of {trials} ended"
     seeds = counted(len(best.values), "seed")
     if not rest:
         return f"trial {best.trial} has {interval_text(best.mean)} over {seeds}"
     near = [each.trial for each in rest if not each.failed and not (each.difference and each.difference.excludes_zero)]
     what = f"trial {best.trial} is the best of {len(finalists)} over {seeds}"
+    failed = [each.trial for each in rest if each.failed]
+    but = f"; repeats of trial{'s' * (len(failed) > 1)} {some(failed, _SHOWN)} failed" if failed else ""
     if near:
-        return f"{what}, but not distinguishable from trial{'s' * (len(near) > 1)} {some(near, _SHOWN)}"
-    return f"{what}, and distinguishable from the others"
+        return f"{what}, but not distinguishable from trial{'s' * (len(near) > 1)} {some(near, _SHOWN)}{but}"
+    return f"{what}, and distinguishable from the others{but}" if len(failed) < len(rest) else f"{what}{but}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

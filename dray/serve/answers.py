@@ -81,7 +81,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
             return refuse(507, f"the server can't read or write a file: {one_line(error)}")
         if isinstance(full, StorageFull):
             return refuse(507, one_line(full.strerror))
-        where = f" {full.filename}" if full.filename else ""
+        where = f" {written}" if (written := full.filename2 or full.filename) else ""
         return refuse(507, f"can't write{where} on the server: {full.strerror}; free some space, and try again")
     except ExperimentError as error:
         return refuse(500, one_line(error))

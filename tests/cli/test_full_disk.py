@@ -23,3 +23,12 @@ def test_it_is_one_line_also_if_more_failed_meanwhile(
     assert ended.value.exit_code == FAILED
     said = "dray: can't write: No space left on device; free some space: all records are intact\n"
     assert capsys.readouterr().err == said
+
+
+def test_of_a_copy_what_could_not_be_written_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "users_line", lambda *_: [])
+    with pytest.raises(typer.Exit), handle_errors():
+        raise OSError(errno.ENOSPC, "No space left on device", "/model/data.bin", None, "/results/code/data.bin")
+    assert capsys.readouterr().err.startswith("dray: can't write to /results/code/data.bin: No space left on device")

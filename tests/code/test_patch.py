@@ -201,6 +201,25 @@ def test_a_binary_file_is_one_line_of_a_difference() -> None:
         apply("".join(difference("w.bin", b"\0", b"\0\0")), {"w.bin": b"\0"}.get)
 
 
+def test_a_link_is_compared_and_not_followed(tmp_path: Path) -> None:
+    for side, target in (("before", "/data/small"), ("after", "/etc/passwd")):
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "data").symlink_to(target)
+    (tmp_path / "after" / "file").symlink_to("/etc/passwd")
+    patch = "".join(differences(tmp_path / "before", tmp_path / "after"))
+    assert [line for line in patch.splitlines() if line[0] in "+-"] == [
+        "--- a/data",
+        "+++ b/data",
+        "-/data/small",
+        "+/etc/passwd",
+        "--- /dev/null",
+        "+++ b/file",
+        "+/etc/passwd",
+    ]
+    with pytest.raises(BadPatch, match="is about a link"):
+        apply(patch, CODE.get)
+
+
 def test_a_long_change_is_a_replacement_that_applies() -> None:
     count = MAX_COMPARED_LINES + 10
     old = b"".join(b"%d\n" % (i % 7) for i in range(count)) + b"end\n" * 9

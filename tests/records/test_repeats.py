@@ -100,9 +100,15 @@ def test_finalist_with_a_failed_or_diverged_repeat_comes_last(tmp_path: Path) ->
         reader = read(tmp_path / outcome, {**again, (1, 2): outcome})
         assert order(reader) == [2, 3, 1]
         assert (reader.finalists()[-1].failed, len(reader.finalists()[-1].values)) == (1, 2)
-        assert (
-            summary(reader.finalists()) == "trial 2 is the best of 3 over 3 seeds, and distinguishable from the others"
-        )
+        what = "trial 2 is the best of 3 over 3 seeds, and distinguishable from the others; repeats of trial 1 failed"
+        assert summary(reader.finalists()) == what
+
+
+def test_best_trial_is_not_distinguished_from_one_whose_repeats_failed(tmp_path: Path) -> None:
+    again = runs({1: 0.1, 2: 0.2, 3: 0.3})
+    reader = read(tmp_path, {run: "errored" if run[0] != 3 else value for run, value in again.items()})
+    what = "trial 3 is the best of 3 over 3 seeds; repeats of trials 1, 2 failed"
+    assert summary(reader.finalists()) == what
 
 
 def test_finalists_are_compared_by_the_seeds_that_all_have(tmp_path: Path) -> None:
