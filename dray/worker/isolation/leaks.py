@@ -16,7 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 from dray.desk.failure import is_users_file
 from dray.memory import MACHINE_MEMORY, give_back, gpu_in_use
 from dray.pytorch.cached import bytes_without_kept, drop_all
-from dray.text import counted, size
+from dray.text import counted, cut, printable, size
 from dray.training.parallel import ddp
 from dray.worker.children import END_S, children, end_children
 
@@ -52,7 +52,9 @@ class Leaks:
         threads = self._threads_in_users_code()
         # Ended children count too: their ends of pipes and queues in this process may be unusable.
         ended = end_children(spare=self._children)
-        running = [f"process {child} was still running: {command}" for child, command in ended.items()]
+        running = [
+            f"process {child} was still running: {cut(printable(command), 200)}" for child, command in ended.items()
+        ]
         if len(running) > MAX_NAMED:
             running[MAX_NAMED:] = [f"{len(running) - MAX_NAMED} more processes were still running"]
         return [*threads, *running, *self._grown_memory()]
