@@ -31,7 +31,7 @@ KILL_S = 5.0
 MAX_ANSWER_BYTES = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36
 
-Start: TypeAlias = Callable[..., "subprocess.Popen[str]"]
+Start: TypeAlias = Callable[..., "subprocess.Popen[bytes]"]
 Importer: TypeAlias = Callable[[ClassName, Path], str]
 """Imports a class from a directory on trial. Returns what is wrong; "" if nothing is."""
 
@@ -47,18 +47,32 @@ def import_in_new_process(entrypoint: ClassName, directory: Path, start: Start =
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        text=True,
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": path},
     )
     try:
-        answer = done.communicate(timeout=START_S + IMPORT_S + KILL_S)[0]
-        return str(json.loads(answer))
-    except (subprocess.TimeoutExpired, ValueError):
+        return str(json.loads(_printed(done, START_S + IMPORT_S + KILL_S)))
+    except ValueError:
         return f"the process that imports {entrypoint.module} ended without an answer, or gave none"
     finally:
         done.kill()
         done.wait()
+        assert done.stdout is not None
+        done.stdout.close()
+
+
+def _printed(process: subprocess.Popen[bytes], limit_s: float) -> bytes:
+    """What a process has printed when it ends, or at the limit. The imported code may print there too, endlessly."""
+    assert process.stdout is not None
+    pipe = process.stdout.fileno()
+    waiting, until, said = select.poll(), time.monotonic() + limit_s, b""
+    waiting.register(pipe, select.POLLIN)
+    while len(said) <= MAX_ANSWER_BYTES and waiting.poll(max(until - time.monotonic(), 0) * 1000):
+        more = os.read(pipe, 1 << 16)
+        if not more:
+            break
+        said += more
+    return said
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ def import_in_sandbox(entrypoint: ClassName, directory: Path) -> str:
     if why := why_impossible():
         return f"this machine {why}, where it would be imported on trial"
 
-    def start(command: Sequence[str], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
+    def start(command: Sequence[str], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
         inside = sandbox.command(command, read=[directory])
         return subprocess.Popen(inside, env=sandbox.variables(env), **options)
 

@@ -35,6 +35,11 @@ while True:
     for file in range(3, 64):
         with contextlib.suppress(OSError): os.write(file, bytes(1 << 16))
 """
+FLOODS = """
+import os
+with open(f"/proc/{os.getppid()}/fd/1", "wb", buffering=0) as answers:
+    while True: answers.write(bytes(1 << 16))
+"""
 MODULES = {
     "good": TRIAL,
     "raises": "1 / 0",
@@ -79,3 +84,5 @@ def test_a_process_without_torch_can_start_another_one_for_it(tmp_path: Path) ->
     assert import_in_new_process(ClassName("good", "Trial"), tmp_path) == ""
     assert "ZeroDivisionError" in import_in_new_process(ClassName("raises", "Trial"), tmp_path)
     assert not list(tmp_path.rglob("*.pyc"))
+    (tmp_path / "floods.py").write_text(FLOODS)
+    assert import_in_new_process(ClassName("floods", "Trial"), tmp_path).endswith("without an answer, or gave none")
