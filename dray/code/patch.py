@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
+from dray.text import cut
+
 MAX_PATCH_BYTES = 512 << 10
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _NEVER = re.compile(r"1970-01-01|1969-12-31")  # the time that diff gives to a file that does not exist
@@ -25,6 +27,9 @@ _PLAIN = ("100644", "100755", "100664")  # git's modes of files
 
 class BadPatch(ValueError):
     """A patch that can't be applied; the message is one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message, 400))  # a patch may have names and lines of any length
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,8 @@ def apply(patch: str, read: Callable[[str], bytes | None]) -> dict[str, bytes | 
         return changed[name] if name in changed else read(name)
 
     for change in _parsed(patch):
+        if not (change.hunks or change.creates or change.deletes or change.renames):
+            raise BadPatch(f"line {change.at} of the patch: nothing follows the header of the file; it may be cut off")
         old, new = _names(change, lambda name: now(_inside(name)) is not None)
         before = b"" if old is None else now(old)
         if old is not None and before is None:

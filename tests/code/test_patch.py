@@ -168,6 +168,8 @@ HOSTILE = {
     ),
     "deleted in part": ("--- a/model.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-import torch\n", "not all of its lines"),
     "few lines": (FILES + HUNK.replace("-4,2", "-4,3"), "at line 3 of the patch has fewer lines than its header says"),
+    "cut off": ("diff --git a/new.py b/new.py\nindex 0000000..77b1c2d\n", "nothing follows the header of the file"),
+    "endless name": (f"--- {'a/' * 9999}\n+++ {'a/' * 9999}\n{HUNK}", " letters are left out ... "),
     "many lines": (FILES + HUNK + "+    # more\n", "has more lines than its header says"),
     "no counts": (FILES + "@@ ... @@\n-x\n+y\n", "line 3 of the patch must be like @@ -1,3 +1,4 @@, got '@@ ... @@'"),
     "no hunk": (FILES, "line 2 of the patch: no hunk"),
@@ -185,6 +187,7 @@ def test_what_is_no_patch_of_these_files_is_one_clear_error(which: str) -> None:
         apply(patch, CODE.get)
     assert says in str(error.value), str(error.value)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize(("content", "says"), [(b"--- a/caf\xe9.py\n", "is not UTF-8 text"), (None, "No such file")])
