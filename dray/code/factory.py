@@ -32,7 +32,12 @@ class FromDirectory:
     directory: str | Archived
 
     def place(self) -> Path:
-        return Path(self.directory).resolve() if isinstance(self.directory, str) else self.directory.place()
+        if not isinstance(self.directory, str):
+            return self.directory.place()
+        if not (place := Path(self.directory).resolve()).is_dir():
+            what = f"no such directory any more: {place}; restore it (a variant's: add its patch again)"
+            raise EntrypointError([("code", what)])
+        return place
 
     def __call__(self) -> type[PyTorchTrial] | Script:
         return load_entrypoint(self.entrypoint, self.place())

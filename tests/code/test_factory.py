@@ -57,6 +57,12 @@ def test_class_is_imported_from_its_directory(directory: Path) -> None:
     assert found is sys.modules["my_model"].MyTrial
 
 
+def test_code_that_was_removed_is_missing_also_where_it_is_not_imported(tmp_path: Path) -> None:
+    gone = FromDirectory(entrypoint=parse_entrypoint("my_model:MyTrial"), directory=str(tmp_path / "gone"))
+    with pytest.raises(EntrypointError, match=f"no such directory any more: {tmp_path}/gone; restore it"):
+        gone.place()
+
+
 @pytest.fixture
 def sent(directory: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Archived:
     """The directory on its way to a worker on another machine."""

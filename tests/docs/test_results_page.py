@@ -52,9 +52,11 @@ def test_limits_of_the_report_are_those_of_the_code() -> None:
 
 @pytest.mark.slow
 def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = simulated(tmp_path / "experiment", 8).path
+    simulated(tmp_path / "earlier", 16)
+    path = simulated(tmp_path / "experiment", 16).path
     monkeypatch.chdir(tmp_path)
-    names = {"path": path, "result": dray.Result(path)}
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    names = {"path": path, "result": dray.Result(path), "dray": dray}
     for code in blocks("python", page="results.md"):
         exec(code.text, names)
     best: pd.DataFrame = names["best"]  # type: ignore[assignment]
