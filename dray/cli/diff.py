@@ -13,7 +13,7 @@ from dray.cli import show
 from dray.cli.arguments import Json, SideArg
 from dray.cli.errors import BadUse
 from dray.cli.reader import ReadExperiment, read_experiment
-from dray.text import counted, shown
+from dray.text import counted, printable, shown
 
 if TYPE_CHECKING:
     from dray.experiment.exact import Parting
@@ -108,7 +108,7 @@ def diff(
             show.lines(_parting_lines(parting))
         if code:
             typer.echo()
-            show.lines(code[:CODE_LINES])
+            show.lines([printable(line) for line in code[:CODE_LINES]])
         if len(code) > CODE_LINES:
             typer.echo(f"... {len(code) - CODE_LINES:,} more lines: --json has all", err=True)
 

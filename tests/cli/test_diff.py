@@ -129,14 +129,21 @@ def test_what_does_not_exist_is_named(digits: ExperimentDirectory, dray: Dray, g
 
 def test_code_is_a_patch(two: tuple[ExperimentDirectory, ExperimentDirectory], dray: Dray) -> None:
     a, b = (each.code for each in two)
-    (b / "model_def.py").write_text("a = 1\nb = 3\n")
+    (b / "model_def.py").write_text("a = 1\nb = 3  # \x1b]0;title\x07\n")
     (a / "gone.py").write_text("x\n")
     said = dray("e", "diff", "digits-1", "other-2").out.splitlines()  # its name in the group
     assert said[said.index("diff --git a/gone.py b/gone.py") :] == [
         *["diff --git a/gone.py b/gone.py", "deleted file mode 100644"],
         *["--- a/gone.py", "+++ /dev/null", "@@ -1 +0,0 @@", "-x"],
         *["diff --git a/model_def.py b/model_def.py"],
-        *["--- a/model_def.py", "+++ b/model_def.py", "@@ -1,2 +1,2 @@", " a = 1", "-b = 2", "+b = 3"],
+        *[
+            "--- a/model_def.py",
+            "+++ b/model_def.py",
+            "@@ -1,2 +1,2 @@",
+            " a = 1",
+            "-b = 2",
+            r"+b = 3  # \x1b]0;title\x07",
+        ],
     ]
 
 
