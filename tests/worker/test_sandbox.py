@@ -182,7 +182,7 @@ def test_a_trial_that_hangs_is_ended_also_while_its_code_is_imported(
     bug: str, entrypoint: str, model: Path, tmp_path: Path
 ) -> None:
     (model / "endless.py").write_text("while True:\n    pass\n")
-    departure, _ = ended(bug, entrypoint, model, tmp_path, hang_timeout_s=0.5)
+    departure, _ = ended(bug, entrypoint, model, tmp_path, hang_timeout_s=2)
     assert departure.failure is not None
     assert departure.failure.kind == "hung"
     assert any("the stacks of all threads" in line for line in printed(tmp_path / "experiment", 0))
