@@ -145,6 +145,8 @@ class Api:
             _whole(body, name)
         if not body or set(body) - {"max_trials", "max_length", *CHANGEABLE}:
             raise BadInput(f"give some of max_trials, max_length, {', '.join(CHANGEABLE)}, and nothing else")
+        if isinstance(body.get("prices"), str):  # the path of a file, which would be read here
+            raise BadInput('prices must be prices by slot type, such as {"A100": 2.9}, not a file')
         return answer(asdict(await asyncio.to_thread(self._control.extend, request.match_info["name"], body)))
 
     async def _fork(self, request: web.Request) -> web.StreamResponse:

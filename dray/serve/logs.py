@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -38,7 +39,9 @@ def events_after(control: Control, path: Path, after: int) -> dict[str, Any]:
     state, error = _state(control, directory)
     lines: list[str] = []
     exited: list[int] = []
-    after = min(after, _size(directory.journal))
+    after = min(after, _end(directory.journal))
+    if not _begins_line(directory.journal, after):
+        raise BadInput(f"after={after} is not where a line begins; give next of an earlier answer, or 0")
     while not lines and (whole := _lines_from(directory.journal, after)):
         after += len(whole)
         records = Journal.parse(whole, where=str(directory.journal))
@@ -48,11 +51,23 @@ def events_after(control: Control, path: Path, after: int) -> dict[str, Any]:
     return {"lines": lines, "exited": exited, "next": after, "state": state, "failed": failed, "error": error}
 
 
-def _size(journal: Path) -> int:
+def _end(journal: Path) -> int:
+    """The end of a journal's last complete line: one may be being written."""
     try:
-        return journal.stat().st_size
+        with journal.open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - MAX_READ)
+            file.seek(start)
+            return start + file.read().rfind(b"\n") + 1
     except FileNotFoundError:
         return 0
+
+
+def _begins_line(journal: Path, at: int) -> bool:
+    if not at:
+        return True
+    with journal.open("rb") as file:
+        file.seek(at - 1)
+        return file.read(1) == b"\n"
 
 
 def _lines_from(journal: Path, start: int) -> bytes:

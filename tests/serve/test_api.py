@@ -134,6 +134,10 @@ def test_what_can_not_be_done_says_why(served: Served) -> None:
         assert served.api("POST", "/experiments/digits-1/extend", body).status == 400, body
     assert served.api("POST", "/experiments/digits-1/extend", b"[1]").status == 400
     assert served.api("POST", "/experiments/digits-1/extend", b"{").status == 400
+    secret = served.results / "secret.yaml"
+    secret.write_text("token: abc\n")
+    of_a_file = served.api("POST", "/experiments/digits-1/extend", {"prices": str(secret)})
+    assert (of_a_file.status, of_a_file.json["error"][-10:]) == (400, "not a file")
     assert served.api("GET", "/nothing").status == 404
     assert served.api("PUT", "/status").status == 405
 
@@ -215,6 +219,8 @@ def test_events_are_followed_from_a_place(served: Served) -> None:
     assert sorted(all_of_them["exited"]) == [0, 1, 2, 3]
     ended = {"lines": [], "exited": [], "next": all_of_them["next"], "state": "COMPLETED", "failed": 0, "error": ""}
     assert then == ended
+    lost = served.api("GET", "/experiments/digits-1/events?after=5")
+    assert (lost.status, "after=5 is not where a line begins" in lost.json["error"]) == (400, True)
 
 
 def test_a_request_waits_for_events_and_passes_over_a_torn_line(served: Served) -> None:
@@ -225,6 +231,7 @@ def test_a_request_waits_for_events_and_passes_over_a_torn_line(served: Served) 
     seen = served.api("GET", "/experiments/digits-1/events").json
     assert seen["next"] == len("".join(lines[:5]))
     assert seen["failed"] is None
+    assert served.api("GET", f"/experiments/digits-1/events?after={10**17}").json["next"] == seen["next"]
     later = threading.Timer(0.4, lambda: directory.journal.write_text("".join(lines)))
     later.start()
     news = served.api("GET", f"/experiments/digits-1/events?after={seen['next']}&wait_s=20").json
