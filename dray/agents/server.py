@@ -10,9 +10,11 @@ import asyncio
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
@@ -26,10 +28,12 @@ from dray._version import __version__
 from dray.agents import docs
 from dray.agents.answers import MOST_BYTES, plain_text
 from dray.agents.tools import Tools
+from dray.code.archive import pack
+from dray.config.yaml_file import read_mapping, with_changes
 from dray.errors import ConfigError, NoExperiment
 from dray.serve.auth import host_names
 from dray.serve.client import Server, Unreachable
-from dray.serve.control import Invalid, NotSubmitted, Refused, WrongState
+from dray.serve.control import Invalid, NotSubmitted, Refused, Submitted, WrongState
 from dray.storage import StorageError
 
 INSTRUCTIONS = (
@@ -106,6 +110,12 @@ class RemoteTools(Tools):
             changes: fields of the config to change, such as {"searcher.max_trials": 8}.
         """
         return super().submit(config, files=files, changes=changes)
+
+    def _sent(self, server: Server, config: Path, changes: Sequence[str], code: Path) -> Submitted:
+        """The server alone checks the config: the files, directories and variables that it names are not this
+        process's."""
+        content = with_changes(read_mapping(config), changes)
+        return server.submit(yaml.safe_dump({"name": config.stem, **content}, sort_keys=False), pack(code))
 
 
 class Verifier:

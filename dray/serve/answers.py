@@ -63,6 +63,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPException as error:
         if error.status < 400:  # a redirection
             raise
+        if isinstance(error, web.HTTPNotFound):
+            return refuse(404, f"there is no {request.path[:200]}; /api/v1/openapi.json says what there is")
         return refuse(error.status, error.text or error.reason)
     except ConfigError as error:
         return refuse(400, str(error).partition("\n")[0].rstrip(":"), error.faults)

@@ -38,6 +38,7 @@ SUBMIT_TIMEOUT_S = 300.0  # timeout of a request with code: it may be large, and
 WAIT_S = 20  # how long the server holds a request for events while there are none
 PATIENCE_S = 600.0  # how long a follower waits for a server that does not answer, as it may be restarting
 RETRY_S = 1.0
+MOST_PATH = 8000  # most characters of a request's path with its query; the server takes a few more
 
 
 class Unreachable(ConnectionError):
@@ -290,6 +291,8 @@ class Server:
         timeout_s: float = TIMEOUT_S,
         missing: type[LookupError] = NoExperiment,
     ) -> Any:
+        if len(path) > MOST_PATH:
+            raise Invalid(f"the request is too long: {len(path):,} characters of at most {MOST_PATH:,}; give less")
         data = json.dumps(body).encode() if isinstance(body, Mapping) else body
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         if data is not None:

@@ -110,7 +110,7 @@ def check_room(owner: str, quota: Quota, others: Use, budget: Mapping[str, float
         fits = left > spent.get(name, 0.0)
         remedy = f"give a budget.{name} of at most that" if fits else "ask the operator for another token"
         if others.reserved[name]:
-            remedy += ", or stop one that runs"
+            remedy += ", or wait until one has ended, or stop one"
         raise OverQuota(
             f"token {owner} has a quota of {limit:.6g} {UNITS[name]}: other experiments have used "
             f"{others.used[name]:.6g} and reserved {others.reserved[name]:.6g}, so {max(left, 0):.6g} are left{asks}; "

@@ -139,6 +139,29 @@ def test_agents_elsewhere_use_the_servers_token(url: str, up: Served) -> None:
     assert "directory" not in tools["submit"].input_schema["properties"]
 
 
+def test_configs_name_no_files_of_this_machine(
+    url: str, up: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAY_STORAGE", str(tmp_path / "mine"))
+    secret = tmp_path / "secret.yaml"
+    secret.write_text("a5ecret\n")
+    code = {"model_def.py": "class DigitsTrial: ...\n"}
+
+    async def use(client: Client) -> list[tuple[str, bool]]:
+        above = f"{'../' * 20}{secret}"
+        given: list[dict[str, Any]] = [{"config": name, "files": code} for name in (str(secret), above)]
+        given.append({"config": CONFIG, "files": code})
+        return [await text_of(client, "submit", each) for each in given]
+
+    *wrong, (_, is_error) = over_http(url, TOKEN, use)
+    for text, is_wrong in wrong:
+        assert is_wrong
+        assert "there is no file" in text
+        assert "a5ecret" not in text
+    assert not is_error
+    assert "mine" not in (up.results / "digits-1" / "experiment.yaml").read_text()
+
+
 def test_a_token_can_do_no_more_here_than_at_the_server(url: str, up: Served) -> None:
     token = tokens.create(up.results, "reader", "read", Quota())
 

@@ -81,6 +81,11 @@ def test_a_wrong_submission_is_one_error(up: Served, agent: Agent) -> None:
         ({"config": CONFIG, "files": {"../model_def.py": ""}}, "files: '../model_def.py' must be a path within"),
         ({"config": CONFIG, "files": {"/tmp/x.py": ""}}, "files: '/tmp/x.py' must be a path within"),
         ({"config": CONFIG, "files": {"a": "", "a/b": ""}}, "files: 'a/b' is given as a file and as a directory"),
+        ({"config": CONFIG, "files": {".": ""}}, "files: '.' must be a path within"),
+        ({"config": CONFIG, "files": {"a/" * 200 + "b": ""}}, "must be a path within"),
+        ({"config": CONFIG, "files": {"a\0b": ""}}, "can't be written: embedded null"),
+        ({"config": CONFIG, "files": {"é" * 200: ""}}, "can't be written: File name too long"),
+        ({"config": "a.yaml", "directory": "/nowhere"}, "no such directory: /nowhere"),
         (
             {"config": CONFIG.replace("single", "asha"), "files": {"model_def.py": "class DigitsTrial: ..."}},
             "max_trials",
@@ -100,6 +105,14 @@ def test_an_experiment_is_stopped(digits: Path, up: Served, agent: Agent) -> Non
 def test_an_unknown_experiment_is_one_error(digits: Path, agent: Agent) -> None:
     for tool in ("describe", "get_results", "get_space", "stop_experiment", "wait", "get_budget"):
         assert "'none' is no experiment on the server" in agent.error(tool, experiment="none")
+        assert "'9' is no experiment on the server" in agent.error(tool, experiment=9)
+
+
+def test_arguments_out_of_range_are_one_error(digits: Path, agent: Agent) -> None:
+    assert "offset: must be 0 or more, got -1" in agent.error("list_experiments", offset=-1)
+    assert "there is no /api/v1/experiments/digits-1/trials/-1" in agent.error("wait", experiment=1, trial=-1)
+    assert "after=5 is not where a line begins" in agent.error("wait", experiment=1, after=5)
+    assert "the request is too long: " in agent.error("get_results", experiment=1, search="x" * 9000)
 
 
 def test_without_a_server_each_tool_says_how_to_start_one(results: Path, agent: Agent) -> None:

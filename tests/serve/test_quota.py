@@ -44,7 +44,7 @@ def test_what_is_used_and_reserved_leaves_the_rest() -> None:
     assert fits(quota, use(2, 3), 5) == ""
     assert fits(quota, use(2, 3), 5.1) == (
         "token agent has a quota of 10 slot-hours: other experiments have used 2 and reserved 3, so 5 are left, and "
-        "this one asks for 5.1; give a budget.slot_hours of at most that, or stop one that runs"
+        "this one asks for 5.1; give a budget.slot_hours of at most that, or wait until one has ended, or stop one"
     )
     assert fits(quota, use(10), 0.1) == (
         "token agent has a quota of 10 slot-hours: other experiments have used 10 and reserved 0, so 0 are left, and "
