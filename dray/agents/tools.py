@@ -26,6 +26,7 @@ from searchers.views import END_STATES
 
 LONGEST_WAIT_S = 60
 MOST_TRIALS = 8  # most curves in an answer
+MOST_METRICS = 40  # most names of metrics beside curves
 MOST_PATH = 250  # most characters of a file's path
 _END = 1 << 59  # an offset beyond every journal's end
 _ERROR = re.compile(r"error|exception|traceback|fatal|killed|out of memory|assert|nan\b", re.IGNORECASE)
@@ -67,7 +68,10 @@ class Tools:
             {
                 **brief(seen),
                 **fields,
-                "trials_by_state": seen.get("states", {}),
+                "trials_by_state": {
+                    "INTERRUPTED" if each == "RUNNING" and seen["state"] not in ACTIVE else each: count
+                    for each, count in seen.get("states", {}).items()
+                },
                 "best_hparams": seen.get("best_hparams"),
                 "varying": seen.get("varying", []),
                 "notes": (seen["submitted"] or {}).get("notes", ""),
@@ -304,9 +308,11 @@ class Tools:
             raise Invalid(
                 f"metric: no such metric {metric[:60]!r} in these trials; they have: {', '.join(sorted(names))}"
             )
+        listed = sorted(names)[:MOST_METRICS]
+        listed += [f"… and {len(names) - len(listed)} more"] if len(names) > len(listed) else []
         for most in (min(max(points, 4), 200), 100, 50, 25, 12, 6, 4):
             rows = [curve(trial, each, most) for trial, each in curves if most <= max(points, 4)]
-            text = answer({"name": name, "along": "batches", "metrics": sorted(names)[:40]}, "curves", rows)
+            text = answer({"name": name, "along": "batches", "metrics": listed}, "curves", rows)
             if rows and len(text.encode()) <= MOST_BYTES and '"left_out":"' not in text:
                 break
         return text

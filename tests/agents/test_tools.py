@@ -102,6 +102,15 @@ def test_an_experiment_is_stopped(digits: Path, up: Served, agent: Agent) -> Non
     assert "digits-1 is STOPPED" in agent.error("stop_experiment", experiment="1")
 
 
+def test_trials_of_an_experiment_that_has_stopped_do_not_run(digits: Path, up: Served, agent: Agent) -> None:
+    journal = digits / "journal.jsonl"
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:20]))
+    up.control.put("digits-1", "STOPPED")
+    states = agent("describe", experiment=1)["trials_by_state"]
+    assert "RUNNING" not in states
+    assert states["INTERRUPTED"] > 0
+
+
 def test_an_unknown_experiment_is_one_error(digits: Path, agent: Agent) -> None:
     for tool in ("describe", "get_results", "get_space", "stop_experiment", "wait", "get_budget"):
         assert "'none' is no experiment on the server" in agent.error(tool, experiment="none")
@@ -232,6 +241,13 @@ def test_a_curve_keeps_its_ends_and_its_best(digits: Path, agent: Agent, up: Ser
     assert [each["kind"] for each in both] == ["training", "validation"]
     assert "they have: accuracy, loss, validation_loss" in agent.error("get_curves", experiment="1", metric="acc")
     assert "has no trial 99" in agent.error("get_curves", experiment="1", trials=[99])
+
+
+def test_names_of_metrics_that_are_left_out_are_counted(
+    digits: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dray.agents.tools.MOST_METRICS", 2)
+    assert agent("get_curves", experiment="1")["metrics"] == ["accuracy", "loss", "… and 1 more"]
 
 
 def test_many_long_curves_are_thinned_until_they_fit(digits: Path, agent: Agent) -> None:
