@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Annotated
 
 import typer
@@ -63,6 +64,11 @@ def mcp(
 
     token_for(host, results_root())  # what other machines can reach needs a token that is hard to guess
     server.found()
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError as error:
+        raise BadUse(f"--http {http}: can't listen there: {error.strerror}; give another port or host") from None
     typer.echo(f"MCP at http://{f'[{host}]' if ':' in host else host}:{port}/mcp", err=True)
     server.serve_http(host, port)
 

@@ -24,6 +24,7 @@ UNITS = {"slot_hours": "slot-hours", "usd": "US dollars"}
 """What is reserved, with its unit: fields of a quota, and of a config's budget."""
 OVERRUN = 0.01
 """The share of a quota by which trials that are slow to save may exceed it; then they are ended without."""
+ORIGIN = "The experiment config"
 ROUNDING = 1e-9  # relative; sums of floats
 
 
@@ -138,7 +139,7 @@ def fitted(config: str, owner: str, quota: Quota, use: Use) -> tuple[str, dict[s
 
     Raises:
         OverQuota: there is no room for any new experiment.
-        ConfigError: the quota demands sandboxes, and the config reaches beyond them.
+        ConfigError: the config names a file of prices; or the quota demands sandboxes, and it reaches beyond them.
     """
     check_room(owner, quota, use, dict.fromkeys(UNITS, 0.0), {})
     content, fault = parsed(config)
@@ -149,6 +150,8 @@ def fitted(config: str, owner: str, quota: Quota, use: Use) -> tuple[str, dict[s
         changes = [f"{field}={json.dumps(value)}" for field, value in fields.items()]
         content = with_changes(content, changes)
         config = yaml.safe_dump(content, sort_keys=False)
+    if isinstance(content.get("prices"), str):  # it would be read here, and shown in errors
+        raise ConfigError([Fault("prices", "must be prices by slot type with this token, not a file")], ORIGIN)
     if quota.sandbox:
         _check_sandbox(content)
     return config, fields
@@ -159,12 +162,9 @@ def _check_sandbox(content: Mapping[Any, Any]) -> None:
     from dray.config.isolation import beyond_sandbox
     from dray.config.load import parse_config
 
-    origin = "The experiment config"
-    if isinstance(content.get("prices"), str):  # it would be read here
-        raise ConfigError([Fault("prices", "must be prices by slot type with this token, not a file")], origin)
     config = parse_config(content).config
     if config is not None and (faults := beyond_sandbox(config)):
-        raise ConfigError(faults, origin)
+        raise ConfigError(faults, ORIGIN)
 
 
 def _fields(content: Mapping[Any, Any], quota: Quota, use: Use) -> dict[str, Any]:

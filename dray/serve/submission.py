@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
     from dray.records.result import Result
 
-_PLACES = ("checkpoint_storage", "searcher.source_trial_id", "searcher.source_checkpoint_uuid")
+_PLACES = ("checkpoint_storage", "prices", "searcher.source_trial_id", "searcher.source_checkpoint_uuid")
 """Fields whose paths may be relative to the working directory."""
 
 

@@ -212,6 +212,13 @@ def test_http_needs_a_server_and_other_machines_a_token(results: Path, dray: Cal
     assert "at 0.0.0.0, other machines can reach the server" in dray("mcp", "--http", "0.0.0.0:8700").err
 
 
+def test_a_port_in_use_is_one_error(up: Served, dray: Callable[..., Said]) -> None:
+    said = dray("mcp", "--http", str(up.port))
+    assert said.code == 2
+    assert said.err.startswith(f"dray: --http {up.port}: can't listen there: Address already in use")
+    assert said.err.count("\n") == 1
+
+
 # -------------------------------------------------------------------------------------------------------------- stdio
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "legacy"])

@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dray.config.load import load_config
 from dray.errors import ConfigError, ExperimentError, NoExperiment
 from dray.serve import address
 from dray.serve.client import Server
 from dray.serve.control import NotSubmitted, Refused, Share, WrongState
-from dray.serve.submission import prepared, reject_objects, run_on_server, why_failed
+from dray.serve.submission import prepared, reject_objects, run_on_server, submit_file, why_failed
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Served
 from tests.serve.test_api import CONFIG, model
@@ -170,6 +171,16 @@ def test_places_are_made_absolute(model: Path, tmp_path: Path, monkeypatch: pyte
     keys = {"type": "s3", "bucket": "b", "access_key": "AKIAACCESS", "secret_key": "SECRETKEY"}
     config = prepared(load_config({**_mapping(), "checkpoint_storage": keys}), model)[0]
     assert "secret_key: SECRETKEY" in config
+
+
+def test_a_file_of_prices_is_read_here(
+    served: Served, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prices.yaml").write_text("A100: 2.9\n")
+    (tmp_path / "digits.yaml").write_text(yaml.safe_dump({**_mapping(), "prices": "prices.yaml"}))
+    sent, _ = submit_file(Server(served.url, TOKEN), tmp_path / "digits.yaml", [], model)
+    assert "A100: 2.9" in (served.results / sent.name / "experiment.yaml").read_text()
 
 
 def test_faults_of_the_code_are_found_before_anything_is_sent(model: Path) -> None:

@@ -120,6 +120,9 @@ def test_a_config_that_reaches_beyond_the_sandboxes_of_its_token_is_refused(give
         fitted(WHOLE + given, "agent", Quota(sandbox=True), NOTHING)
     if not given.startswith("prices"):
         assert fitted(WHOLE + given, "agent", Quota(), NOTHING)[1] == {}
+    else:  # of any token: an error would show what the file of the server's machine contains
+        with pytest.raises(ConfigError, match="prices: must be prices by slot type"):
+            fitted(WHOLE + given, "agent", Quota(), NOTHING)
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "", "resources: 5", "budget: {slot_hours: lots}", "&a [*a]"])
