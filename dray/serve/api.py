@@ -174,7 +174,8 @@ class Api:
                     _unpack(code.with_suffix(PACKED), code)
                 return requests.add(reader, hparams, patch=patch, code=code, importer=import_in_fork)
 
-            return await self._request(request, make)
+            has_code = patch is not None or code is not None
+            return await self._request(request, make, self._submitters if has_code else None)
         finally:
             await _call(self._submitters, stack.close)  # it may remove thousands of files
 
@@ -188,9 +189,14 @@ class Api:
         trial = int(request.match_info["trial"])
         return await self._request(request, lambda reader: requests.stop(reader, trial))
 
-    async def _request(self, request: web.Request, make: Callable[[ExperimentReader], Requested]) -> web.StreamResponse:
+    async def _request(
+        self,
+        request: web.Request,
+        make: Callable[[ExperimentReader], Requested],
+        pool: ThreadPoolExecutor | None = None,
+    ) -> web.StreamResponse:
         path = experiment_path(self._results, request.match_info["name"])
-        return answer(await _call(self._requesters, ask, self._control, path, make) or {"trial": None})
+        return answer(await _call(pool or self._requesters, ask, self._control, path, make) or {"trial": None})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         name, after = request.match_info["name"], number(request, "after")

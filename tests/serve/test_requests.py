@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,11 @@ from dray.code.archive import pack
 from dray.experiment import request_files as files
 from dray.experiment.experiment import Experiment
 from dray.records.numbering import take_number
-from dray.serve import address
+from dray.serve import address, api
 from dray.serve import requests as serve_requests
 from dray.serve.client import Server
 from dray.serve.control import Invalid, NotSubmitted
+from searchers.errors import IllegalEvent
 from searchers.events import Source
 from tests.cli.conftest import dray
 from tests.cli.said import Said
@@ -70,6 +73,28 @@ def test_requests_that_make_no_sense_are_refused(
     with answering(story):
         reply = served.api("POST", f"{ONE}{path}", body)
     assert (reply.status, says in reply.json["error"]) == (status, True), reply.body
+
+
+def test_a_trial_is_stopped_while_the_code_of_others_is_imported(
+    served: Served, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imports, stopped = threading.Semaphore(0), threading.Event()
+
+    def hang(*given: object, **options: object) -> None:
+        imports.release()
+        stopped.wait(20)
+        raise IllegalEvent("importing it takes too long")
+
+    monkeypatch.setattr(api.requests, "add", hang)
+    with ThreadPoolExecutor(api.SUBMITTERS) as pool, answering(story):
+        body = {"patch": "--- a/x.py"}
+        added = [pool.submit(served.api, "POST", f"{ONE}/trials", body) for _ in range(api.SUBMITTERS)]
+        for _ in added:
+            assert imports.acquire(timeout=20)
+        assert served.api("POST", f"{ONE}/trials/3/stop").json == {"trial": 3}
+        assert not any(each.done() for each in added)
+        stopped.set()
+        assert {each.result().status for each in added} == {400}
 
 
 def test_requests_need_the_token_and_a_submitted_experiment(served: Served, story: Story) -> None:
