@@ -6,6 +6,7 @@ The docstrings are what agents read about the tools.
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +99,7 @@ class Tools:
         if bool(directory) == bool(files):
             raise Invalid("give the code either as directory or as files, a map of paths to texts")
         with scratch("agent") as given:
-            code = Path(directory).expanduser() if directory else _written(files or {}, given / "code")
+            code = Path(os.path.expanduser(directory)) if directory else _written(files or {}, given / "code")
             if not code.is_dir():
                 raise Invalid(f"directory: no such directory: {directory}")
             file = code / config

@@ -88,13 +88,16 @@ class Views:
         return answer
 
     def experiments(self, request: web.Request) -> bytes:
-        """``experiments``: see `overview_fields`; ``status``: the server's; ``unread``: the number still missing."""
+        """``experiments``, newest last: see `overview_fields`; ``status``: the server's; ``unread``: the number still
+        missing."""
         submitted = {each.name: each for each in self._control.experiments()}
         found, unread = self._all.overviews(also=submitted)
         rows = [
             *(overview_fields(name, each, submitted.get(name)) for name, each in found.items()),
             *(overview_fields(name, None, each) for name, each in submitted.items() if name not in found),
         ]
+        # One that is queued has not begun, and is newer than those that have.
+        rows.sort(key=lambda row: ((row["submitted"] or {}).get("submitted") or row["began"] or 0, row["name"]))
         return _encoded({"experiments": rows, "unread": unread, "status": asdict(self._control.status())})
 
     def experiment(self, request: web.Request) -> bytes:

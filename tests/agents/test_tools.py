@@ -45,6 +45,14 @@ def test_experiments_are_listed_and_described(digits: Path, agent: Agent, up: Se
     assert (best["trial"], best["best_metric"]) == (one["best_trial"], one["best_metric"])
 
 
+def test_the_latest_is_the_last_that_was_submitted(digits: Path, agent: Agent, up: Served, model: Path) -> None:
+    up.control.put("digits-1", submitted=1_600_000_000.0)
+    (model / "digits.yaml").write_text(CONFIG.replace("name: digits", "name: a-queued-one"))
+    name = agent("submit", config="digits.yaml", directory=str(model))["name"]
+    assert agent("describe", experiment="latest")["name"] == name
+    assert agent("list_experiments")["experiments"][0]["name"] == name
+
+
 def test_a_long_list_says_how_to_get_the_rest(up: Served, agent: Agent) -> None:
     for number in range(200):
         (up.results / f"digits-{number}").mkdir()
@@ -86,6 +94,7 @@ def test_a_wrong_submission_is_one_error(up: Served, agent: Agent) -> None:
         ({"config": CONFIG, "files": {"a\0b": ""}}, "can't be written: embedded null"),
         ({"config": CONFIG, "files": {"é" * 200: ""}}, "can't be written: File name too long"),
         ({"config": "a.yaml", "directory": "/nowhere"}, "no such directory: /nowhere"),
+        ({"config": CONFIG, "directory": "~nobody-of-this-name"}, "no such directory: ~nobody-of-this-name"),
         (
             {"config": CONFIG.replace("single", "asha"), "files": {"model_def.py": "class DigitsTrial: ..."}},
             "max_trials",
