@@ -10,11 +10,12 @@ import asyncio
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from anyio import CapacityLimiter, to_thread
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
@@ -79,13 +80,14 @@ def make(tools: Tools, **options: Any) -> MCPServer:
     return server
 
 
-def _with_errors(tool: Callable[..., str]) -> Callable[..., str]:
+def _with_errors(tool: Callable[..., str]) -> Callable[..., Awaitable[str]]:
     """The tool, with errors that say what to do as answers."""
 
     @functools.wraps(tool)
-    def call(**given: Any) -> str:
+    async def call(**given: Any) -> str:
         try:
-            return tool(**given)
+            # In a thread of its own: in a pool, agents that wait would keep all threads from the others.
+            return await to_thread.run_sync(functools.partial(tool, **given), limiter=CapacityLimiter(1))
         except _ERRORS as error:
             text = plain_text(str(error))
             raise ToolError(text if len(text) < MOST_BYTES // 4 else f"{text[: MOST_BYTES // 4]}… (cut)") from None

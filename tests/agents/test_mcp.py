@@ -177,6 +177,21 @@ def test_a_token_can_do_no_more_here_than_at_the_server(url: str, up: Served) ->
     assert up.control.experiments() == []
 
 
+def test_many_agents_that_wait_do_not_delay_others(url: str, digits: Path, up: Served) -> None:
+    up.control.put("digits-1", "RUNNING")
+
+    async def use(client: Client) -> None:
+        waits = [asyncio.create_task(text_of(client, "wait", {"experiment": "1"})) for _ in range(50)]
+        await asyncio.sleep(0)
+        _, is_error = await text_of(client, "get_budget", {})
+        assert not is_error
+        assert not any(each.done() for each in waits)
+        up.control.put("digits-1", "COMPLETED")
+        await asyncio.gather(*waits)
+
+    over_http(url, TOKEN, use)
+
+
 def post(url: str, **headers: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(url.split("/")[2], timeout=30)
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
