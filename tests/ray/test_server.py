@@ -145,7 +145,9 @@ def test_bisect_names_the_commit_after_which_the_metric_is_worse(
     assert "does not run" in said.err
     values = {each["commit"]: each["value"] for each in found["runs"]}
     assert values[repository.git("rev-parse", "HEAD")] > values[repository.git("rev-parse", "HEAD~4")]
-    assert len({line["pid"] for line in lines(tmp_path / "record")}) == 1, "all in one process"
+    trained = {values[commit] for commit in values if values[commit] is not None}
+    pids = {line["pid"] for line in lines(tmp_path / "record")}
+    assert len(pids) <= 2 <= len(trained), "in the processes of the server's two slots"
 
 
 @pytest.mark.long
