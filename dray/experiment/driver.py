@@ -71,7 +71,7 @@ class ExperimentDriver:
         )
         self._results = PendingResults()
         self._fetching: Hashable | None = None  # the handle's call that waits for results
-        self.handle = -1  # process id of Tune's handle after its first fetch
+        self.handle: int | None = None  # process id of Tune's handle after its first fetch
         self._leases: dict[int, _Lease] = {}
         self._current: dict[int, int] = {}  # the latest lease of each trial; earlier ones are fenced off
         self._requested: set[str] = set()  # ids of requests that were answered
@@ -196,7 +196,7 @@ class ExperimentDriver:
     @property
     def is_drained(self) -> bool:
         """Whether no trial has workers and, before an early end, the search has decided on the last reports."""
-        decides = bool(self.limits.reason) and self.handle >= 0 and self.search.done is None
+        decides = bool(self.limits.reason) and self.handle is not None and self.search.done is None
         return not self._leases and (self._results.is_empty or not decides)
 
     # ------------------------------------------------------------------ calls of rank 0

@@ -56,7 +56,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
     def faults() -> None:
         wait_for(lambda: any(a.batches for mine in attempts(record).values() for a in mine), "the first batch")
-        os.kill(experiment.last_run.driver.handle, signal.SIGKILL)
+        handle = wait_for(lambda: experiment.last_run.driver.handle, "Tune's handle")  # may come after the first batch
+        os.kill(handle, signal.SIGKILL)
         done.update(ended_before=len(ends(path)))
         wait_for(lambda: ends(path), "the first trial's end")
         done.update(killed=wait_for(lambda: killed_in_the_middle(path, record), "a trial past its first checkpoint"))
