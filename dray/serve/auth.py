@@ -32,6 +32,7 @@ NEEDS: Mapping[tuple[str, str], Need] = {
     ("GET", "/"): "nothing",
     ("GET", "/static/plotly.js"): "nothing",
     ("GET", "/static/{file}"): "nothing",
+    ("GET", "/static/lib/{file}"): "nothing",
     ("GET", "/login"): "nothing",
     **{("GET", f"{API}/{what}"): "read" for what in ("status", "openapi.json", "token", "experiments")},
     ("GET", f"{API}/tokens"): "operate",

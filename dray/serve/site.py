@@ -16,7 +16,7 @@ from dray.serve.answers import answer
 from dray.serve.control import API
 
 PAGE = Path(__file__).parent / "page"
-FILES = {path.name: path for path in (PLOTS, *PAGE.iterdir())}
+FILES = {path.name: path for path in (PLOTS, *PAGE.iterdir(), *(PAGE / "lib").iterdir()) if path.is_file()}
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 PLOTLY = "/static/plotly.js"
 _ONE_DAY = "max-age=86400"
@@ -28,6 +28,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/", _file),
         web.get(PLOTLY, _plotly),
         web.get("/static/{file:[\\w-]+\\.(?:js|css|svg)}", _file),
+        web.get("/static/lib/{file:[\\w-]+\\.(?:js|css)}", _file),
         web.get(f"{API}/openapi.json", _openapi),
     ]
 

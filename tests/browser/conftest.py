@@ -1,4 +1,4 @@
-"""A browser without a window, Chromium, driven by its own driver; and an experiment to look at."""
+"""A browser without a window, Chromium, driven by its own driver; and experiments to look at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 import dray
+from dray.serve.app import listening
+from dray.serve.tokens import Tokens
+from tests.browser.page import MANY, Site
+from tests.records.test_result import config, told
 from tests.report.simulated import simulated
+from tests.serve.conftest import PORT, TOKEN
+from tests.serve.fake import FakeControl
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,3 +67,30 @@ def browser(chromium: Any) -> Any:
 @pytest.fixture(scope="session")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
     return dray.Result(simulated(tmp_path_factory.mktemp("browser") / "simulated", 64).path)
+
+
+@pytest.fixture(scope="module")
+def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    results = tmp_path_factory.mktemp("results")
+    digits = simulated(results / "digits-1", 64)
+    (digits.path / "code").mkdir()
+    (digits.path / "code" / "model_def.py").write_text("class DigitsTrial: ...\n")
+    logs = digits.trial(3) / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank_0.log").write_text(
+        "2026-11-23T10:00:00.000Z <script>window.hacked = 1</script><img src=x onerror=hacked=1>\n"
+    )
+    simulated(results / "many", MANY, workers=32)
+    story = told(results, config())  # its journal stays open: it runs
+    control = FakeControl(results)
+    control.put("digits-1", "COMPLETED", tags=("baseline",), notes="<b>first</b>")
+    control.put("many", "PAUSED")
+    control.put("experiment", "RUNNING", slots=1.0, waiting=1)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        listening(control, results, "127.0.0.1", PORT, Tokens(results, TOKEN)) as url,
+    ):
+        patch.setenv("DRAY_HOME", str(results))
+        browser.get(f"{url}/login?token={TOKEN}")
+        yield Site(browser, url, results, control, story)
+        browser.get("about:blank")

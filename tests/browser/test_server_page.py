@@ -3,109 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.wait import WebDriverWait
 
 from dray.records.directory import DIFF
 from dray.records.result import Result
 from dray.serve import tokens
-from dray.serve.app import listening
 from dray.serve.quota import Quota
-from dray.serve.tokens import Tokens
 from searchers.events import Exited, Requested, Started
+from tests.browser.page import Site
 from tests.experiment.test_requests import answering
 from tests.records.repeated import repeated
 from tests.records.test_repeats import VALUES, runs
-from tests.records.test_result import Story, config, told
-from tests.report.simulated import simulated
-from tests.serve.conftest import PORT, TOKEN
-from tests.serve.fake import FakeControl
+from tests.serve.conftest import TOKEN
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
-MANY = 1_000
-PATIENCE_S = 60
-
-
-@dataclass
-class Site:
-    """A browser at a server's page."""
-
-    browser: Any
-    url: str
-    results: Path
-    control: FakeControl
-    story: Story
-
-    def open(self, place: str) -> None:
-        """Go to a view, as a link does."""
-        self.browser.get(f"{self.url}/{place}")
-
-    def all(self, selector: str) -> list[Any]:
-        return list(self.browser.find_elements(By.CSS_SELECTOR, selector))
-
-    def one(self, selector: str) -> Any:
-        self.until(lambda: self.all(selector), selector)
-        return self.all(selector)[0]
-
-    def texts(self, selector: str) -> list[str]:
-        script = "return [...document.querySelectorAll(arguments[0])].map(each => each.textContent)"
-        return list(self.browser.execute_script(script, selector))
-
-    def until(self, holds: Callable[[], Any], what: str = "") -> Any:
-        return WebDriverWait(self.browser, PATIENCE_S).until(lambda _: holds(), what)
-
-    def click(self, label: str, within: str = "body") -> None:
-        """Press the button with this label."""
-        script = """const [label, within] = arguments;
-                    const all = [...document.querySelectorAll(`${within} button`)];
-                    const found = all.filter(it => it.innerText === label);
-                    if (found.length === 1) found[0].click();
-                    return found.length === 1;"""
-        self.until(lambda: self.js(script, label, within), label)
-
-    def press(self, *keys: str) -> None:
-        """Press keys where the focus is."""
-        for key in keys:
-            self.browser.switch_to.active_element.send_keys(key)
-
-    def js(self, script: str, *arguments: Any) -> Any:
-        return self.browser.execute_script(script, *arguments)
-
-
-@pytest.fixture(scope="module")
-def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    results = tmp_path_factory.mktemp("results")
-    digits = simulated(results / "digits-1", 64)
-    (digits.path / "code").mkdir()
-    (digits.path / "code" / "model_def.py").write_text("class DigitsTrial: ...\n")
-    logs = digits.trial(3) / "logs"
-    logs.mkdir(parents=True)
-    (logs / "rank_0.log").write_text(
-        "2026-11-23T10:00:00.000Z <script>window.hacked = 1</script><img src=x onerror=hacked=1>\n"
-    )
-    simulated(results / "many", MANY, workers=32)
-    story = told(results, config())  # its journal stays open: it runs
-    control = FakeControl(results)
-    control.put("digits-1", "COMPLETED", tags=("baseline",), notes="<b>first</b>")
-    control.put("many", "PAUSED")
-    control.put("experiment", "RUNNING", slots=1.0, waiting=1)
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        listening(control, results, "127.0.0.1", PORT, Tokens(results, TOKEN)) as url,
-    ):
-        patch.setenv("DRAY_HOME", str(results))
-        browser.get(f"{url}/login?token={TOKEN}")
-        yield Site(browser, url, results, control, story)
-        browser.get("about:blank")
 
 
 def test_all_experiments_are_listed_searched_and_opened_by_keys(site: Site) -> None:

@@ -1,93 +1,66 @@
-// The page: which view is shown, the keys, and what all views share.
+// The page: the frame around the views, and which one is shown.
 
-import { onTrouble, stopAll } from "./api.js";
-import { showCompare, showPicked } from "./compare.js";
+import { html, render, useEffect, useState } from "./lib/preact.js";
+import { Compare } from "./compare.js";
+import { onTrouble, useData } from "./data.js";
 import { showHelp } from "./dialogs.js";
-import { h, put } from "./dom.js";
-import { showExperiment } from "./experiment.js";
-import { showList } from "./list.js";
-import { showTrial } from "./trial.js";
+import { Experiment } from "./experiment.js";
+import { useKeys } from "./keys.js";
+import { List } from "./list.js";
+import { NotFound } from "./notfound.js";
+import { Queue } from "./queue.js";
+import { all, clearAll } from "./selection.js";
+import { SignIn } from "./signin.js";
+import { Trial } from "./trial.js";
+import { address, go, useRoute } from "./url.js";
+import { duration, number, plural } from "./values.js";
 
-const main = document.getElementById("main");
+const STATUS_MS = 10_000;
 
-function view() {
-  const [path, query = ""] = location.hash.replace(/^#/, "").split("?");
-  const parts = path.split("/").filter(Boolean);
-  let name = "";
-  try {
-    name = decodeURIComponent(parts[1] ?? "");
-  } catch { /* an address that was typed */ }
-  if (parts[0] === "e" && parts[2] === "t" && /^\d+$/.test(parts[3] ?? "")) return place => showTrial(place, name, Number(parts[3]));
-  if (parts[0] === "e" && name) return place => showExperiment(place, name);
-  if (parts[0] === "compare") return place => showCompare(place, new URLSearchParams(query));
-  return showList;
-}
-
-function show() {
-  if (location.hash === "#main") return;
-  stopAll();
-  for (const open of document.querySelectorAll("dialog[open]")) open.close();
-  put(document.getElementById("trouble"), "");
-  const place = h("div");
-  main.replaceChildren(place);
-  scrollTo(0, 0);
-  view()(place);
-  showPicked();
-}
-
-onTrouble(error => {
-  const place = document.getElementById("trouble");
-  if (!error) return put(place, "");
-  put(place, error.status === 401 ? "Not signed in: open the address that dray serve has printed."
-    : error.status ? error.message : "The server does not answer; trying again.");
-  if (error.status === 404 && !main.querySelector("h1")) main.replaceChildren(h("h1", {}, "Not found"), h("p", {}, error.message));
-});
-
-// ------------------------------------------------------------------ keys
-function move(step) {
-  const links = [...main.querySelectorAll("tbody a.row, tbody .row a")].filter(link => link.offsetParent);
-  if (!links.length) return;
-  const place = links.indexOf(document.activeElement);
-  const next = links[place < 0 ? (step > 0 ? 0 : links.length - 1) : Math.min(Math.max(place + step, 0), links.length - 1)];
-  next.focus();
-  next.scrollIntoView({ block: "nearest" });
+// What an address shows: [view, its properties].
+function viewOf([first, name, third, fourth, fifth = "", ...more]) {
+  if (first === undefined) return [List, {}];
+  if (first === "queue" && name === undefined) return [Queue, {}];
+  if (first === "compare" && name === undefined) return [Compare, {}];
+  if (first === "e" && name && third === "t" && /^\d{1,9}$/.test(fourth ?? "") && !more.length) return [Trial, { name, trial: Number(fourth), tab: fifth }];
+  if (first === "e" && name && third !== "t" && fourth === undefined) return [Experiment, { name, tab: third ?? "" }];
+  return [NotFound, { what: location.hash }];
 }
 
 function up() {
-  const parts = location.hash.split("/");
-  if (parts[1] === "e" && parts[3] === "t") location.hash = parts.slice(0, 3).join("/");
-  else if (location.hash.length > 2) location.hash = "#/";
+  const parts = location.hash.split("?")[0].split("/");
+  if (parts[1] === "e" && parts[3] === "t") go(address(decodeURIComponent(parts[2]), null, "trials"));
+  else if (parts[1]) go("#/");
 }
 
-addEventListener("keydown", event => {
-  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-  const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) && event.target.type !== "checkbox";
-  if (typing) {
-    if (event.key === "Escape" && event.target.type === "search") {
-      if (event.target.value) {
-        event.target.value = "";
-        event.target.dispatchEvent(new Event("input"));
-      }
-      event.target.blur();
-      event.preventDefault();
-    }
-    return;
-  }
-  const keys = {
-    "/": () => main.querySelector("input[type=search]")?.focus(),
-    j: () => move(1),
-    k: () => move(-1),
-    x: () => document.activeElement?.closest("tr")?.querySelector("input[type=checkbox]")?.click(),
-    c: () => document.querySelector("#picked a")?.click(),
-    Escape: up,
-    "?": showHelp,
-  };
-  if (keys[event.key]) {
-    event.preventDefault();
-    keys[event.key]();
-  }
-});
+const compareAddress = found => `#/compare?${new URLSearchParams(found.map(([name, trial]) => ["t", `${trial}:${name}`]))}`;
 
-document.getElementById("help").addEventListener("click", showHelp);
-addEventListener("hashchange", show);
-show();
+// What is selected, in all experiments.
+function Tray() {
+  const found = all();
+  useKeys([["c", "compare the selected trials", () => found.length > 0 && go(compareAddress(found))]]);
+  if (!found.length || location.hash.startsWith("#/compare")) return null;
+  return html`<aside id="picked" aria-label="Selected trials">${plural(found.length, "trial")} selected
+    <a href=${compareAddress(found)}>Compare</a><button class="plain" onclick=${clearAll}>Clear</button></aside>`;
+}
+
+function App() {
+  const { parts } = useRoute(), [trouble, setTrouble] = useState(null);
+  const { data: status } = useData(trouble?.status === 401 ? null : "/status", { every: STATUS_MS });
+  useEffect(() => onTrouble(error => setTrouble(before => before?.message === error?.message ? before : error)), []);
+  useKeys([["Escape", "leave the search; one level up", up], ["Enter", "open the row", () => false], ["?", "this help", showHelp]]);
+  const [View, properties] = viewOf(parts), signedOut = trouble?.status === 401;
+  return html`<header class="bar">
+      <a class="brand" href="#/"><img src="/static/icon.svg" alt="" width="20" height="20" />dray</a>
+      <nav aria-label="Views"><a href="#/" aria-current=${View === List ? "page" : null}>Experiments</a>
+        <a href="#/queue" aria-current=${View === Queue ? "page" : null}>Queue</a></nav>
+      <span id="server" class="quiet" title=${status && `dray ${status.version} on ${status.cluster}, up for ${duration(Date.now() / 1000 - status.since)}; results in ${status.results}`}>
+        ${status && (status.slots ? `${number(status.busy)} of ${number(status.slots)} slots busy` : status.cluster)}</span>
+      <span id="trouble" role="status">${trouble && !signedOut && trouble.status !== 404 && (trouble.status ? trouble.message : "The server does not answer; trying again.")}</span>
+      <button id="help" class="plain" aria-label="Keyboard shortcuts" onclick=${showHelp}>?</button>
+    </header>
+    <main id="main" tabindex="-1">${signedOut ? html`<${SignIn} />` : html`<${View} key=${[View.name, properties.name, properties.trial].join()} ...${properties} />`}</main>
+    <${Tray} key=${location.hash} />`;
+}
+
+render(html`<${App} />`, document.getElementById("app"));

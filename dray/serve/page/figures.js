@@ -1,60 +1,43 @@
-// Figures, drawn by plotly, which is loaded when the first one is needed.
+// Figures of the report's kind, drawn by plotly, which is loaded when the first one is needed.
 
-import { h } from "./dom.js";
+import { html, useEffect, useRef, useState } from "./lib/preact.js";
 import { config, layoutOf, narrow, themes } from "./plots.js";
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 export const theme = () => themes[dark.matches ? "dark" : "light"];
+
+// Draws again when the screen becomes dark or light.
+export function useTheme() {
+  const [, again] = useState(0);
+  useEffect(() => {
+    const listen = () => again(it => it + 1);
+    dark.addEventListener("change", listen);
+    return () => dark.removeEventListener("change", listen);
+  }, []);
+  return theme();
+}
+
 let plotly = null;
-
-function loaded() {
-  plotly ??= new Promise((done, failed) => {
-    document.head.append(h("script", {
-      src: "/static/plotly.js", onload: () => done(window.Plotly),
-      onerror: () => failed(new Error("plotly could not be loaded")),
-    }));
-  });
-  return plotly;
-}
-
-const drawn = new Map();  // by place: how to draw it again
-
-// Draws a figure of the report's kind into a place, or what has changed since.
-export async function draw(place, figure, { scale = figure.scale, small = false, onpoint = null } = {}) {
-  let library;
-  try {
-    library = await loaded();
-  } catch (error) {
-    place.replaceChildren(h("p", { className: "quiet" }, error.message));
-    return;
-  }
-  if (!place.isConnected) return;
-  const layout = { ...layoutOf(figure, scale, theme()), uirevision: `${scale}` };
-  if (figure.layout.height) place.style.height = `${figure.layout.height}px`;
-  await library.react(place, figure.data, layout, small || narrow() ? { ...config, displayModeBar: false } : config);
-  if (onpoint && !drawn.has(place)) place.on("plotly_click", event => onpoint(event.points[0]));
-  drawn.set(place, () => draw(place, figure, { scale, small, onpoint }));
-}
-
-dark.addEventListener("change", () => {
-  for (const [place, again] of drawn) {
-    if (place.isConnected) again();
-    else drawn.delete(place);
-  }
+const loaded = () => plotly ??= new Promise((done, failed) => {
+  document.head.append(Object.assign(document.createElement("script"), {
+    src: "/static/plotly.js", onload: () => done(window.Plotly), onerror: () => failed(new Error("plotly could not be loaded")),
+  }));
 });
 
-// A choice of the axis's scale for a figure that has several; `change` gets its name.
-export function scaleChoice(change) {
-  const select = h("select", { onchange: () => change(select.value) });
-  const label = h("label", {}, "scale ", select);
-  label.offer = figure => {
-    const names = Object.keys(figure.scales ?? {}).sort((one, other) => (other === figure.scale) - (one === figure.scale));
-    label.hidden = names.length < 2;
-    if (names.join() === [...select.options].map(option => option.value).join()) return select.value;
-    const before = select.value;
-    select.replaceChildren(...names.map(name => new Option(name)));
-    select.value = names.includes(before) ? before : figure.scale;
-    return select.value;
-  };
-  return label;
+export function Figure({ figure, scale = figure.scale, small = false, onpoint }) {
+  const place = useRef(null), colours = useTheme(), act = useRef(onpoint), [trouble, setTrouble] = useState("");
+  act.current = onpoint;
+  useEffect(() => {
+    loaded().then(async library => {
+      const spot = place.current;
+      if (!spot?.isConnected) return;
+      const layout = { ...layoutOf(figure, scale, colours), uirevision: `${scale}` };
+      if (figure.layout.height) spot.style.height = `${figure.layout.height}px`;
+      const first = !spot.on;
+      await library.react(spot, figure.data, layout, small || narrow() ? { ...config, displayModeBar: false } : config);
+      if (first) spot.on("plotly_click", event => act.current?.(event.points[0]));
+    }).catch(error => setTrouble(error.message));
+  }, [figure, scale, colours]);
+  useEffect(() => () => window.Plotly?.purge(place.current), []);
+  return trouble ? html`<p class="trouble">${trouble}</p>` : html`<div ref=${place} class=${small ? "plot small" : "plot"} />`;
 }

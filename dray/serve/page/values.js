@@ -1,41 +1,5 @@
-// Elements and how values are written. Text only ever becomes text: there is no HTML from strings on this page.
+// How values are written.
 
-export function h(name, attributes = {}, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
-    else if (key in element && !["list", "form", "width", "height"].includes(key)) element[key] = value;
-    else if (value !== null && value !== false) element.setAttribute(key, value);
-  }
-  element.append(...children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== false));
-  return element;
-}
-
-export function put(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-  return element;
-}
-
-// Makes the rows of a table body those of `items`; rows that stay are changed in place, so that focus stays too.
-export function rows(body, items, key, make, fill) {
-  const known = new Map([...body.children].map(row => [row.dataset.key, row]));
-  let place = body.firstElementChild;
-  for (const item of items) {
-    const name = String(key(item));
-    let row = known.get(name);
-    known.delete(name);
-    if (!row) {
-      row = make(item);
-      row.dataset.key = name;
-    }
-    if (row === place) place = place.nextElementSibling;
-    else body.insertBefore(row, place);
-    fill(row, item);
-  }
-  for (const row of known.values()) row.remove();
-}
-
-// ------------------------------------------------------------------ values
 export function number(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return { nan: "NaN", inf: "∞", "-inf": "−∞" }[value] ?? String(value);
@@ -83,7 +47,9 @@ export function bytes(value) {
   return `${place ? value.toFixed(1) : value} ${units[place]}`;
 }
 
-export const badge = state => h("span", { className: `state ${state.toLowerCase()}` }, state.toLowerCase().replaceAll("_", " "));
-export const address = (name, trial) => `#/e/${encodeURIComponent(name)}` + (trial === undefined ? "" : `/t/${trial}`);
 // "validation accuracy"; but "validation_loss", whose name says it.
 export const metricName = (kind, name) => name.startsWith(kind) ? name : `${kind} ${name}`;
+
+// Text of others with characters that would hide code, or change its order, made visible; see `dray/text.py`.
+const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]|\r(?!\n)/g;
+export const clean = text => text.replace(CONTROLS, it => `\\u${it.charCodeAt(0).toString(16).padStart(4, "0")}`);

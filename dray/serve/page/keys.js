@@ -1,0 +1,41 @@
+// The keys: views say which they have while they are on the screen, and the help lists them.
+
+import { useEffect, useRef } from "./lib/preact.js";
+
+const layers = [];
+// Keys that views have now, as [key, what it does].
+export const described = () => [...new Map(layers.flat().map(([key, what]) => [key, what]))].filter(([, what]) => what);
+
+// `keys`: lists of a key, what it does ("" leaves it out of the help), and its function; the last view's come first.
+export function useKeys(keys) {
+  const mine = useRef(keys);
+  mine.current.splice(0, Infinity, ...keys);
+  useEffect(() => {
+    layers.push(mine.current);
+    return () => layers.splice(layers.indexOf(mine.current), 1);
+  }, []);
+}
+
+const isText = it => /^(TEXTAREA|SELECT)$/.test(it.tagName) || it.isContentEditable
+  || it.tagName === "INPUT" && !["checkbox", "radio", "range", "button"].includes(it.type);
+
+addEventListener("keydown", event => {
+  if (event.ctrlKey || event.metaKey || document.querySelector("dialog[open]")) return;
+  if (isText(event.target)) {
+    if (event.key === "Escape" && event.target.type === "search") {
+      if (event.target.value) {
+        event.target.value = "";
+        event.target.dispatchEvent(new Event("input", { bubbles: true }));
+      }
+      event.target.blur();
+      event.preventDefault();
+    }
+    return;
+  }
+  const name = `${event.altKey ? "Alt+" : ""}${event.key}`;
+  for (const [key, , act] of layers.flat().reverse())
+    if (key === name && act(event) !== false) {
+      event.preventDefault();
+      return;
+    }
+});

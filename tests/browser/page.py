@@ -1,0 +1,62 @@
+"""A browser at a server's page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.records.test_result import Story
+from tests.serve.fake import FakeControl
+
+MANY = 1_000  # trials of the experiment "many"
+PATIENCE_S = 60
+
+
+@dataclass
+class Site:
+    """A browser at a server's page."""
+
+    browser: Any
+    url: str
+    results: Path
+    control: FakeControl
+    story: Story
+
+    def open(self, place: str) -> None:
+        """Go to a view, as a link does."""
+        self.browser.get(f"{self.url}/{place}")
+
+    def all(self, selector: str) -> list[Any]:
+        return list(self.browser.find_elements("css selector", selector))
+
+    def one(self, selector: str) -> Any:
+        self.until(lambda: self.all(selector), selector)
+        return self.all(selector)[0]
+
+    def texts(self, selector: str) -> list[str]:
+        script = "return [...document.querySelectorAll(arguments[0])].map(each => each.textContent)"
+        return list(self.browser.execute_script(script, selector))
+
+    def until(self, holds: Callable[[], Any], what: str = "") -> Any:
+        return WebDriverWait(self.browser, PATIENCE_S).until(lambda _: holds(), what)
+
+    def click(self, label: str, within: str = "body") -> None:
+        """Press the button with this label."""
+        script = """const [label, within] = arguments;
+                    const all = [...document.querySelectorAll(`${within} button`)];
+                    const found = all.filter(it => it.innerText === label);
+                    if (found.length === 1) found[0].click();
+                    return found.length === 1;"""
+        self.until(lambda: self.js(script, label, within), label)
+
+    def press(self, *keys: str) -> None:
+        """Press keys where the focus is."""
+        for key in keys:
+            self.browser.switch_to.active_element.send_keys(key)
+
+    def js(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
