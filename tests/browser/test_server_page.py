@@ -252,31 +252,6 @@ def test_what_a_variant_changes_is_text(site: Site) -> None:
     assert site.js("return window.hacked === undefined && document.querySelectorAll('.diff :not(span)').length === 0")
 
 
-QUICK = "const real = setTimeout; window.setTimeout = (call, ms) => real(call, ms / 50);"
-"""The page's clock goes fifty times as fast: it asks every tenth of a second."""
-
-
-def test_a_hidden_tab_asks_nothing(site: Site) -> None:
-    command = site.browser.execute_cdp_cmd
-    script = command("Page.addScriptToEvaluateOnNewDocument", {"source": QUICK})
-    try:
-        site.open("#/")
-        site.browser.refresh()
-        site.one("tbody tr.row")
-        asked = "return performance.getEntriesByType('resource').filter(it => it.name.includes('/api/')).length"
-        hide = "Object.defineProperty(document, 'hidden', {{ value: {}, configurable: true }});"
-        site.until(lambda: site.js(asked) > 5, "questions while it is seen")
-        site.js(hide.format("true") + "document.dispatchEvent(new Event('visibilitychange'))")
-        before = site.js(asked)
-        site.browser.execute_async_script("setTimeout(arguments[0], 50 * 500)")
-        assert site.js(asked) <= before + 2, "two were on their way"
-        site.js(hide.format("false") + "document.dispatchEvent(new Event('visibilitychange'))")
-        site.until(lambda: site.js(asked) > before + 2)
-    finally:
-        command("Page.removeScriptToEvaluateOnNewDocument", script)
-        site.browser.refresh()
-
-
 def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> None:
     directory = repeated(site.results / "again", VALUES, runs({1: 0.45, 2: 0.11, 3: 0.10}, noise=0.01))
     try:

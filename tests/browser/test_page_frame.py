@@ -1,0 +1,78 @@
+"""The page's frame: what is in the address, and what Back and a reload restore."""
+
+from __future__ import annotations
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser.page import Site
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+def focused(site: Site) -> str:
+    return str(site.js("return document.activeElement.textContent"))
+
+
+def names(site: Site) -> list[str]:
+    return site.texts("table[aria-label=Experiments] tbody a.open")
+
+
+def test_a_search_is_in_the_address_and_back_restores_it_with_the_focus(site: Site) -> None:
+    site.open("#/")
+    site.until(lambda: len(names(site)) >= 3)
+    site.press("/", "exper", Keys.ESCAPE)  # which clears it
+    assert len(names(site)) >= 3
+    site.press("/", "exper", Keys.TAB)
+    site.until(lambda: names(site) == ["experiment"])
+    assert site.browser.current_url.endswith("#/?search=exper")
+    site.press("j")
+    site.until(lambda: focused(site) == "experiment")
+    site.press(Keys.ENTER)
+    site.until(lambda: "#/e/experiment" in site.browser.current_url)
+    site.browser.back()
+    site.until(lambda: names(site) == ["experiment"] and focused(site) == "experiment")
+    site.browser.refresh()
+    site.until(lambda: names(site) == ["experiment"] and focused(site) == "experiment")
+
+
+def test_addresses_that_lead_nowhere_say_so(site: Site) -> None:
+    for place in ("#/nope", "#/e/digits-1/t/x", "#/compare/more"):
+        site.open(place)
+        site.until(lambda: site.texts("h1") == ["Not found"], place)
+
+
+def test_help_lists_the_keys_of_the_view(site: Site) -> None:
+    site.open("#/")
+    site.until(lambda: len(names(site)) >= 3)
+    site.press("?")
+    keys = site.texts("dialog kbd")
+    assert len(keys) == len(set(keys))
+    assert {"/", "j", "k", "?"} <= set(keys)
+    site.press(Keys.ESCAPE)
+    site.until(lambda: not site.all("dialog"))
+
+
+QUICK = "const real = setTimeout; window.setTimeout = (call, ms) => real(call, ms / 50);"
+"""The page's clock goes fifty times as fast: it asks every tenth of a second."""
+
+
+def test_a_hidden_tab_asks_nothing(site: Site) -> None:
+    command = site.browser.execute_cdp_cmd
+    script = command("Page.addScriptToEvaluateOnNewDocument", {"source": QUICK})
+    try:
+        site.open("#/")
+        site.browser.refresh()
+        site.one("tbody tr.row")
+        asked = "return performance.getEntriesByType('resource').filter(it => it.name.includes('/api/')).length"
+        hide = "Object.defineProperty(document, 'hidden', {{ value: {}, configurable: true }});"
+        site.until(lambda: site.js(asked) > 5, "questions while it is seen")
+        site.js(hide.format("true") + "document.dispatchEvent(new Event('visibilitychange'))")
+        before = site.js(asked)
+        site.browser.execute_async_script("setTimeout(arguments[0], 50 * 500)")
+        assert site.js(asked) <= before + 2, "two were on their way"
+        site.js(hide.format("false") + "document.dispatchEvent(new Event('visibilitychange'))")
+        site.until(lambda: site.js(asked) > before + 2)
+    finally:
+        command("Page.removeScriptToEvaluateOnNewDocument", script)
+        site.browser.refresh()
