@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, cast
 
 from dray.records.spending import spent_of
@@ -85,7 +85,7 @@ class Overview:
 
     def to_json(self) -> dict[str, Any]:
         """JSON for the commands and the API; times are Unix times in s."""
-        found = {_NAMES.get(name, name): value for name, value in asdict(self).items()}
+        found = {_NAMES.get(each.name, each.name): getattr(self, each.name) for each in fields(self)}
         found |= {name: getattr(self, name) or None for name in ("why", "reason", "metric", "usage")}
         found["total"] = self.total
         return found | {"title": self.title or self.name, "front": list(self.front) or None}

@@ -6,14 +6,16 @@ report, the server's page, notifications, and the study for Optuna's tools.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import math
 import re
 import threading
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -135,11 +137,12 @@ class ExperimentReader:
         with self.lock:
             if time.monotonic() - self._read_at < max_age_s:
                 return
-            try:
-                self._refresh()
-            except JournalError:
-                self._begin()  # the file may belong to another experiment now
-                self._refresh()
+            with _no_collections():
+                try:
+                    self._refresh()
+                except JournalError:
+                    self._begin()  # the file may belong to another experiment now
+                    self._refresh()
             self._read_at = time.monotonic()
 
     def close(self) -> None:
@@ -371,7 +374,8 @@ class ExperimentReader:
 
     @property
     def num_failed(self) -> int:
-        return sum(self.states[state] for state in FAILED_STATES)
+        states = self.states
+        return sum(states[state] for state in FAILED_STATES)
 
     def ranked(self) -> list[TrialRecord]:
         """The trials that have validated, best first. Trials that were compared by repeats precede the others; the
@@ -400,7 +404,8 @@ class ExperimentReader:
                         each.id,
                     )
 
-                self._ranked = self.version, sorted(there, key=place), fronts, finalists
+                with _no_collections():
+                    self._ranked = self.version, sorted(there, key=place), fronts, finalists
             return self._ranked[1]
 
     def finalists(self) -> list[Finalist]:
@@ -513,6 +518,19 @@ class ExperimentReader:
         if there[0].state not in FAILED_STATES:
             return f"no best trial, because none that validated keeps every constraint; the closest is {closest}"
         return f"no best trial, because every trial that validated failed; the best of these is {closest}"
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Pause Python's garbage collector while many objects are made, none of which is garbage. It would take two fifths
+    of the time in which 10,000 trials are read, and now and then 0.1 s when they are sorted."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _numpy(column: pa.ChunkedArray | pa.Array) -> Any:

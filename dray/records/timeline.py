@@ -125,7 +125,9 @@ def gpu_types(directory: Path) -> dict[int, str]:
 def _events(directory: Path, containing: bytes = b"") -> list[dict[str, Any]]:
     path = directory / FILE
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines if containing in line]
+    # All lines at once: a third of the time of one by one.
+    found: list[dict[str, Any]] = json.loads(b"[%b]" % b",".join([line for line in lines if containing in line]))
+    return found
 
 
 _Row = tuple[str, float, int, str, float, float, str]
@@ -193,7 +195,8 @@ class _Reports:
     def __init__(self, system: pd.DataFrame) -> None:
         found: dict[int, dict[float, dict[str, float]]] = {}
         rows = system[system["name"].isin([f"{phase}_s" for phase in PHASES])]
-        for trial, at, name, value in zip(rows["trial_id"], rows["time"], rows["name"], rows["value"], strict=True):
+        columns = (rows[name].tolist() for name in ("trial_id", "time", "name", "value"))
+        for trial, at, name, value in zip(*columns, strict=True):
             found.setdefault(trial, {}).setdefault(at, {})[name.removesuffix("_s")] = value
         self._by_trial = {trial: sorted(seconds.items(), key=lambda item: item[0]) for trial, seconds in found.items()}
 

@@ -31,7 +31,7 @@ VIEWED_S = 30.0  # how long after a request an experiment counts as viewed
 FOLLOW_S = 2.5
 """How often the metrics of viewed experiments are read at least: after more than five seconds their writer may have
 moved them twice, and then all would be read again."""
-PATIENCE_S = 1.0  # how long the list waits for experiments that are read for the first time
+PATIENCE_S = 0.3  # how long the list waits for experiments that are read for the first time; a thread reads the rest
 
 
 @dataclass(slots=True)
@@ -69,6 +69,7 @@ class Experiments:
         self._list_lock = threading.Lock()
         self._lock = threading.Lock()  # of entries, and their readers
         self._follower: threading.Thread | None = None
+        self._rest: threading.Thread | None = None
         self._made: dict[tuple[str, str], CachedFigures] = {}
 
     # ------------------------------------------------------------------ the list
@@ -80,21 +81,41 @@ class Experiments:
             if now - self._scanned > SCAN_S:
                 self._scan()
                 self._scanned = now
-            for name in also:
+            for name in set(also) - set(self._entries):
                 with suppress(NoExperiment):
                     self._entry(name)
             for entry in (every := [*self._local, *self._entries.values()]):
                 if entry.is_stale:
                     if time.monotonic() - now > PATIENCE_S:
+                        self._read_the_rest()
                         break
                     self._look(entry)
             found = {entry.path.name: entry.overview for entry in every if entry.overview is not None}
             left = len(every) - len(found)
         return dict(sorted(found.items(), key=lambda item: (item[1].began or 0, item[0]))), left
 
+    def _read_the_rest(self) -> None:
+        """Read the experiments that have never been read, in a thread; requests go on between two of them."""
+
+        def read() -> None:
+            for entry in list(self._entries.values()):
+                with self._list_lock:
+                    if entry.overview is None:
+                        self._look(entry)
+
+        if self._rest is None or not self._rest.is_alive():
+            self._rest = threading.Thread(target=read, name="dray-list", daemon=True)
+            self._rest.start()
+
     def _scan(self) -> None:
-        names = {path.name for path in self.results.iterdir()} if self.results.is_dir() else set()
-        for name in names | set(self._entries):
+        there = dict[str, float]()
+        with suppress(FileNotFoundError):
+            for each in os.scandir(self.results):
+                with suppress(FileNotFoundError):  # it has just been deleted
+                    there[each.name] = each.stat(follow_symlinks=False).st_mtime
+        new, gone = there.keys() - self._entries, self._entries.keys() - there
+        # The newest are read first, since the page shows them first.
+        for name in (*sorted(new, key=there.__getitem__, reverse=True), *gone):
             with suppress(NoExperiment):
                 self._entry(name)
         self._numbers = numbers_by_path()
@@ -144,11 +165,11 @@ class Experiments:
     def overview(self, name: str, *, max_age_s: float = VIEW_S) -> Overview:
         """The overview of one experiment, at most this old. If there is none of this name: `NoExperiment`."""
         entry = self._entry(name)
-        with self._list_lock:
-            if entry.overview is None or time.monotonic() - entry.read_at >= max_age_s:
-                self._look(entry, max_age_s)
-            assert entry.overview is not None
-            return entry.overview
+        # Without the list's lock: whoever reads one experiment does not wait until all are read.
+        if entry.overview is None or time.monotonic() - entry.read_at >= max_age_s:
+            self._look(entry, max_age_s)
+        assert entry.overview is not None
+        return entry.overview
 
     # ------------------------------------------------------------------ one of them
     def open(self, name: str) -> ExperimentReader:

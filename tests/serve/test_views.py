@@ -10,7 +10,7 @@ import pytest
 
 from dray.records.repeats import summary
 from dray.records.result import Result
-from dray.serve import logs
+from dray.serve import experiments, logs
 from tests.records.repeated import repeated
 from tests.records.test_repeats import VALUES, runs
 from tests.records.test_result import config, told
@@ -42,6 +42,27 @@ def test_experiments_are_listed_whether_or_not_they_were_submitted(served: Serve
     assert (two["state"], two["submitted"]) == ("COMPLETED", None)
     overview = Result(digits).overview
     assert (two["trials"], two["ended"], two["best_metric"]) == (overview.trials, overview.ended, overview.best)
+
+
+def test_the_list_answers_before_all_experiments_are_read(
+    served: Served, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiments, "PATIENCE_S", -1.0)  # no request reads any: only the thread does
+    shutil.copytree(digits, served.results / "digits-2")
+    served.control.put("digits-2", "COMPLETED")
+    first = served.api("GET", "/experiments").json
+    assert first["unread"] <= 2
+    assert {row["name"]: row["submitted"] is None for row in first["experiments"]}["digits-2"] is False
+    assert [row["ended"] for row in served.listed()] == [TRIALS, TRIALS]
+
+
+def test_a_row_of_the_list_follows_its_experiment(served: Served, digits: Path) -> None:
+    served.control.put("digits-1", "PAUSED")
+    [before] = served.listed()
+    served.control.put("digits-1", "RUNNING", slots=2.0)
+    [row] = served.listed()
+    assert (row["state"], row["submitted"]["slots"]) == ("RUNNING", 2.0)
+    assert row["best_metric"] == before["best_metric"]
 
 
 def test_local_runs_are_in_the_list(served: Served) -> None:
