@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
 from dray.config.isolation import Isolation
+from dray.config.notify import Notify
 from dray.config.resources import MeshSizes, Resources, SlotRange
 from dray.config.schema import ExperimentConfig
 from dray.config.searcher import BY_METHOD, AnySearcher, MetricChoice, SamplerChoice
@@ -21,7 +22,6 @@ from dray.config.sections import (
     Environment,
     Loggers,
     MLflow,
-    Notify,
     Optimizations,
     Profiling,
     Repeat,

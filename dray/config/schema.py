@@ -27,6 +27,7 @@ from dray.config.entrypoint import Entrypoint, as_written, parse_entrypoint
 from dray.config.isolation import Isolation, IsolationField
 from dray.config.length import Period
 from dray.config.log_policies import LogPolicy, policies, policies_schema
+from dray.config.notify import Notify
 from dray.config.resources import Resources, SlotRange, even_sizes
 from dray.config.searcher import BY_METHOD, ClassSearcher, Searcher
 from dray.config.section import ConfigNotes, Section, int_if_whole
@@ -35,7 +36,6 @@ from dray.config.sections import (
     Environment,
     Loggers,
     LoggersForm,
-    Notify,
     Optimizations,
     Profiling,
     Repeat,
@@ -258,7 +258,7 @@ class ExperimentConfig(Section):
     )
     notify: Notify = Field(
         default_factory=Notify,
-        description="notifications about the experiment's end",
+        description="alerts: who is told when it ends, fails, gains nothing or has nearly spent its budget",
         examples=[{"command": 'notify-send "$DRAY_NOTIFY_TEXT"'}],
     )
     reproducibility: Reproducibility = Field(

@@ -6,20 +6,18 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, create_model
+from pydantic import BeforeValidator, Field, PlainSerializer, create_model
 
 from dray.config.section import Section, Url
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError
-from dray.masking import MASK
 from dray.text import seconds_of
 from dray.training.plan import FIRST_TRACED
 
 MAX_SEED = 2**32 - 1
 _MAX_REPEATED = 1000
-Outcome: TypeAlias = Literal["completed", "failed", "stopped"]
 
 
 class Optimizations(Section):
@@ -148,7 +146,8 @@ class Environment(Section):
         return found
 
 
-def _duration(raw: object) -> object:
+def checked_duration(raw: object) -> object:
+    """The text of a duration, such as 2h; a ValueError if it is none."""
     seconds_of(raw)
     return raw
 
@@ -158,7 +157,7 @@ class Budget(Section):
 
     place: ClassVar[str] = "budget"
 
-    time: Annotated[str, BeforeValidator(_duration)] | None = Field(
+    time: Annotated[str, BeforeValidator(checked_duration)] | None = Field(
         default=None,
         description="time for which a driver runs the experiment; on a server, only time with slots counts",
         examples=["2h"],
@@ -295,37 +294,3 @@ def named_loggers(raw: object) -> object:
         else:
             return raw
     return named
-
-
-def _web_address(url: str) -> str:
-    """Check that a secret URL is one. The error doesn't show it."""
-    if not url.startswith(("http://", "https://")) and url != MASK:
-        raise ValueError("must be a URL that begins with https:// or http://")
-    return url
-
-
-class Notify(Section):
-    """Notifications when the experiment has ended: by a webhook, a command, or both."""
-
-    place: ClassVar[str] = "notify"
-
-    url: Annotated[str, AfterValidator(_web_address)] | None = Field(
-        default=None,
-        repr=False,
-        description="a webhook that gets a POST request with JSON: experiment, state, text. It is a secret, and never "
-        "stored with the config or shown",
-        examples=["https://hooks.slack.com/services/T0/B0/XXXX"],
-    )
-    command: str | None = Field(
-        default=None,
-        min_length=1,
-        description="a shell command on the driver's machine, with DRAY_NOTIFY_EXPERIMENT, DRAY_NOTIFY_STATE and "
-        "DRAY_NOTIFY_TEXT in its environment",
-        examples=['notify-send "$DRAY_NOTIFY_TEXT"'],
-    )
-    states: list[Outcome] = Field(
-        default_factory=lambda: list(get_args(Outcome)),
-        min_length=1,
-        description="the outcomes to notify about",
-        examples=[["completed", "failed"]],
-    )

@@ -61,6 +61,7 @@ class RunCore:
         self._name, self._records, self._write = name, opened.records, write
         self.effects: list[Any] = []
         self.driver = ExperimentDriver(opened, self.effects.append, resume=resume)
+        self._alerts = opened.alerts
         self._reading, self._perform = 0, perform
 
     def begin(self, kind: GroupKind, share: Mapping[str, Any]) -> None:
@@ -105,11 +106,14 @@ class RunCore:
     def settle(self) -> None:
         """Carry out all decisions: the journal's records first, then the others in order."""
         self.lender.step()
+        self.effects += map(effects.Append, self._alerts.due())
         while self.effects:
             decided = self.effects.copy()
             self.effects.clear()
             if records := [each for each in decided if isinstance(each, effects.Append)]:
-                self._write(records)
+                raised = map(effects.Append, self._alerts.due(each.record for each in records if not each.is_alert))
+                decided += (alerts := list(raised))
+                self._write(records + alerts)
             for each in decided:
                 self.carry_out(each)
 
@@ -118,8 +122,9 @@ class RunCore:
         match effect:
             case Reply():
                 effect.send()
-            case effects.Append():  # written already
-                pass
+            case effects.Append(record):  # written already
+                if effect.is_alert:
+                    self._perform(effects.Send(record))
             case effects.ToDesk(method, args):
                 self.lender.send(method, self._name, *args)
             case Tell(client, message):

@@ -21,6 +21,10 @@ class Append:
     record: Mapping[str, Any]  # without its time
     wait: bool = True  # whether it must reach the disk before the following effects; otherwise a crash may lose it
 
+    @property
+    def is_alert(self) -> bool:
+        return self.record.get("event") == "alert"
+
 
 @dataclass(frozen=True, slots=True)
 class ToDesk:
@@ -89,6 +93,13 @@ class ShowFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class Send:
+    """Send an alert, which is a record of the journal, to its receivers."""
+
+    alert: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class EndRun:
     """End the run: its trials have been told to save and leave."""
 
@@ -109,6 +120,7 @@ Effect = (
     | Examine
     | Say
     | ShowFailure
+    | Send
     | EndRun
     | Fail
     | Reply

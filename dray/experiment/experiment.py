@@ -18,6 +18,7 @@ from dray.code.patch import read_patch
 from dray.config.custom import Custom
 from dray.config.faults import missing_field
 from dray.config.load import load_config
+from dray.config.notify import Watched
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_sampler
 from dray.desk.messages import GroupReady, Message
@@ -28,7 +29,7 @@ from dray.experiment import requests
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
-from dray.experiment.notify import notify
+from dray.experiment.notify import Notifier
 from dray.experiment.open_search import OpenSearch, open_search
 from dray.experiment.request_files import RequestFiles
 from dray.experiment.sandboxed import check_code, check_sandbox
@@ -258,10 +259,12 @@ class Experiment:
             return self._run_on(self._server)
         with Interrupts() as interrupts:
             directory = self.prepare()
+            also = () if self.lent is None else (self.lent.alert,)
+            notifier = Notifier(self._config.notify, directory, *also)
             try:
-                result = self._run_in(directory, interrupts, on_message)
+                result = self._run_in(directory, interrupts, notifier, on_message)
             except KeyboardInterrupt:
-                notify(self._config.notify, directory, "stopped")
+                notifier.ended("stopped")
                 raise
             except AlreadyEnded:  # which was notified of at that time
                 raise
@@ -271,9 +274,9 @@ class Experiment:
                 if self._leaves_import and isinstance(error, ConfigError):
                     self._import_class(directory)
                 if self.lent is None or (isinstance(error, ConfigError | ExperimentError) and not is_full(error)):
-                    notify(self._config.notify, directory, "failed", str(error))  # otherwise the server restarts it
+                    notifier.ended("failed", str(error))  # otherwise the server restarts it
                 raise
-            notify(self._config.notify, directory, "completed")
+            notifier.ended("completed")
             return result
 
     def fork(self, trial: int, /, *, at: str | int = "best", **hparams: Any) -> int | None:
@@ -395,13 +398,18 @@ class Experiment:
         return directory
 
     def _run_in(
-        self, directory: ExperimentDirectory, interrupts: Interrupts, on_message: Callable[[Message], None] | None
+        self,
+        directory: ExperimentDirectory,
+        interrupts: Interrupts,
+        notifier: Notifier,
+        on_message: Callable[[Message], None] | None,
     ) -> Result:
         # The mirror closes after everything is on the disk, and the lock after the last copy.
         with (
             contextlib.closing(DriverLock(directory)) as lock,
             contextlib.closing(Mirror(directory, lock.is_held)) as mirror,
             Journal(directory.journal) as journal,
+            notifier.writing(journal),
             contextlib.closing(Observers(directory, loggers.makes(directory, self._config))) as observers,
         ):
             lock.acquire()
@@ -413,7 +421,10 @@ class Experiment:
                 records=Journal.read(directory.journal),
                 observers=observers,
                 requests=RequestFiles(directory),
+                watched=Watched.by(self._config.notify) | (Watched() if self.lent is None else self.lent.notify),
             )
+            for alert in opened.alerts.pending.values():
+                notifier.send(alert)
             searcher = opened.config.searcher
             display = Display(
                 name=opened.config.name,
@@ -439,7 +450,7 @@ class Experiment:
                     raise AlreadyEnded(f"the experiment has ended: {limits.reason}{spent}; to continue: {extend}")
             else:
                 try:
-                    self._run(opened, directory, lock, journal, observers, display, interrupts, on_message)
+                    self._run(opened, directory, lock, journal, observers, notifier, display, interrupts, on_message)
                 except ConfigError as error:
                     # It can't run as it is, so it must not be listed as STOPPED.
                     journal.append({"event": "failed", "error": str(error), "time": time.time()})
@@ -462,6 +473,7 @@ class Experiment:
         lock: DriverLock,
         journal: Journal,
         observers: Observers,
+        notifier: Notifier,
         display: Display,
         interrupts: Interrupts,
         on_message: Callable[[Message], None] | None,
@@ -501,7 +513,12 @@ class Experiment:
                 self.last_run = run.Run(
                     opened=opened,
                     records=run.Records(
-                        directory=directory, lock=lock, journal=journal, observers=observers, metrics=metrics
+                        directory=directory,
+                        lock=lock,
+                        journal=journal,
+                        observers=observers,
+                        metrics=metrics,
+                        notifier=notifier,
                     ),
                     trial=self._trial,
                     cluster=cluster,

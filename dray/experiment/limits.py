@@ -50,15 +50,18 @@ class Limits:
         is_recorded: whether the journal has the reason.
         usage: the budget and what is spent of it, in words; "" without a budget.
         share: the share of the budget that is spent.
+        metric: the metric whose gains count: the searcher's, or the first objective.
+        totals: the amounts of the budget, by field.
+        without_gain: how many trials in a row have ended without a better first metric.
     """
 
     def __init__(self, config: ExperimentConfig, records: Iterable[Mapping[str, Any]] = ()) -> None:
         searcher = config.searcher
-        self._totals = totals_of(None if config.budget is None else config.budget.model_dump())
+        self.totals = totals_of(None if config.budget is None else config.budget.model_dump())
         self._until, self._patience = config.until or {}, config.patience
-        self._metric, self._sign, self._objectives = searcher.first_metric, searcher.sign, searcher.objectives
-        self._names = (self._metric,) if self._objectives is None else self._objectives.names
-        self._signs = {self._metric: self._sign}
+        self.metric, self._sign, self._objectives = searcher.first_metric, searcher.sign, searcher.objectives
+        self._names = (self.metric,) if self._objectives is None else self._objectives.names
+        self._signs = {self.metric: self._sign}
         for each in () if self._objectives is None else self._objectives.metrics:
             larger = each.at_least is not None if each.is_constraint else not each.smaller_is_better
             self._signs.setdefault(each.name, -1 if larger else 1)
@@ -66,7 +69,7 @@ class Limits:
         self.share = 0.0
         self.is_recorded = False
         self._best: tuple[float, int] | None = None  # smaller is better; and its trial
-        self._without_gain = 0
+        self.without_gain = 0
         self._repeats: set[int] = set()  # patience is about the search, which has ended before them
         self._left_s, self._limit = math.inf, ""
         self._paces: dict[int, _Pace] = {}
@@ -88,12 +91,17 @@ class Limits:
                 self._validated(trial, dict(zip(self._names, values, strict=False)))  # a trial may report none
                 score = self._score(values)
                 if score is not None and (self._best is None or score < self._best[0]):
-                    self._best, self._without_gain = (score, trial), 0
+                    self._best, self.without_gain = (score, trial), 0
             case "exited" if record["reason"] in ("completed", "stopped") and trial not in self._repeats:
-                self._without_gain += self._best is None or self._best[1] != trial
-                if self._patience is not None and self._without_gain >= self._patience:
-                    reason = f"no better {self._metric} in {counted(self._without_gain, 'trial')}"
+                self.without_gain += self._best is None or self._best[1] != trial
+                if self._patience is not None and self.without_gain >= self._patience:
+                    reason = f"no better {self.metric} in {counted(self.without_gain, 'trial')}"
                     self._end(reason, f"--patience {2 * self._patience}")
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The trial with the best validation so far, and its value of the first metric."""
+        return None if self._best is None else (self._best[1], self._signs[self.metric] * self._best[0])
 
     def _score(self, values: Sequence[float | None]) -> float | None:
         """What a validation is compared by, smaller is better; None if it can't be the best."""
@@ -119,14 +127,14 @@ class Limits:
     # ------------------------------------------------------------------ the budget
     def spend(self, usage: Usage) -> None:
         """Note what has been spent."""
-        if not self._totals:
+        if not self.totals:
             return
-        shares = {name: usage.spent[name] / total for name, total in self._totals.items()}
+        shares = {name: usage.spent[name] / total for name, total in self.totals.items()}
         self._limit = max(shares, key=lambda name: shares[name])
         self.share = shares[self._limit]
-        self.usage = ", ".join(spent_of(name, usage.spent[name], total) for name, total in self._totals.items())
-        rates = {name: usage.per_s[name] for name in self._totals if usage.per_s[name]}
-        left = ((self._totals[name] - usage.spent[name]) / rate for name, rate in rates.items())
+        self.usage = ", ".join(spent_of(name, usage.spent[name], total) for name, total in self.totals.items())
+        rates = {name: usage.per_s[name] for name in self.totals if usage.per_s[name]}
+        left = ((self.totals[name] - usage.spent[name]) / rate for name, rate in rates.items())
         self._left_s = min(left, default=math.inf)
         if self.share >= 1:
             self._end_budget(f"budget.{self._limit} is spent")
@@ -142,7 +150,7 @@ class Limits:
         self._end_budget(f"the rest of budget.{self._limit} takes no trial to its next rung")
 
     def _end_budget(self, what: str) -> None:
-        more = in_config(self._limit, self._totals[self._limit] * max(2, math.floor(self.share + 1)))
+        more = in_config(self._limit, self.totals[self._limit] * max(2, math.floor(self.share + 1)))
         self._end(what, f"--budget {self._limit}={more}")
 
     # ------------------------------------------------------------------ trials

@@ -1,69 +1,105 @@
-"""Notifications about an experiment's end, as configured in the section ``notify``."""
+"""Sends alerts to the receivers that a section ``notify`` names, in a thread that nothing waits for but the end."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
 import os
+import queue
 import signal
 import subprocess
+import threading
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from dray.config.sections import Notify, Outcome
+from dray.config.notify import Notify, Outcome
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
-from dray.text import counted, one_line
+from dray.records.numbering import number_of
+from dray.records.overview import Overview
+from dray.text import counted, cut, one_line, printable
+from searchers.errors import JournalError
+from searchers.journal import Journal
 
-TIMEOUT_S = 10.0  # timeout of the webhook, and of the command
+TIMEOUT_S = 10.0  # of each request to the webhook, and of the command
+PAUSES_S = (1.0, 4.0)  # before the webhook is tried again
+END_S = 40.0  # how long the end of an experiment waits for its alerts
+MAX_WAITING = 1000  # alerts that wait while a receiver is slow; further ones are dropped
+MAX_TEXT = 2000  # most letters of an alert
+_AGAIN = (408, 425, 429)  # HTTP's statuses, besides 5xx, after which another try may succeed
 
 log = logging.getLogger(__name__)
 
 
-def notify(wanted: Notify, directory: ExperimentDirectory, state: Outcome, error: str = "") -> None:
-    """Call the webhook and the command of the config's section. Failures are warnings, which do not contain the
-    webhook's URL."""
-    if state not in wanted.states or not (wanted.url or wanted.command):
-        return
-    try:
-        seen = StoredExperiment.here(directory).overview()
-    except (OSError, ValueError) as fault:
-        log.warning("nobody is notified, as the experiment can't be read: %s", one_line(fault))
-        return
-    parts = [f"experiment {seen.label} {state}", seen.reason, one_line(error)]
+def message(where: ExperimentDirectory, kind: str, text: str, **more: Any) -> dict[str, Any]:
+    """What receivers get about an experiment."""
+    number, name = number_of(where.path), where.path.name
+    return _message(name if number is None else f"{number}: {name}", name, kind, text, more)
+
+
+def end_message(seen: Overview, state: Outcome, error: str = "") -> dict[str, Any]:
+    """What receivers get about an experiment's end."""
+    parts = [state, seen.reason, one_line(error)]
     if seen.best is not None:
         parts.append(f"best {seen.metric} {seen.best:g} (trial {seen.best_trial})")
     if seen.failed:
         parts.append(f"{seen.failed} of {counted(seen.trials, 'trial')} failed")
-    told = {"experiment": seen.name, "state": state, "text": "; ".join(part for part in parts if part)}
-    if wanted.url is not None:
-        try:
-            _post(wanted.url, json.dumps(told).encode())
-        except urllib.error.HTTPError as error:
-            log.warning("notify.url answers with HTTP status %d", error.code)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            why = one_line(getattr(error, "reason", "")) or type(error).__name__
-            log.warning("notify.url can't be reached: %s", why.replace(wanted.url, "..."))
+    return _message(seen.label, seen.name, state, "; ".join(filter(None, parts)), {})
+
+
+def _message(label: str, name: str, kind: str, text: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    words = (
+        f"experiment {label} {text}" if kind in ("completed", "failed", "stopped") else f"experiment {label}: {text}"
+    )
+    told = {"experiment": name, "event": kind, "text": cut(printable(words), MAX_TEXT), "time": time.time()}
+    return {**told, **{field: value for field, value in more.items() if value is not None}}
+
+
+def deliver(wanted: Notify, told: Mapping[str, Any]) -> str:
+    """Call the webhook and the command. Returns what failed, in words without the webhook's URL; "" if nothing did."""
+    faults = []
+    if wanted.url is not None and (fault := _posted(wanted.url, json.dumps(_for_chat(told)).encode())):
+        faults.append(fault)
     if wanted.command is not None:
-        environment = {**os.environ, **{f"DRAY_NOTIFY_{name.upper()}": value for name, value in told.items()}}
         try:
-            _run(wanted.command, environment)
+            _run(wanted.command, told)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            log.warning("notify.command failed: %s", one_line(error))
+            faults.append(f"notify.command failed: {one_line(error)}")
+    return "; ".join(faults)
 
 
-def _run(command: str, environment: dict[str, str]) -> None:
-    with subprocess.Popen(
-        command, shell=True, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-    ) as process:
+def _for_chat(told: Mapping[str, Any]) -> dict[str, Any]:
+    """With a text as Slack wants it: an error's <pad> is no link, and its <!channel> calls nobody."""
+    text = str(told["text"]).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return {**told, "text": text}
+
+
+def _posted(url: str, body: bytes) -> str:
+    """Post to a webhook, again after a passing fault. Returns the last fault, in words."""
+    fault = ""
+    for pause_s in (0.0, *PAUSES_S):
+        time.sleep(pause_s)
         try:
-            code = process.wait(TIMEOUT_S)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # the shell and its child processes
-            raise
-    if code:
-        raise subprocess.CalledProcessError(code, command)
+            _post(url, body)
+        except urllib.error.HTTPError as error:
+            fault = f"notify.url answers with HTTP status {error.code}"
+            if error.code < 500 and error.code not in _AGAIN:
+                return fault
+        except (OSError, http.client.HTTPException) as error:
+            why = one_line(getattr(error, "reason", "")) or type(error).__name__
+            fault = f"notify.url can't be reached: {why.replace(url, '...')}"
+            if isinstance(error, http.client.InvalidURL):
+                return fault
+        except ValueError as error:
+            return f"notify.url can't be reached: {type(error).__name__}"
+        else:
+            return ""
+    return f"{fault}; tried {1 + len(PAUSES_S)} times"
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -77,3 +113,135 @@ def _post(url: str, body: bytes) -> None:
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     # The response is not read: it may be endless.
     urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S).close()
+
+
+def _run(command: str, told: Mapping[str, Any]) -> None:
+    fields = {f"DRAY_NOTIFY_{name.upper()}": str(value) for name, value in told.items()}
+    with subprocess.Popen(
+        command, shell=True, env={**os.environ, **fields}, stdin=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            process.communicate(json.dumps(told).encode(), TIMEOUT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # the shell and its child processes
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+
+
+class Courier:
+    """Sends messages one after another, in a thread that starts with the first one."""
+
+    def __init__(self, wanted: Notify) -> None:
+        self._wanted = wanted
+        self._waiting: queue.SimpleQueue[tuple[Callable[[], Mapping[str, Any]], Callable[[str], None]]]
+        self._waiting = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._count, self._thread = 0, threading.Thread(target=self._work, name="dray-notify", daemon=True)
+
+    def send(self, make: Callable[[], Mapping[str, Any]], sent: Callable[[str], None] = lambda fault: None) -> None:
+        """Send what ``make`` returns, and call ``sent`` with what failed, or ""; both in the thread. Returns at once."""
+        with self._changed:
+            if self._count >= MAX_WAITING:
+                log.warning("an alert is dropped, as %d others wait", self._count)
+                return
+            self._count += 1
+            self._waiting.put((make, sent))
+            if self._thread.ident is None:
+                self._thread.start()
+
+    def wait(self, at_most_s: float) -> bool:
+        """Wait until all messages are sent. Returns whether they are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._count, at_most_s)
+
+    def _work(self) -> None:
+        while True:
+            make, sent = self._waiting.get()
+            try:
+                if fault := deliver(self._wanted, make()):
+                    log.warning("%s", fault)
+                sent(fault)
+            except Exception as error:  # an alert must never be the cause of another
+                log.warning("nobody is notified, as the experiment can't be read: %s", one_line(error))
+            with self._changed:
+                self._count -= 1
+                self._changed.notify_all()
+
+
+class Notifier:
+    """The alerts of an experiment's driver: to the receivers of its config, and to a server.
+
+    Args:
+        also: called with each alert, for the server's own receivers.
+    """
+
+    def __init__(
+        self,
+        wanted: Notify,
+        directory: ExperimentDirectory,
+        also: Callable[[Mapping[str, Any]], None] = lambda alert: None,
+    ) -> None:
+        self._wanted, self._directory, self._also = wanted, directory, also
+        self._courier = Courier(wanted)
+        self._lock = threading.Lock()
+        self._journal: Journal | None = None
+
+    def send(self, alert: Mapping[str, Any]) -> None:
+        """Send an alert of the journal, and note there that it was sent. Returns at once."""
+        self._also(alert)
+        number, kind, at = alert["id"], alert["kind"], alert.get("time")
+
+        def note(fault: str) -> None:
+            self._note({"event": "told", "id": number, **({"error": fault} if fault else {})})
+
+        if self._wanted.wants(kind, alert["level"]):
+            self._courier.send(lambda: message(self._directory, kind, alert["text"], id=number, time=at), note)
+        else:
+            note("")
+
+    @contextlib.contextmanager
+    def writing(self, journal: Journal) -> Iterator[None]:
+        """Use this journal, which is open for writing, until the end of the block, which waits for what is being
+        sent."""
+        self._journal = journal
+        try:
+            yield
+        finally:
+            self._courier.wait(END_S)
+            with self._lock:
+                self._journal = None
+
+    def ended(self, state: Outcome, error: str = "") -> None:
+        """Tell how the experiment has ended, unless that was told before. The journal must not be open."""
+        if not self._wanted.wants(state):
+            return
+        try:
+            with contextlib.closing(
+                StoredExperiment.here(self._directory, number_of(self._directory.path)).read()
+            ) as it:
+                seen, alerts, is_told = it.overview(), it.alerts, it.is_end_told
+        except (OSError, ValueError, JournalError) as fault:
+            log.warning("nobody is notified, as the experiment can't be read: %s", one_line(fault))
+            return
+        if is_told and alerts[-1]["event"] == state:
+            return
+        told = end_message(seen, state, error)
+        number = len(alerts)
+        text = told["text"].partition(f"{seen.label} ")[2]
+        self._note({"event": "alert", "id": number, "kind": state, "level": None, "key": "", "text": text})
+
+        def note(fault: str) -> None:
+            self._note({"event": "told", "id": number, **({"error": fault} if fault else {})})
+
+        self._courier.send(lambda: {**told, "id": number}, note)
+        self._courier.wait(END_S)
+
+    def _note(self, record: Mapping[str, Any]) -> None:
+        stamped = {**record, "time": time.time()}
+        with self._lock, contextlib.suppress(OSError, JournalError):  # of a full disk, or a newer driver
+            if self._journal is not None:
+                self._journal.append(stamped, wait=False)
+            else:
+                with Journal(self._directory.journal) as journal:
+                    journal.append(stamped)

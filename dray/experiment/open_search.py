@@ -10,11 +10,13 @@ from typing import Any
 
 from dray._version import __version__
 from dray.config.custom import Custom
+from dray.config.notify import Watched
 from dray.config.load import with_limits
 from dray.config.schema import ExperimentConfig
 from dray.config.search import CHANGEABLE, as_extended, build_search
 from dray.environment import versions
 from dray.errors import ConfigError
+from dray.experiment.alerts import Alerts
 from dray.experiment.limits import Limits
 from dray.experiment.request_files import RequestFiles
 from dray.observers.observer import Observers
@@ -34,6 +36,7 @@ class OpenSearch:
     # The journal before the search was opened; `RunCore.begin` empties it, because it may be large
     records: list[dict[str, Any]]
     limits: Limits
+    alerts: Alerts
     new_limits: Record | None = None  # to be recorded if the experiment goes on with them
 
 
@@ -46,6 +49,7 @@ def open_search(
     records: list[dict[str, Any]],
     observers: Observers,
     requests: RequestFiles,
+    watched: Watched | None = None,
 ) -> OpenSearch:
     """Replay the search, start or extend it, and carry out the requests that no driver has answered.
 
@@ -54,6 +58,7 @@ def open_search(
         extension: new values of ``max_trials``, ``max_length``, ``budget``, ``until``, ``patience`` and
             ``prices``, if any.
         records: the journal's records so far.
+        watched: what its receivers of alerts want to know; by default, those of the config.
 
     Raises:
         ConfigError: an object that was given from Python is missing, or the extension is invalid.
@@ -82,7 +87,10 @@ def open_search(
         new_limits = {"event": "limits", **limited.model_dump(include=set(CHANGEABLE)), "time": time.time()}
         new.append(new_limits)
     limits = Limits(limited, itertools.chain(records, new))
-    return OpenSearch(search=search, config=limited, records=records, limits=limits, new_limits=new_limits)
+    alerts = Alerts(watched or Watched.by(config.notify), limits, itertools.chain(records, new))
+    return OpenSearch(
+        search=search, config=limited, records=records, limits=limits, alerts=alerts, new_limits=new_limits
+    )
 
 
 def _check_given(custom: Custom, records: list[dict[str, Any]]) -> None:

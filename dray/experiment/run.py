@@ -11,7 +11,7 @@ import functools
 import pickle
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ import dray
 from dray import private
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
+from dray.config.notify import Watched
 from dray.desk import messages
 from dray.desk.connection import Call, Session
 from dray.desk.effects import After, Say
@@ -37,6 +38,7 @@ from dray.experiment.cleaner import Cleaner
 from dray.experiment.core import ReadLogs, RunCore
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.log_policies import forbidden, printed
+from dray.experiment.notify import Notifier
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.prometheus import Prometheus
 from dray.experiment.request_files import RequestFiles
@@ -88,6 +90,7 @@ class Records:
     journal: Journal
     observers: Observers
     metrics: MetricsLog
+    notifier: Notifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +101,15 @@ class Lent:
         server: lends worker groups.
         loop: an event loop that is listening.
         tune: a Tune driver whose handle gets its results from this process; it may have started.
+        notify: what the server's own receivers of alerts want to know.
+        alert: sends an alert to the server.
     """
 
     server: GroupServer
     loop: EventLoop
     tune: TuneDriver
+    notify: Watched = Watched()
+    alert: Callable[[Mapping[str, Any]], None] = lambda alert: None
 
 
 def tune_driver(loop: EventLoop, directory: Path, *, local: bool) -> TuneDriver:
@@ -345,6 +352,8 @@ class Run:
                 self._display.say(line)
             case effects.ShowFailure():
                 self._display.failure(effect.trial, effect.error, effect.ended, effect.kept)
+            case effects.Send(alert):
+                self._records.notifier.send(alert)
             case effects.Answered(request_id):
                 self._requests.remove(request_id)
             case effects.EndRun():

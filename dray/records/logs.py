@@ -127,8 +127,13 @@ def grouped_failures(records: Iterable[Mapping[str, Any]]) -> list[list[Mapping[
     """Failure records by the line of the user's code, or else by the error's first line; the largest group first."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for failure in records:
-        kinds.setdefault(failure.get("where") or short_error(failure.get("error"))[0], []).append(failure)
+        kinds.setdefault(kind_of(failure), []).append(failure)
     return sorted(kinds.values(), key=len, reverse=True)
+
+
+def kind_of(failure: Mapping[str, Any]) -> str:
+    """The line of the user's code that raised a failure, or else the error's first line."""
+    return str(failure.get("where") or short_error(failure.get("error"))[0])
 
 
 def where(failure: Mapping[str, Any]) -> str:
@@ -166,6 +171,10 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
             return f"search extended: {', '.join(wanted)}"
         case "ended":
             return f"experiment ended: {record['reason']}"
+        case "alert":
+            return f"alert: {printable(str(record['text']))}"
+        case "told" if error := record.get("error"):
+            return f"alert could not be sent: {printable(str(error))}"
         case "limits":
             return f"limits changed: {_limits(record)}"
         case "requested":

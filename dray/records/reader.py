@@ -64,6 +64,9 @@ class ExperimentReader:
         records: number of journal records read.
         trials: the trials by number.
         failures: the journal's records of failures; each led to a restart or to giving the trial up.
+        alerts: what people were told, see ``notify`` in the config: ``time``, ``event``, ``text``, and the ``error`` if
+            it could not be sent.
+        is_end_told: whether the last thing that happened is the alert of the experiment's end.
         metrics: kinds and names of the reported metrics.
         objectives: the metrics that rank trials; `metric` is the first.
         sign: 1 if smaller is better, else -1.
@@ -109,6 +112,8 @@ class ExperimentReader:
         self.records = 0
         self.trials: dict[int, TrialRecord] = {}
         self.failures: list[Mapping[str, Any]] = []
+        self.alerts: list[dict[str, Any]] = []
+        self.is_end_told = False
         self.metrics: set[tuple[str, str]] = set()
         self.has_epochs = True
         self._measured: dict[int, TrialRecord] = {}  # includes trials that are not in the journal yet
@@ -188,6 +193,8 @@ class ExperimentReader:
             self._ran_s += self._time - self._opened
             self._opened, self._why = self._time if at is None else at, ""
         self._time = self._time if at is None else at
+        if event not in ("opened", "told"):
+            self.is_end_told = event == "alert" and bool(self._done or self._ended)
         match event:
             case "started":
                 trial = self.trials[record["trial"]]
@@ -204,6 +211,11 @@ class ExperimentReader:
                 self.failures.append(record)
                 self.trials[record["trial"]].restarts += event == "restarted"
                 self.trials[record["trial"]].derived.clear()
+            case "alert":
+                told = {"time": at, "event": record["kind"], "text": record["text"], "error": None}
+                self.alerts.append(told)
+            case "told":
+                self.alerts[record["id"]]["error"] = record.get("error")
             case "failed":
                 self._why = str(record.get("error"))
             case "ended":
