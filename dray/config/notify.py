@@ -1,4 +1,4 @@
-"""The section ``notify``: who is told about what happens to an experiment, and in a server's settings to all of them."""
+"""The section ``notify``: who is told about what happens to an experiment, or to all experiments of a server."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Alerts:
         """The alerts to record after these new records of the journal, which are not alerts themselves."""
         for record in records:
             self._take(record)
-        found = []
+        found: list[Mapping[str, Any]] = []
         for each in [*self._of_failures(), *self._of_gains(), *self._of_budget()]:
             if (key := json.dumps(each[:-1])) not in self._raised:
                 kind, level, _, text = each
@@ -62,8 +62,6 @@ class Alerts:
                 self.pending[record["id"]] = record
             case "told":
                 self.pending.pop(record["id"], None)
-            case "opened":  # what an earlier run has not told is old
-                self._failures.clear()
             case "gave_up" if self._watched.failed_trials:
                 self._failures.setdefault(kind_of(record), record)
 

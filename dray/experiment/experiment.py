@@ -266,7 +266,8 @@ class Experiment:
             except KeyboardInterrupt:
                 notifier.ended("stopped")
                 raise
-            except AlreadyEnded:  # which was notified of at that time
+            except AlreadyEnded:
+                notifier.ended("completed")  # unless it was killed before it could
                 raise
             except Exception as error:
                 if directory.is_gone():  # which has caused the failure

@@ -140,7 +140,7 @@ class Courier:
         self._count, self._thread = 0, threading.Thread(target=self._work, name="dray-notify", daemon=True)
 
     def send(self, make: Callable[[], Mapping[str, Any]], sent: Callable[[str], None] = lambda fault: None) -> None:
-        """Send what ``make`` returns, and call ``sent`` with what failed, or ""; both in the thread. Returns at once."""
+        """Send what ``make`` returns, and call ``sent`` with what failed, or "". Both happen in the thread."""
         with self._changed:
             if self._count >= MAX_WAITING:
                 log.warning("an alert is dropped, as %d others wait", self._count)

@@ -10,8 +10,8 @@ from typing import Any
 
 from dray._version import __version__
 from dray.config.custom import Custom
-from dray.config.notify import Watched
 from dray.config.load import with_limits
+from dray.config.notify import Watched
 from dray.config.schema import ExperimentConfig
 from dray.config.search import CHANGEABLE, as_extended, build_search
 from dray.environment import versions

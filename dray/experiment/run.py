@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +108,7 @@ class Lent:
     server: GroupServer
     loop: EventLoop
     tune: TuneDriver
-    notify: Watched = Watched()
+    notify: Watched = field(default_factory=Watched)
     alert: Callable[[Mapping[str, Any]], None] = lambda alert: None
 
 

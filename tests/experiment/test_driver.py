@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from dray.config.load import load_config
+from dray.config.notify import Watched
 from dray.desk.effects import Reply, Say
 from dray.desk.failure import Failure
 from dray.desk.messages import (
@@ -24,6 +25,7 @@ from dray.desk.messages import (
 )
 from dray.desk.wire import Malformed
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
+from dray.experiment.alerts import Alerts
 from dray.experiment.driver import MAX_ERROR, ExperimentDriver
 from dray.experiment.effects import Answered, Append, Bind, Effect, EndRun, Examine, Fail, Prune, ShowFailure, ToDesk
 from dray.experiment.limits import Limits
@@ -75,7 +77,10 @@ class Scene:
         self.effects: list[Effect] = []
         self.fetched: list[TrialResult] = []
         config, before = load_config({**CONFIG, **fields}), list(self.journal)
-        opened = OpenSearch(search=search, config=config, records=before, limits=Limits(config, before))
+        limits = Limits(config, before)
+        opened = OpenSearch(
+            search=search, config=config, records=before, limits=limits, alerts=Alerts(Watched(), limits, before)
+        )
         self.driver = ExperimentDriver(opened, self.effects.append, resume="resume it")
         if handle_waits:
             self.driver.fetch("early", 1)

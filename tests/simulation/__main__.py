@@ -83,10 +83,12 @@ def main() -> None:
     parser.add_argument("--auto", action="store_true", help="the searches are by auto, with its model")
     parser.add_argument("--budgets", action="store_true", help="experiments have budgets")
     parser.add_argument("--repeats", action="store_true", help="the best trials are trained again")
+    parser.add_argument("--alerts", action="store_true", help="somebody is told of failures, no gain, a budget's end")
     parser.add_argument("--token", action="store_true", help="a token with a quota of slots submits them to a server")
     parser.add_argument("--whole", action="store_true", help="do not shrink the schedule")
     arguments = parser.parse_args()
-    options = {name: getattr(arguments, name) for name in ("requests", "pbt", "auto", "budgets", "repeats", "token")}
+    names = ("requests", "pbt", "auto", "budgets", "repeats", "token", "alerts")
+    options = {name: getattr(arguments, name) for name in names}
     options["faults"] = not arguments.no_faults
     if arguments.end is None:
         replay(arguments.seed, whole=arguments.whole, **options)

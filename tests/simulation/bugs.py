@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from dray.desk.desk import Desk
 from dray.desk.lease import Client
 from dray.experiment import driver, open_search
+from dray.experiment.alerts import Alerts
+from dray.experiment.core import RunCore
 from dray.experiment.driver import ExperimentDriver
 from dray.experiment.limits import Limits
 from dray.experiment.retention import Retention
@@ -28,7 +30,7 @@ MOST = 1_000
 
 class Bug(NamedTuple):
     """A fault in the code of a method or function: `wrong` replaces `right`. The seed finds it, with a
-    person's requests if `requests`, and with budgets if `budgets`."""
+    person's requests if `requests`, with budgets if `budgets`, and with alerts if `alerts`."""
 
     owner: Any
     name: str
@@ -37,9 +39,10 @@ class Bug(NamedTuple):
     seed: int
     requests: bool = False
     budgets: bool = False
+    alerts: bool = False
 
     def schedule(self, seed: int) -> Schedule:
-        return drawn(seed, requests=self.requests, budgets=self.budgets)
+        return drawn(seed, requests=self.requests, budgets=self.budgets, alerts=self.alerts)
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
@@ -118,6 +121,18 @@ BUGS = {
         open_search, "_end_stopped", '"canceled" if trial in canceled else "stopped"', '"stopped"', 349, requests=True
     ),
     "a budget that is exceeded": Bug(Limits, "spend", "self.share >= 1:", "self.share >= 1.5:", 9, budgets=True),
+    "an alert sent again by each driver": Bug(
+        Alerts, "_take", 'self.pending.pop(record["id"], None)', "pass", 8, alerts=True
+    ),
+    "an alert forgotten that a killed driver was sending": Bug(
+        Alerts, "_take", 'self.pending[record["id"]] = record', "pass", 21, alerts=True
+    ),
+    "an alert raised again by another driver": Bug(
+        Alerts, "_take", 'self._raised.add(record["key"])', "pass", 0, alerts=True
+    ),
+    "an alert that is not on the disk with its cause": Bug(
+        RunCore, "settle", "self._write(records + alerts)", "self._write(records)", 5, alerts=True
+    ),
     "a killed run that counts up to the next": Bug(
         Spending,
         "add",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -134,11 +134,13 @@ class DriverProcess(Loop):
         self._error: Exception | None = None
         self._has_failed = self._is_closing = self._interrupted = self._has_begun = False
         self.over, self._drained = Future(), Future()
+        self._sending: list[int] = []  # alerts
         self._how = "killed"
 
     def end(self) -> None:
         if self.alive:
             super().end()
+            self.experiment.facts.kills += self._how in ("killed", "full", "lost")
             if self._how == "killed":
                 self.experiment.requests.lose_power()
             if self.core is not None:
@@ -201,7 +203,10 @@ class DriverProcess(Loop):
             observers=NOBODY,
             requests=experiment.requests,  # type: ignore[arg-type]
         )
+        for alert in self._opened.alerts.pending.values():
+            self._send(alert)
         if self._opened.search.done is not None:
+            self._finish_sending()
             self._journal.flush()
             self._finish("done")
             return
@@ -211,6 +216,7 @@ class DriverProcess(Loop):
         if limits.reason:
             if not limits.is_recorded:
                 self._journal.append({"event": "ended", "reason": limits.reason})
+            self._finish_sending()
             self._journal.flush()
             self._finish("spent")
             return
@@ -277,6 +283,7 @@ class DriverProcess(Loop):
             self.lending.end_at_once()
         yield self.lending.ended
         yield self.world.delay()
+        self._finish_sending()
         self._try(self._journal.flush)
         if isinstance(self._error, OSError):
             self._finish("lost" if isinstance(self._error, DeskUnreachable) else "full")
@@ -286,6 +293,21 @@ class DriverProcess(Loop):
             self._finish("spent")
         else:
             self._finish("stopped" if self._interrupted else f"failed: {self._error}")
+
+    def _send(self, alert: Mapping[str, Any]) -> None:
+        """Send an alert in a thread, which takes a while."""
+        self._sending.append(alert["id"])
+        self.world.at(self.world.random.uniform(0.0, 20.0), self._sent, alert["id"])
+
+    def _sent(self, number: int) -> None:
+        if self.alive and number in self._sending:
+            self._sending.remove(number)
+            self.experiment.facts.sent[number] += 1
+            self._journal.append({"event": "told", "id": number}, wait=False)
+
+    def _finish_sending(self) -> None:
+        for number in self._sending.copy():
+            self._sent(number)
 
     def _close(self) -> None:
         self.driver.close()
@@ -351,6 +373,8 @@ class DriverProcess(Loop):
         match effect:
             case effects.Bind():
                 self._bind(effect)
+            case effects.Send(alert):
+                self._send(alert)
             case effects.EndRun():
                 self.experiment.account.spent(self.driver.limits.share, own=not is_lent)
                 self.over.resolve()

@@ -4,6 +4,7 @@ the known events, with which all later events must be consistent."""
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -12,6 +13,7 @@ from random import Random
 from typing import Any
 
 from dray.config.load import load_config
+from dray.config.notify import Notify
 from dray.config.schema import ExperimentConfig
 from dray.config.sections import Budget, Repeat
 from dray.desk.failure import Failure, FailureKind
@@ -54,6 +56,7 @@ class Setup:
         priority, weight, max_slots: its share of the slots.
         budget: of the config. The user increases it when it is spent.
         repeat: numbers of seeds and of trials that are trained again, or none.
+        notify: after how many trials without a gain, and at what share of the budget, somebody is told; or none.
     """
 
     searcher: tuple[tuple[str, Any], ...]
@@ -77,6 +80,7 @@ class Setup:
     batch_s: float
     budget: tuple[tuple[str, float], ...] = ()
     repeat: tuple[int, int] | None = None
+    notify: tuple[int, float] | None = None
 
     @property
     def is_population(self) -> bool:
@@ -91,6 +95,8 @@ class Setup:
             yield replace(self, budget=())
         if self.repeat:
             yield replace(self, repeat=None)
+        if self.notify:
+            yield replace(self, notify=None)
         if self.extensions:
             yield replace(self, extensions=self.extensions[1:])
         before = searcher.get("max_trials", self.points)
@@ -113,6 +119,9 @@ class Setup:
                 "repeat": None
                 if self.repeat is None
                 else Repeat.model_validate({"seeds": self.repeat[0], "for": f"top {self.repeat[1]}"}),
+                "notify": Notify()
+                if self.notify is None
+                else Notify(url="https://hooks", no_gain=self.notify[0], budget=self.notify[1]),
             }
         )
 
@@ -259,10 +268,17 @@ class Facts:
         repeats: the trial and the seed of each repeat.
         sources: the trial and the batches of the checkpoint from which a trial begins.
         codes: the code of requested trials with their own.
+        sent: how often each alert was sent, by its id.
+        kills: number of drivers that could not write all records at their end.
     """
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
+        self.sent: Counter[int] = Counter()
+        self.kills = 0
+        self._alerts: list[Mapping[str, Any]] = []
+        self._lines_failed: set[str] = set()  # of trials that were given up
+        self._gains = Gains()
         self.count = 0
         self.created: set[int] = set()
         self.ended: dict[int, str] = {}
@@ -329,6 +345,11 @@ class Facts:
         """Record that this record is on the disk, which nothing can undo."""
         self.count += 1
         trial, event = record.get("trial", -1), record.get("event")
+        self._gains.written(record, self.repeats)
+        if event == "alert":
+            self._raised(record)
+        elif event == "gave_up":
+            self._lines_failed.add(record["where"] or record["error"])
         if event in ("requested", "rejected"):
             if (request := record["id"]) in self.answers:
                 self._fail(f"{request} is {self.answers[request]} and {event}")
@@ -385,6 +406,29 @@ class Facts:
             elif action["action"] == "resume" and self.ended.pop(action["trial"], None) is not None:
                 self.given_up.discard(action["trial"])
                 self._resumed.add(action["trial"])
+
+    def _raised(self, alert: Mapping[str, Any]) -> None:
+        """Check an alert by an account of its own."""
+        if alert["id"] != len(self._alerts) or alert["key"] in [each["key"] for each in self._alerts]:
+            self._fail(f"{alert} comes twice, or has another's number")
+        self._alerts.append(alert)
+        if alert["kind"] == "no_gain" and self._gains.longest < alert["level"]:
+            self._fail(f"{alert} comes after {self._gains.longest} trials without a gain")
+        if alert["kind"] == "trial_failed" and json.loads(alert["key"])[2] not in self._lines_failed:
+            self._fail(f"{alert} comes though no trial has failed there")
+
+    def _check_alerts(self, no_gain: int) -> None:
+        """Check that all was told: once, or again if the driver was killed while it was sending."""
+        keys = [json.loads(each["key"]) for each in self._alerts]
+        if lost := self._lines_failed - {key[2] for key in keys if key[0] == "trial_failed"}:
+            self._fail(f"nobody was told of trials that fail with {lost}")
+        if self._gains.without >= no_gain and ["no_gain", no_gain] != next(
+            (key[:2] for key in reversed(keys) if key[0] == "no_gain" and key[2] == self._gains.best), None
+        ):
+            self._fail(f"nobody was told of {self._gains.without} trials without a gain")
+        for number in range(len(self._alerts)):
+            if not 1 <= self.sent[number] <= 1 + self.kills:
+                self._fail(f"{self._alerts[number]} was sent {self.sent[number]} times, with {self.kills} kills")
 
     def expected(self, trial: int) -> dict[str, Any]:
         """Return the hyperparameters that a requested trial must have."""
@@ -451,6 +495,8 @@ class Facts:
         """Check that each trial has ended."""
         if left := self.live:
             self._fail(f"trials {left} have never ended")
+        if self._experiment.setup.notify is not None:
+            self._check_alerts(self._experiment.setup.notify[0])
         requests = self._experiment.requests
         waiting = {request.id for request in requests.waiting()}
         if lost := requests.sent.keys() - self.answers.keys() - waiting:
@@ -475,6 +521,30 @@ class Facts:
         replaced = [each for each in own if self.ended[each] in replaces]
         if len(own) - len(replaced) != self._experiment.budget:
             self._fail(f"the method created {len(own)} trials, {len(replaced)} of them as replacements")
+
+
+class Gains:
+    """The gains of an experiment, counted naively from its journal.
+
+    Attributes:
+        best: the best trial and its value.
+        without, longest: number of trials that have ended since, and the most before any gain.
+    """
+
+    def __init__(self) -> None:
+        self.best: list[Any] | None = None
+        self.without = self.longest = 0
+
+    def written(self, record: Mapping[str, Any], repeats: Collection[int]) -> None:
+        if record.get("event") == "reported":
+            value = number_from_json(record["value"])
+            if value is not None and math.isfinite(value) and (self.best is None or value < self.best[1]):
+                self.best, self.without = [record["trial"], value], 0
+            return
+        is_end = record.get("event") == "exited" and record["reason"] in ("completed", "stopped")
+        if is_end and record["trial"] not in repeats and (self.best is None or record["trial"] != self.best[0]):
+            self.without += 1
+            self.longest = max(self.longest, self.without)
 
 
 class Experiment:

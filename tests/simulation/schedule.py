@@ -142,6 +142,13 @@ def with_repeats(schedule: Schedule) -> Schedule:
     return replace(schedule, setups=tuple(setups))
 
 
+def with_alerts(schedule: Schedule) -> Schedule:
+    """Let somebody be told of failed trials, of few trials without a gain, and of a budget that is nearly spent."""
+    random = Random(f"alerts:{schedule.seed}")
+    setups = [replace(each, notify=(random.randrange(1, 6), random.choice((0.5, 0.9)))) for each in schedule.setups]
+    return replace(schedule, setups=tuple(setups))
+
+
 def with_token(schedule: Schedule) -> Schedule:
     """Let one token submit two or three experiments to a server, perhaps with different slots per trial."""
     random, most = Random(f"token:{schedule.seed}"), sum(schedule.nodes)
@@ -163,16 +170,18 @@ def drawn(
     budgets: bool = False,
     repeats: bool = False,
     token: bool = False,
+    alerts: bool = False,
 ) -> Schedule:
     """Draw the schedule of a seed; on demand with a token's quota, a person's requests, populations or `auto`, budgets,
-    and repeats."""
+    repeats, and alerts."""
     schedule = schedule_of(seed, faults=faults)
     schedule = with_token(schedule) if token else schedule
     schedule = with_auto(schedule) if auto else schedule
     schedule = with_population(schedule) if pbt else schedule
     schedule = with_repeats(schedule) if repeats else schedule
     schedule = with_requests(schedule) if requests else schedule
-    return with_budgets(schedule) if budgets else schedule
+    schedule = with_budgets(schedule) if budgets else schedule
+    return with_alerts(schedule) if alerts else schedule
 
 
 def schedule_of(seed: int, *, faults: bool = True) -> Schedule:

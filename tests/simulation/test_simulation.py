@@ -56,6 +56,11 @@ def test_experiments_of_a_token_share_its_slots_in_schedules_of_faults() -> None
     assert not failures(range(20), token=True)
 
 
+def test_each_alert_is_raised_once_and_sent_whatever_dies_in_schedules_of_faults() -> None:
+    assert not failures(range(40), alerts=True)
+    assert not failures(range(40), alerts=True, requests=True, budgets=True)
+
+
 def test_faults_that_were_found_stay_mended() -> None:
     assert not failures(FOUND)
 
@@ -98,6 +103,12 @@ def test_searches_train_their_best_trials_again_in_sixty_schedules_of_faults() -
 @pytest.mark.slow
 def test_experiments_of_a_token_share_its_slots_in_two_hundred_schedules_of_faults() -> None:
     assert not failures(range(20, 220), token=True)
+
+
+@pytest.mark.slow
+def test_each_alert_is_raised_once_and_sent_in_a_thousand_schedules_of_faults() -> None:
+    assert not failures(range(40, 540), alerts=True)
+    assert not failures(range(40, 540), alerts=True, requests=True, budgets=True)
 
 
 @pytest.mark.slow
