@@ -16,7 +16,7 @@ from dray.records.overview import Overview
 from dray.records.repeats import interval_text
 from dray.serve.client import Server
 from dray.serve.control import ACTIVE
-from dray.text import counted, duration, shown, some
+from dray.text import counted, duration, printable, shown, some
 from searchers.intervals import Interval
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dray.records.trial_record import TrialRecord
 
 _FRONT_SHOWN = 20
+_ALERTS_SHOWN = 10
 
 
 def overview(each: Overview) -> dict[str, Any]:
@@ -104,6 +105,7 @@ def as_json(read: ReadExperiment) -> dict[str, Any]:
         "diverged": reader.nan_since(),
         "restarts": sum(failure["again"] for failure in failures),
         "failures": failures,
+        "alerts": [{**each, "time": show.iso(each["time"])} for each in reader.alerts],
         "rungs": [asdict(each) for each in rung_estimates(reader.config, records)],
         "config": read.stored.directory.config().to_dict(),
     }
@@ -155,6 +157,7 @@ def describe(read: ReadExperiment) -> None:
             ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
             ("best of the longest", longest_line),
             ("failures", "\n".join(_failure_lines(reader.failures))),
+            ("alerts", "\n".join(map(_alert_line, reader.alerts[-_ALERTS_SHOWN:]))),
             ("next", reader.next_summary() if seen.reason else ""),
             ("resume with", f"dray experiment resume {read.stored.where}" if seen.state == "STOPPED" else ""),
         ]
@@ -208,6 +211,12 @@ def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
         still = f"; in the extension, so still {' or '.join(sorted(kept))}" if kept else ""
         lines.append(f"trial {some(trials, 5)}: {what}{still}")
     return lines
+
+
+def _alert_line(alert: Mapping[str, Any]) -> str:
+    """What people were told, and why they were not."""
+    unsent = f" (not sent: {alert['error']})" if alert["error"] else ""
+    return f"{show.clock(alert['time'], exact=True)} {printable(alert['text'])}{unsent}"
 
 
 def local_details(run: LocalRun) -> dict[str, Any]:

@@ -224,7 +224,7 @@ class Notifier:
         except (OSError, ValueError, JournalError) as fault:
             log.warning("nobody is notified, as the experiment can't be read: %s", one_line(fault))
             return
-        if is_told and alerts[-1]["event"] == state:
+        if is_told and alerts[-1]["event"] == state != "stopped":
             return
         told = end_message(seen, state, error)
         number = len(alerts)

@@ -316,4 +316,5 @@ def about_fields(reader: ExperimentReader) -> dict[str, Any]:
         "best_hparams": None if best is None else plain(best.hparams),
         "varying": reader.varying,
         "failures": len(reader.failures),
+        "alerts": plain(reader.alerts),
     }

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from dray.cli import main
-from dray.config.sections import Notify
-from dray.experiment.notify import notify
+from dray.config.notify import Notify
+from dray.experiment.notify import Notifier
 from dray.observers.observer import News
 from dray.records.listing import StoredExperiment
 from dray.records.result import Result
@@ -60,7 +60,7 @@ def test_every_view_has_the_same_numbers(served: Served, capsys: pytest.CaptureF
     logger = Logger("validation_loss")
     replay_to(directory, lambda: logger)
     out = directory.path / "told"
-    notify(Notify(states=["completed"], command=f'echo "$DRAY_NOTIFY_TEXT" > {out}'), directory, "completed")
+    Notifier(Notify(states=["completed"], command=f'echo "$DRAY_NOTIFY_TEXT" > {out}'), directory).ended("completed")
 
     assert "best validation_loss 0.126 (trial 0)" in out.read_text()
     bests = {
