@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +34,10 @@ def serve(
         typer.Option(help="Ray cluster to train on; by default that of RAY_ADDRESS, or one on this machine."),
     ] = None,
     idle_s: Annotated[float, typer.Option(help="End worker groups after this many idle seconds.", min=0)] = 600.0,
+    settings: Annotated[
+        Path | None,
+        typer.Option("--settings", metavar="FILE", help="YAML with a section notify: who is told what, see docs."),
+    ] = None,
     status: Annotated[
         bool, typer.Option("--status", help="Print the state and the queue of the running server.")
     ] = False,
@@ -56,17 +61,19 @@ def serve(
         return
     if json:
         raise BadUse("--json prints the state of a server; give it with --status")
+    from dray.config.notify import server_notify
     from dray.records.root import results_root
     from dray.serve.address import token_for
     from dray.serve.client import Server
 
+    notify = None if settings is None else server_notify(settings)
     token_for(host, results_root())  # refused before Ray starts
     there = Server.find()
     if there is not None and there.is_here:
         raise BadUse(f"a server is up already, at {there.url}; see: dray serve --status")
     from dray.serve.server import serve as run
 
-    run(host=host, port=port, address=address, idle_s=idle_s, say=typer.echo)
+    run(host=host, port=port, address=address, idle_s=idle_s, say=typer.echo, notify=notify)
 
 
 @tokens.command()

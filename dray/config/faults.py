@@ -181,7 +181,7 @@ def _wrong_value(details: ErrorDetails, field: _Field) -> str:
     kind, got, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "value_error":
         return str(context["error"])
-    if field.name in SECRETS:
+    if field.name in SECRETS or field.path == "notify.url":
         return f"must be a string, got a {type(got).__name__}"
     if field.path.partition(".")[0] in ("data", "environment"):  # it may contain a secret
         return f"must be a mapping of names to values, got a {type(got).__name__}"

@@ -241,7 +241,7 @@ class Notifier:
         stamped = {**record, "time": time.time()}
         with self._lock, contextlib.suppress(OSError, JournalError):  # of a full disk, or a newer driver
             if self._journal is not None:
-                self._journal.append(stamped, wait=False)
+                self._journal.append(stamped)
             else:
                 with Journal(self._directory.journal) as journal:
                     journal.append(stamped)

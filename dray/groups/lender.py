@@ -23,7 +23,7 @@ from dray.desk.messages import Unfit, WorkerUnfit
 from dray.desk.shares import Demand, Shares, fits_account, most_groups
 from dray.desk.wire import Malformed, checked, wire
 from dray.display.counts import Counts
-from dray.groups.capacity import most_slots
+from dray.groups.capacity import most_slots, slots_now
 from dray.groups.effects import GiveUp, GroupsEffect, GroupsEvent, LookAtCluster, NodesDrain, ProcessesEnded
 from dray.groups.pool import Groups, GroupsPlan
 from dray.groups.slots import Slots
@@ -209,6 +209,13 @@ class Lender:
     def slots(self) -> float:
         """The cluster's GPUs, or its CPUs if it has no GPUs."""
         return self._slots["gpu"] or self._slots["cpu"]
+
+    def free_slots(self) -> tuple[float, float, str]:
+        """The slots of the cluster's current nodes, how many of them no trial uses, and their kind."""
+        kind = "gpu" if self._slots["gpu"] else "cpu"
+        slots = float(sum(slots_now(self.view, kind, 1)))
+        busy = sum(demand.has * demand.size for demand in self.demands.values() if demand.kind == kind)
+        return slots, max(slots - busy, 0.0), kind
 
     def is_preempted(self, demand: Demand) -> bool:
         """Whether other experiments have, or get first, the slots that a demand waits for."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dray.config.notify import Outcome
 from dray.desk.effects import Say
 
 
@@ -59,4 +60,14 @@ class ReadSpent:
     name: str
 
 
-SchedulerEffect = StartProcess | SignalProcess | SetShare | RemoveRun | Evict | ReadSpent | Say
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Tell that an experiment has ended, which is recorded. `by_server`: its own process could not tell."""
+
+    name: str
+    outcome: Outcome
+    error: str = ""
+    by_server: bool = False
+
+
+SchedulerEffect = StartProcess | SignalProcess | SetShare | RemoveRun | Evict | ReadSpent | Ended | Say

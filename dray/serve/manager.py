@@ -28,6 +28,7 @@ from dray.cluster.checks.node import MIN_FREE_BYTES
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.config.load import with_limits
+from dray.config.notify import ServerNotify
 from dray.config.search import CHANGEABLE
 from dray.desk.connection import Call, Session
 from dray.desk.effects import Say
@@ -44,6 +45,7 @@ from dray.records.overview import COMPLETED
 from dray.records.spending import totals_of
 from dray.serve import effects
 from dray.serve import processes as commands
+from dray.serve.alerts import ServerAlerts
 from dray.serve.control import Status, Submitted, Verb
 from dray.serve.core import ServerCore
 from dray.serve.meters import Meters
@@ -69,9 +71,18 @@ T = TypeVar("T")
 
 class Manager:
     """A server's verbs, see `Control`, and the shell that carries them out. Another server in the results directory
-    is a `JournalError`. `idle_s`: how long a group may be idle before it ends. `tokens`: those with quotas."""
+    is a `JournalError`. `idle_s`: how long a group may be idle before it ends. `tokens`: those with quotas. `notify`:
+    who is told what."""
 
-    def __init__(self, cluster: Cluster, tokens: Tokens, *, idle_s: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        tokens: Tokens,
+        *,
+        idle_s: float,
+        say: Callable[[str], None],
+        notify: ServerNotify | None = None,
+    ) -> None:
         self._cluster, self._tokens, self._say = cluster, tokens, say
         self._results = results_root().resolve()
         self._directory = self._results / STATE
@@ -107,7 +118,9 @@ class Manager:
             draining=None if cluster.own else functools.partial(self._loop.post, self._core.lender.nodes_drain),
             silent=self.ray_died.set if cluster.own else lambda: say(silent),
         )
-        self._spares = Spares(lambda: ExperimentProcess(server, str(self._results), self._ended))
+        alerts = self._alerts = ServerAlerts(notify or ServerNotify(), say)
+        home, ended, raised = str(self._results), self._ended, alerts.raised
+        self._spares = Spares(lambda: ExperimentProcess(server, home, ended, alerts=alerts.watched, raised=raised))
 
     # ------------------------------------------------------------------ the thread of the caller
     def run(self, over: Callable[[], bool]) -> None:
@@ -131,6 +144,7 @@ class Manager:
             self._lending.end(at_once=True)
         self._loop.close()
         self._journal.close()
+        self._alerts.close()
 
     # ------------------------------------------------------------------ in the event loop
     def take(self, call: Call) -> None:
@@ -165,6 +179,8 @@ class Manager:
             case effects.SignalProcess(name, number):
                 if (process := self._processes.get(name)) is not None:  # else it has just ended
                     process.signal(number)
+            case effects.Ended(name):
+                self._alerts.ended(self._queue.item(name).path, effect)
             case Say(line):
                 self._say(line)
             case _:
@@ -192,6 +208,8 @@ class Manager:
             self._looked_at, self._fault = time.monotonic(), ""
             self._scheduler.deleted([item.name for item in self._queue.items() if not item.path.exists()])
             self._spares.replace_ended()
+            waiting = [each.name for each in self._scheduler.experiments() if each.waiting or each.state == "QUEUED"]
+            self._alerts.look(*self._core.lender.free_slots(), waiting)
 
     def _ended(self, process: ExperimentProcess) -> None:
         """Handle the end of an experiment's process. Called in a thread."""

@@ -3,7 +3,8 @@
 A spare one waits for the next experiment, connected to Ray: imports take seconds, and the connection half a second. A
 process dies with its server; the next server finds the experiment in its queue, and resumes it from its journal.
 
-The server sends `Create` or `Open`, and later `RUN`; the process sends `BEGUN`, `Opened`, and `ENDED` or `Failed`.
+The server sends `Create` or `Open`, and later `RUN`; the process sends `BEGUN`, `Opened`, `Raised`, and `ENDED` or
+`Failed`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import dray.core  # models import these two
 import dray.pytorch
 import dray.report.data  # pandas and pyarrow
 from dray.cluster.connection import join
+from dray.config.notify import Watched
 from dray.desk.loop import EventLoop
 from dray.errors import ConfigError, ExperimentError, Fault, NoExperiment
 from dray.experiment.experiment import Experiment
@@ -82,6 +84,13 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
+class Raised:
+    """The experiment has raised an alert, a record of its journal."""
+
+    alert: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The experiment can't be created or opened, or its search has failed, and another process would fail too.
     `message` is for the user."""
@@ -93,14 +102,24 @@ class Failed:
 # ---------------------------------------------------------------------------------------------------- the server's side
 class ExperimentProcess:
     """An experiment's process. `ended` is called in a thread when the experiment ends, and again when the process
-    does."""
+    does; `raised` is called in a thread with each alert. `alerts`: what the server's receivers want to know."""
 
-    def __init__(self, server: GroupServer, home: str, ended: Callable[[ExperimentProcess], None]) -> None:
+    def __init__(
+        self,
+        server: GroupServer,
+        home: str,
+        ended: Callable[[ExperimentProcess], None],
+        *,
+        alerts: Watched,
+        raised: Callable[[Path, Mapping[str, Any]], None],
+    ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([drive.__module__])
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=drive, args=(theirs, server, home), name="dray-experiment", daemon=True)
-        self._ended = ended
+        self._process = context.Process(
+            target=drive, args=(theirs, server, home, alerts), name="dray-experiment", daemon=True
+        )
+        self._ended, self._raised = ended, raised
         self._answered = threading.Event()
         self.path: Path | None = None  # the experiment's directory
         self.has_begun = False  # the process has received the experiment
@@ -151,6 +170,8 @@ class ExperimentProcess:
                     case Failed() as failed:
                         self.failure = failed
                         self._answered.set()
+                    case Raised(alert) if self.path is not None:
+                        self._raised(self.path, alert)
                     case str():
                         self._ended(self)
         self._process.join()
@@ -226,7 +247,7 @@ class Spares:
 
 
 # --------------------------------------------------------------------------------------------------- the process itself
-def drive(connection: Connection, server: GroupServer, home: str) -> None:
+def drive(connection: Connection, server: GroupServer, home: str, alerts: Watched) -> None:
     """Serve one experiment. A closed connection means that the server has ended, and this process ends at once."""
     os.setsid()  # Ctrl-C in the server's terminal is for the server, which lets trials save
     os.environ["DRAY_HOME"] = home
@@ -241,7 +262,12 @@ def drive(connection: Connection, server: GroupServer, home: str) -> None:
         loop.listen(ray.util.get_node_ip_address())
         files = Path(home, TUNE, str(ray.get_runtime_context().get_job_id()))
         tune = tune_driver(loop, files, local=server.local)
-        code = _serve(connection, commands, Lent(server=server, loop=loop, tune=tune))
+
+        def raised(alert: Mapping[str, Any]) -> None:
+            with suppress(OSError):  # the server has ended, and this process is about to
+                connection.send(Raised(alert))
+
+        code = _serve(connection, commands, Lent(server=server, loop=loop, tune=tune, notify=alerts, alert=raised))
         shutil.rmtree(files, ignore_errors=True)
         if code == 0:  # otherwise a thread may be waiting for Ray, which would crash at Ray's shutdown
             connection.send(ENDED)

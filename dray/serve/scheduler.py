@@ -19,6 +19,7 @@ from dray.desk.shares import Demand
 from dray.serve.accounts import Accounts
 from dray.serve.control import ACTIVE, ExperimentState, Share, Submitted, Verb, WrongState
 from dray.serve.effects import (
+    Ended,
     Evict,
     ReadSpent,
     RemoveRun,
@@ -160,16 +161,22 @@ class Scheduler:
         if end.kind not in ("died", "stopped"):  # either can happen before the extension is applied
             self._queue.opened(name)
         if end.kind in ("COMPLETED", "ERROR"):
-            self._queue.move(name, end.kind, end.error)
+            self._end(name, "ERROR" if end.kind == "ERROR" else "COMPLETED", end.error)
         elif process.met_full_disk:
             pass  # the disk is taken to be the cause: it starts again once there is room
         elif end.kind == "failed":
-            self._queue.move(name, "ERROR", end.error)
+            self._end(name, "ERROR", end.error)
         elif end.kind == "died" and item.state == "run" and not self.closing:
             self._emit(Say(f"experiment {name}: {end.error}"))
             self._queue.died(name, end.error, has_trained=process.had_slots)
             if item.restarts >= MAX_DEATHS:
-                self._queue.move(name, "ERROR", f"{end.error}; it has died {MAX_DEATHS} times in a row")
+                self._end(name, "ERROR", f"{end.error}; it has died {MAX_DEATHS} times in a row", by_server=True)
+        elif item.state == "stop" and not self.closing:
+            self._emit(Ended(name, "stopped", item.error, by_server=end.kind == "died"))
+
+    def _end(self, name: str, state: Literal["COMPLETED", "ERROR"], error: str, *, by_server: bool = False) -> None:
+        self._queue.move(name, state, error)
+        self._emit(Ended(name, "failed" if state == "ERROR" else "completed", error, by_server))
 
     def _remove(self, run: str) -> None:
         if run not in self._leaving:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from dray.cluster.connection import connect
+from dray.config.notify import ServerNotify
 from dray.errors import ExperimentError
 from dray.experiment.interrupts import restore_handlers, set_handlers
 from dray.records.directory import results_root
@@ -19,13 +20,21 @@ from dray.serve.tokens import Tokens
 IDLE_S = 600.0  # how long a worker group may be idle before it ends, by default
 
 
-def serve(host: str, port: int, address: str | None, idle_s: float, say: Callable[[str], None]) -> None:
+def serve(
+    host: str,
+    port: int,
+    address: str | None,
+    idle_s: float,
+    say: Callable[[str], None],
+    notify: ServerNotify | None = None,
+) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP: then running trials save, and the queue is kept for the next server.
 
     Args:
         host, port: the HTTP server's; ports in use are skipped.
         address: the Ray cluster's; None: ``RAY_ADDRESS``, or a new cluster on this machine.
         idle_s: how long a worker group may be idle before it ends.
+        notify: who is told what about all experiments and about idle slots.
 
     Raises:
         ConfigError: other machines can reach the host, and there is no token; or the file of tokens can't be read.
@@ -49,7 +58,7 @@ def serve(host: str, port: int, address: str | None, idle_s: float, say: Callabl
     before = set_handlers(stop)
     try:
         with connect(address) as cluster:
-            manager = Manager(cluster, tokens, idle_s=idle_s, say=say)
+            manager = Manager(cluster, tokens, idle_s=idle_s, say=say, notify=notify)
             with listening(manager, results, host, port, tokens) as url:
                 addresses.write(results, url, token)
                 say(f"serving {results} on {cluster.description}")

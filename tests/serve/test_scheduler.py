@@ -12,7 +12,7 @@ import pytest
 from dray.desk.effects import Say
 from dray.desk.shares import Demand
 from dray.serve.control import Share, WrongState
-from dray.serve.effects import SchedulerEffect, SetShare, SignalProcess, StartProcess
+from dray.serve.effects import Ended, SchedulerEffect, SetShare, SignalProcess, StartProcess
 from dray.serve.queue import Queue
 from dray.serve.scheduler import MAX_DEATHS, MAX_PROCESSES, ProcessEnd, Scheduler
 
@@ -226,3 +226,43 @@ def test_the_state_says_what_an_experiment_waits_for(scene: Scene) -> None:
     scene.demand("a", has=2, waits=0)
     scene.step()
     assert (scene.state("a"), scene.scheduler.experiment("a").error) == ("RUNNING", "")
+
+
+# ------------------------------------------------------------------------------------------------------------ its alerts
+def ends(scene: Scene, name: str, *ends: ProcessEnd) -> list[Ended]:
+    """What is told when an experiment's processes end like this, one after another."""
+    scene.submit(name)
+    scene.effects.clear()
+    for end in ends:
+        scene.scheduler.step(scene.demands, 1)
+        scene.scheduler.ended(name, end)
+    return [each for each in scene.effects if isinstance(each, Ended)]
+
+
+def test_the_end_of_an_experiment_is_told_once(scene: Scene) -> None:
+    assert ends(scene, "a", ProcessEnd(kind="COMPLETED")) == [Ended("a", "completed")]
+    assert ends(scene, "b", ProcessEnd(kind="ERROR", error="all failed")) == [Ended("b", "failed", "all failed")]
+    assert ends(scene, "c", ProcessEnd(kind="failed", error="no such file")) == [Ended("c", "failed", "no such file")]
+    why = f"killed by signal 9; it has died {MAX_DEATHS} times in a row"
+    assert ends(scene, "d", *[DIED] * MAX_DEATHS) == [Ended("d", "failed", why, by_server=True)]
+    assert ends(scene, "e", ProcessEnd(kind="stopped")) == [], "by the end of the server"
+
+
+def test_an_experiment_that_a_user_stops_is_told_and_not_one_that_is_paused(scene: Scene) -> None:
+    scene.submit("a", "b")
+    scene.step()
+    for name, verb in (("a", "stop"), ("b", "pause")):
+        scene.scheduler.act(name, verb)  # type: ignore[arg-type]
+    scene.effects.clear()
+    for name in ("a", "b"):
+        scene.scheduler.ended(name, ProcessEnd(kind="stopped"))
+    assert [each for each in scene.effects if isinstance(each, Ended)] == [Ended("a", "stopped")]
+
+
+def test_an_end_that_could_not_be_recorded_is_not_told_yet(scene: Scene) -> None:
+    scene.submit("a")
+    scene.step()
+    scene.disk_is_full = True
+    with pytest.raises(OSError, match="No space"):
+        scene.scheduler.ended("a", ProcessEnd(kind="COMPLETED"))
+    assert not [each for each in scene.effects if isinstance(each, Ended)]
