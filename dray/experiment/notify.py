@@ -7,13 +7,13 @@ import http.client
 import json
 import logging
 import os
-import queue
 import signal
 import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -130,43 +130,42 @@ def _run(command: str, told: Mapping[str, Any]) -> None:
 
 
 class Courier:
-    """Sends messages one after another, in a thread that starts with the first one."""
+    """Sends messages one after another, in a thread that is there while there are some."""
 
     def __init__(self, wanted: Notify) -> None:
         self._wanted = wanted
-        self._waiting: queue.SimpleQueue[tuple[Callable[[], Mapping[str, Any]], Callable[[str], None]]]
-        self._waiting = queue.SimpleQueue()
+        self._waiting: deque[tuple[Callable[[], Mapping[str, Any]], Callable[[str], None]]] = deque()
         self._changed = threading.Condition()
-        self._count, self._thread = 0, threading.Thread(target=self._work, name="dray-notify", daemon=True)
 
     def send(self, make: Callable[[], Mapping[str, Any]], sent: Callable[[str], None] = lambda fault: None) -> None:
         """Send what ``make`` returns, and call ``sent`` with what failed, or "". Both happen in the thread."""
         with self._changed:
-            if self._count >= MAX_WAITING:
-                log.warning("an alert is dropped, as %d others wait", self._count)
+            if len(self._waiting) >= MAX_WAITING:
+                log.warning("an alert is dropped, as %d others wait", len(self._waiting))
                 return
-            self._count += 1
-            self._waiting.put((make, sent))
-            if self._thread.ident is None:
-                self._thread.start()
+            self._waiting.append((make, sent))
+            if len(self._waiting) == 1:
+                threading.Thread(target=self._work, name="dray-notify", daemon=True).start()
 
     def wait(self, at_most_s: float) -> bool:
         """Wait until all messages are sent. Returns whether they are."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._count, at_most_s)
+            return self._changed.wait_for(lambda: not self._waiting, at_most_s)
 
     def _work(self) -> None:
         while True:
-            make, sent = self._waiting.get()
+            make, sent = self._waiting[0]
             try:
                 if fault := deliver(self._wanted, make()):
                     log.warning("%s", fault)
                 sent(fault)
-            except Exception as error:  # an alert must never be the cause of another
-                log.warning("nobody is notified, as the experiment can't be read: %s", one_line(error))
+            except Exception as error:  # whatever it is, the search goes on
+                log.warning("nobody is notified: %s", one_line(error))
             with self._changed:
-                self._count -= 1
+                self._waiting.popleft()
                 self._changed.notify_all()
+                if not self._waiting:
+                    return
 
 
 class Notifier:

@@ -20,8 +20,12 @@ from dray.serve.control import ExperimentState, Submitted
 from tests.ray.harness import ROOT, TRIALS, descendants, recorded, wait_for
 
 SERVE = """
+from pathlib import Path
+from dray.config.notify import server_notify
 from dray.serve.server import serve
-serve("127.0.0.1", 18265, None, {idle_s}, lambda line: print(line, flush=True))
+settings = {settings!r}
+notify = server_notify(Path(settings)) if settings else None
+serve("127.0.0.1", 18265, None, {idle_s}, lambda line: print(line, flush=True), notify)
 """
 
 
@@ -31,11 +35,13 @@ class Served:
     Args:
         home: the results directory.
         idle_s: after this time, groups end that no experiment needs.
+        settings: a file with the server's settings.
     """
 
-    def __init__(self, home: Path, *, idle_s: float = 60, **environment: str) -> None:
+    def __init__(self, home: Path, *, idle_s: float = 60, settings: Path | None = None, **environment: str) -> None:
         self.home, self.log = home, home.with_suffix(".txt")
         self._idle_s, self._environment = idle_s, environment
+        self._settings = "" if settings is None else str(settings)
         home.mkdir(parents=True, exist_ok=True)
         self.process = self._start()
         self.client = self._find()
@@ -43,7 +49,7 @@ class Served:
     def _start(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", SERVE.format(idle_s=self._idle_s)],
+                [sys.executable, "-c", SERVE.format(idle_s=self._idle_s, settings=self._settings)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

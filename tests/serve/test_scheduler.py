@@ -228,7 +228,7 @@ def test_the_state_says_what_an_experiment_waits_for(scene: Scene) -> None:
     assert (scene.state("a"), scene.scheduler.experiment("a").error) == ("RUNNING", "")
 
 
-# ------------------------------------------------------------------------------------------------------------ its alerts
+# ------------------------------------------------------------------------------------------------------ its alerts
 def ends(scene: Scene, name: str, *ends: ProcessEnd) -> list[Ended]:
     """What is told when an experiment's processes end like this, one after another."""
     scene.submit(name)
