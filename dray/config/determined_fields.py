@@ -12,7 +12,7 @@ CONTAINER = "trials run in Ray workers, without a container; "
 _HOROVOD = "an option of Horovod; gradients are averaged by PyTorch's DistributedDataParallel"
 _BATCH_SYSTEM = "batch systems are not used; allocate nodes there, and start Ray on them"
 _WEB_UI = "for Determined's web UI; experiments are in checkpoint_storage, by their names"
-_SERVICES = "Pachyderm is not supported; for a webhook at the experiment's end there is notify"
+_SERVICES = "Pachyderm is not supported; for a webhook there is notify"
 
 #: Ignored fields, with what to use instead. A field stands for everything below it.
 IGNORED_FIELDS: dict[str, str] = {

@@ -34,6 +34,7 @@ from dray.experiment.open_search import OpenSearch, open_search
 from dray.experiment.request_files import RequestFiles
 from dray.experiment.sandboxed import check_code, check_sandbox
 from dray.hosts.signals import print_no_traceback
+from dray.masking import hidden_text
 from dray.observers import loggers
 from dray.observers.observer import Observers
 from dray.records.directory import (
@@ -275,7 +276,8 @@ class Experiment:
                 if self._leaves_import and isinstance(error, ConfigError):
                     self._import_class(directory)
                 if self.lent is None or (isinstance(error, ConfigError | ExperimentError) and not is_full(error)):
-                    notifier.ended("failed", str(error))  # otherwise the server restarts it
+                    # Otherwise the server restarts it.
+                    notifier.ended("failed", hidden_text(str(error), self._config.secrets))
                 raise
             notifier.ended("completed")
             return result

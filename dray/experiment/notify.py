@@ -226,7 +226,7 @@ class Notifier:
         if is_told and alerts[-1]["event"] == state != "stopped":
             return
         told = end_message(seen, state, error)
-        number = len(alerts)
+        number = 1 + max((each["id"] for each in alerts), default=-1)
         text = told["text"].partition(f"{seen.label} ")[2]
         self._note({"event": "alert", "id": number, "kind": state, "level": None, "key": "", "text": text})
 

@@ -64,8 +64,8 @@ class ExperimentReader:
         records: number of journal records read.
         trials: the trials by number.
         failures: the journal's records of failures; each led to a restart or to giving the trial up.
-        alerts: what people were told, see ``notify`` in the config: ``time``, ``event``, ``text``, and the ``error`` if
-            it could not be sent.
+        alerts: what people were told, see ``notify`` in the config: ``id``, ``time``, ``event``, ``text``, and the
+            ``error`` if it could not be sent.
         is_end_told: whether the last thing that happened is the alert of the experiment's end.
         metrics: kinds and names of the reported metrics.
         objectives: the metrics that rank trials; `metric` is the first.
@@ -212,10 +212,11 @@ class ExperimentReader:
                 self.trials[record["trial"]].restarts += event == "restarted"
                 self.trials[record["trial"]].derived.clear()
             case "alert":
-                told = {"time": at, "event": record["kind"], "text": record["text"], "error": None}
-                self.alerts.append(told)
+                what = {"event": record["kind"], "text": record["text"], "error": None}
+                self.alerts.append({"id": record["id"], "time": at, **what})
             case "told":
-                self.alerts[record["id"]]["error"] = record.get("error")
+                for alert in self.alerts:
+                    alert["error"] = record.get("error") if alert["id"] == record["id"] else alert["error"]
             case "failed":
                 self._why = str(record.get("error"))
             case "ended":

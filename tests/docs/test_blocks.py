@@ -19,6 +19,7 @@ import yaml
 from dray.cli import app
 from dray.config.determined_fields import IGNORED_FIELDS
 from dray.config.load import load_config
+from dray.config.notify import server_notify
 from dray.config.schema import ExperimentConfig
 from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
@@ -113,7 +114,15 @@ def test_only_blocks_that_need_a_cluster_are_not_run() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- YAML
-OTHERS = [files(page)[name] for page, name in OTHER_TOOLS]
+SETTINGS = files("serve.md")["server.yaml"]
+OTHERS = [*(files(page)[name] for page, name in OTHER_TOOLS), SETTINGS]
+
+
+def test_the_settings_of_a_server_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "server.yaml").write_text(SETTINGS)
+    assert (
+        server_notify(tmp_path / "server.yaml").model_dump(exclude_defaults=True) == yaml.safe_load(SETTINGS)["notify"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dray.cli import main
 from dray.config.notify import ServerNotify, server_notify
 from dray.errors import ConfigError
 from dray.serve.alerts import ServerAlerts
@@ -129,3 +130,13 @@ def test_the_server_tells_an_experiments_own_receivers_if_its_process_could_not(
     alerts.ended(story.path, Ended("story", "failed", "killed by signal 9", by_server=True))
     alerts.close()
     assert out.read_text().startswith("experiment story failed; killed by signal 9; best validation_loss 0.126")
+
+
+def test_a_server_with_faults_in_its_settings_does_not_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (written(tmp_path, "notify: {idle: soon}"), tmp_path / "missing.yaml"):
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", "--settings", str(file)])
+        assert ended.value.code not in (0, None)
+        assert str(file) in capsys.readouterr().err

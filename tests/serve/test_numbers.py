@@ -121,3 +121,29 @@ def test_every_view_has_the_same_numbers(served: Served, capsys: pytest.CaptureF
                     assert (None if pd.isna(value) else value) == row[name], (trial, name)
         if batches is not None:
             assert logger.values[trial][batches] == best
+
+
+def test_every_view_has_the_same_alerts(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = happened(served.results / "story")
+    with Journal(directory.journal) as journal:
+        text = "trial 1 failed for good: KeyError: '\x1b[8m'"
+        alert = {"event": "alert", "id": 0, "kind": "trial_failed", "level": None, "key": "", "text": text}
+        journal.append({**alert, "time": 1_700_000_900.5})
+        journal.append({"event": "told", "id": 0, "error": "notify.url answers with HTTP status 404"})
+
+    def said(*arguments: str) -> str:
+        with pytest.raises(SystemExit):
+            main([*arguments])
+        return capsys.readouterr().out
+
+    [alert] = served.api("GET", "/experiments/story").json["alerts"]
+    error = "notify.url answers with HTTP status 404"
+    assert alert == {"id": 0, "time": 1_700_000_900.5, "event": "trial_failed", "text": text, "error": error}
+    [described] = json.loads(said("experiment", "describe", "story", "--json"))["alerts"]
+    assert described == {**alert, "time": "2023-11-14T22:28:20+00:00"}
+    line = r"trial 1 failed for good: KeyError: '\x1b[8m' (not sent: notify.url answers with HTTP status 404)"
+    shown = " ".join(said("experiment", "describe", "story").split())
+    assert line in shown
+    logged = said("experiment", "logs", "story")
+    assert r"alert: trial 1 failed for good: KeyError: '\x1b[8m'" in logged
+    assert f"alert could not be sent: {error}" in logged
