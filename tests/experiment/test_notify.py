@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dray.config.load import load_config
 from dray.config.notify import Notify
@@ -25,6 +26,7 @@ from dray.masking import MASK
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from searchers.journal import Journal
+from tests.experiment.test_extension import finished, resume
 
 CONFIG: dict[str, Any] = {
     "name": "told",
@@ -273,3 +275,19 @@ def test_a_redirection_is_not_followed(webhook: Webhook) -> None:
     with pytest.raises(urllib.error.HTTPError, match="302"):
         notify._post(webhook.url, b'{"state": "completed"}')  # noqa: SLF001
     assert webhook.received == [{"state": "completed"}]
+
+
+def test_the_next_driver_sends_what_one_that_was_killed_has_not_sent(tmp_path: Path) -> None:
+    out, directory = tmp_path / "told", ExperimentDirectory(finished(tmp_path / "experiment"))
+    config = yaml.safe_load(directory.config_file.read_text())
+    config["notify"] = {"command": f'echo "$DRAY_NOTIFY_ID $DRAY_NOTIFY_EVENT $DRAY_NOTIFY_TIME" >> {out}'}
+    directory.config_file.write_text(yaml.safe_dump(config))
+    with Journal(directory.journal) as journal:
+        journal.append({**alert(0), "time": 1.5})
+        journal.append({"event": "told", "id": 0})
+        journal.append({**alert(1), "time": 2.5})
+    for _ in range(2):
+        resume(directory.path).run()
+        *sent, end = out.read_text().splitlines()
+        assert sent == ["1 trial_failed 2.5"]
+        assert end.startswith("2 completed ")
