@@ -60,13 +60,16 @@ class ServerAlerts:
             self._telling.append(threading.Thread(target=_tell_own, args=(path, end), name="dray-notify", daemon=True))
             self._telling[-1].start()
 
+    @property
+    def watches_slots(self) -> bool:
+        return self._idle is not None
+
     def look(self, slots: float, free: float, kind: str, waiting: Sequence[str]) -> None:
         """Note which slots have no trial, see `IdleSlots.look`. Call it periodically."""
         if self._idle is not None and (text := self._idle.look(time.monotonic(), slots, free, kind, waiting)):
             self._say(text)
             told = {"event": "idle", "text": f"server on {socket.gethostname()}: {text}", "time": time.time()}
-            if self._wanted.wants("idle"):
-                self._courier.send(lambda: told)
+            self._courier.send(lambda: told)
 
     def close(self) -> None:
         """Wait a little for what is being sent."""

@@ -208,8 +208,10 @@ class Manager:
             self._looked_at, self._fault = time.monotonic(), ""
             self._scheduler.deleted([item.name for item in self._queue.items() if not item.path.exists()])
             self._spares.replace_ended()
-            waiting = [each.name for each in self._scheduler.experiments() if each.waiting or each.state == "QUEUED"]
-            self._alerts.look(*self._core.lender.free_slots(), waiting)
+            if self._alerts.watches_slots:
+                there = self._scheduler.experiments()
+                waiting = [each.name for each in there if each.waiting or each.state == "QUEUED"]
+                self._alerts.look(*self._core.lender.free_slots(), waiting)
 
     def _ended(self, process: ExperimentProcess) -> None:
         """Handle the end of an experiment's process. Called in a thread."""
