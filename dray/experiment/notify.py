@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import logging
@@ -15,7 +16,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from dray.config.notify import Notify, Outcome
 from dray.records.directory import ExperimentDirectory
@@ -53,9 +54,7 @@ def end_message(seen: Overview, state: Outcome, error: str = "") -> dict[str, An
 
 
 def _message(label: str, name: str, kind: str, text: str, more: Mapping[str, Any]) -> dict[str, Any]:
-    words = (
-        f"experiment {label} {text}" if kind in ("completed", "failed", "stopped") else f"experiment {label}: {text}"
-    )
+    words = f"experiment {label}{'' if kind in get_args(Outcome) else ':'} {text}"
     told = {"experiment": name, "event": kind, "text": cut(printable(words), MAX_TEXT), "time": time.time()}
     return {**told, **{field: value for field, value in more.items() if value is not None}}
 
@@ -184,63 +183,66 @@ class Notifier:
         self._wanted, self._directory, self._also = wanted, directory, also
         self._courier = Courier(wanted)
         self._lock = threading.Lock()
-        self._journal: Journal | None = None
+        self._told: list[dict[str, Any]] | None = None  # None: nobody has the journal open
 
     def send(self, alert: Mapping[str, Any]) -> None:
-        """Send an alert of the journal, and note there that it was sent. Returns at once."""
+        """Send an alert of the journal, and note that. Returns at once."""
         self._also(alert)
         number, kind, at = alert["id"], alert["kind"], alert.get("time")
-
-        def note(fault: str) -> None:
-            self._note({"event": "told", "id": number, **({"error": fault} if fault else {})})
-
         if self._wanted.wants(kind, alert["level"]):
-            self._courier.send(lambda: message(self._directory, kind, alert["text"], id=number, time=at), note)
+            make = functools.partial(message, self._directory, kind, alert["text"], id=number, time=at)
+            self._courier.send(make, functools.partial(self._sent, number))
         else:
-            note("")
+            self._sent(number, "")
+
+    def told(self) -> list[dict[str, Any]]:
+        """New records about what was sent, for the journal that is open."""
+        with self._lock:
+            found, self._told = self._told or [], []
+        return found
 
     @contextlib.contextmanager
     def writing(self, journal: Journal) -> Iterator[None]:
-        """Use this journal, which is open for writing, until the end of the block, which waits for what is being
-        sent."""
-        self._journal = journal
+        """Keep the records about what was sent for `told` within the block. Then wait for what is being sent, and write
+        the others."""
+        self._told = []
         try:
             yield
         finally:
             self._courier.wait(END_S)
             with self._lock:
-                self._journal = None
+                left, self._told = self._told, None
+            with contextlib.suppress(OSError):  # a full disk
+                for record in left:
+                    journal.append(record)
 
     def ended(self, state: Outcome, error: str = "") -> None:
         """Tell how the experiment has ended, unless that was told before. The journal must not be open."""
         if not self._wanted.wants(state):
             return
+        here = StoredExperiment.here(self._directory, number_of(self._directory.path))
         try:
-            with contextlib.closing(
-                StoredExperiment.here(self._directory, number_of(self._directory.path)).read()
-            ) as it:
-                seen, alerts, is_told = it.overview(), it.alerts, it.is_end_told
-        except (OSError, ValueError, JournalError) as fault:
+            with contextlib.closing(here.read()) as reader:
+                seen, alerts, is_told = reader.overview(), reader.alerts, reader.is_end_told
+        except (OSError, ValueError) as fault:
             log.warning("nobody is notified, as the experiment can't be read: %s", one_line(fault))
             return
         if is_told and alerts[-1]["event"] == state != "stopped":
             return
-        told = end_message(seen, state, error)
-        number = 1 + max((each["id"] for each in alerts), default=-1)
+        told, number = end_message(seen, state, error), 1 + max((each["id"] for each in alerts), default=-1)
         text = told["text"].partition(f"{seen.label} ")[2]
         self._note({"event": "alert", "id": number, "kind": state, "level": None, "key": "", "text": text})
-
-        def note(fault: str) -> None:
-            self._note({"event": "told", "id": number, **({"error": fault} if fault else {})})
-
-        self._courier.send(lambda: {**told, "id": number}, note)
+        self._courier.send(lambda: {**told, "id": number}, functools.partial(self._sent, number))
         self._courier.wait(END_S)
+
+    def _sent(self, number: int, fault: str) -> None:
+        self._note({"event": "told", "id": number, **({"error": fault} if fault else {})})
 
     def _note(self, record: Mapping[str, Any]) -> None:
         stamped = {**record, "time": time.time()}
-        with self._lock, contextlib.suppress(OSError, JournalError):  # of a full disk, or a newer driver
-            if self._journal is not None:
-                self._journal.append(stamped)
-            else:
-                with Journal(self._directory.journal) as journal:
-                    journal.append(stamped)
+        with self._lock:
+            if self._told is not None:
+                self._told.append(stamped)
+                return
+        with contextlib.suppress(OSError, JournalError), Journal(self._directory.journal) as journal:
+            journal.append(stamped)  # suppressed: a full disk, or another driver

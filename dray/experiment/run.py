@@ -471,6 +471,7 @@ class Run:
         for request in self._requests.waiting():
             with contextlib.suppress(OSError):  # the checkpoints' store can't be used now
                 self.driver.request(request, self._requests.check)
+        self._core.effects += map(effects.Append, self._records.notifier.told())
         self._apply_limits()
         self._records.metrics.pack()
         self._prometheus.update()

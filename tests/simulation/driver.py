@@ -135,6 +135,7 @@ class DriverProcess(Loop):
         self._has_failed = self._is_closing = self._interrupted = self._has_begun = False
         self.over, self._drained = Future(), Future()
         self._sending: list[int] = []  # alerts
+        self._told: list[Mapping[str, Any]] = []  # records of alerts that were sent
         self._how = "killed"
 
     def end(self) -> None:
@@ -169,6 +170,8 @@ class DriverProcess(Loop):
             for request in self.experiment.requests.waiting():
                 with contextlib.suppress(OSError):
                     self.driver.request(request, self.experiment.requests.check)
+            self._core.effects += map(effects.Append, self._told)
+            self._told = []
             self.driver.tick(self.experiment.account.usage(self.driver.limits.share), self.world.now)
 
     def interrupt(self) -> None:
@@ -303,11 +306,13 @@ class DriverProcess(Loop):
         if self.alive and number in self._sending:
             self._sending.remove(number)
             self.experiment.facts.sent[number] += 1
-            self._journal.append({"event": "told", "id": number}, wait=False)
+            self._told.append({"event": "told", "id": number})
 
     def _finish_sending(self) -> None:
         for number in self._sending.copy():
             self._sent(number)
+        for record in self._told:
+            self._journal.append(record, wait=False)
 
     def _close(self) -> None:
         self.driver.close()
