@@ -171,7 +171,7 @@ class Notifier:
     """The alerts of an experiment's driver: to the receivers of its config, and to a server.
 
     Args:
-        also: called with each alert, for the server's own receivers.
+        also: called with each alert but those of the end, for the server's own receivers.
     """
 
     def __init__(
@@ -187,8 +187,9 @@ class Notifier:
 
     def send(self, alert: Mapping[str, Any]) -> None:
         """Send an alert of the journal, and note that. Returns at once."""
-        self._also(alert)
         number, kind, at = alert["id"], alert["kind"], alert.get("time")
+        if kind not in get_args(Outcome):  # a server knows the ends of its experiments
+            self._also(alert)
         if self._wanted.wants(kind, alert["level"]):
             make = functools.partial(message, self._directory, kind, alert["text"], id=number, time=at)
             self._courier.send(make, functools.partial(self._sent, number))

@@ -291,3 +291,11 @@ def test_the_next_driver_sends_what_one_that_was_killed_has_not_sent(tmp_path: P
         *sent, end = out.read_text().splitlines()
         assert sent == ["1 trial_failed 2.5"]
         assert end.startswith("2 completed ")
+
+
+def test_a_server_gets_the_alerts_that_it_can_not_know(tmp_path: Path) -> None:
+    sent: list[Any] = []
+    notifier = Notifier(Notify(), ExperimentDirectory(finished(tmp_path / "experiment")), sent.append)
+    for record in (alert(0), alert(1, kind="completed"), alert(2, kind="no_gain", level=3)):
+        notifier.send(record)
+    assert [each["id"] for each in sent] == [0, 2]
