@@ -29,12 +29,18 @@ class Overview:
         max_trials: the number of trials that the search creates by itself; None if it is not known in advance.
         requested: the number of trials that were created on request, see `searchers.Requested`.
         num_repeats: the number of repeats that the search will end with; 0 if that is unknown, or it has ended.
+        method, sampler: names of the search method and of what draws its hyperparameters; "" if there is none.
+        labels: the config's ``labels``.
         metric: the searcher's metric, or the first objective.
+        smaller_is_better: its direction; None if unknown.
+        curve: the best value so far at equal steps of time, from the first validation to the last event.
         best, best_trial: the best validation of a trial that did not fail and keeps the constraints, and its trial;
             after repeats, the trial with the best mean of these, and the mean.
         front: with several metrics, the trials on the Pareto front.
         began, last: times of its creation and its last event, in Unix time (s).
         ran_s: total time of its drivers, in s.
+        left_s: estimated time until its end, in s, to two digits; None if it does not run, or that can't be told.
+        failure: if trials failed, the most frequent error, and the line of the user's code; or "".
         reason: why it ended before its search did, such as "budget.time is spent"; or "".
         budget: what is ``spent`` of the ``total``, by field of the config's budget, the time in s; None without one.
         is_local: whether it is a local run: one trial, without a search.
@@ -51,13 +57,20 @@ class Overview:
     max_trials: int | None = None
     requested: int = 0
     num_repeats: int = 0
+    method: str = ""
+    sampler: str = ""
+    labels: tuple[str, ...] = ()
     metric: str = ""
+    smaller_is_better: bool | None = None
+    curve: tuple[float, ...] = ()
     best: float | None = None
     best_trial: int | None = None
     front: tuple[int, ...] = ()
     began: float | None = None
     last: float | None = None
     ran_s: float = 0.0
+    left_s: float | None = None
+    failure: str = ""
     reason: str = ""
     budget: dict[str, dict[str, float]] | None = None
     is_local: bool = False
@@ -67,7 +80,8 @@ class Overview:
         """This overview with the state that a server gives: the list, the description and the page all show it."""
         if state == "COMPLETED" and self.state in (*COMPLETED, "DAMAGED"):
             return self
-        return replace(self, state=cast("ExperimentState", state), why=self.why or error)
+        left_s = self.left_s if state == "RUNNING" else None
+        return replace(self, state=cast("ExperimentState", state), why=self.why or error, left_s=left_s)
 
     @property
     def total(self) -> int:
@@ -86,7 +100,9 @@ class Overview:
     def to_json(self) -> dict[str, Any]:
         """JSON for the commands and the API; times are Unix times in s."""
         found = {_NAMES.get(each.name, each.name): getattr(self, each.name) for each in fields(self)}
-        found |= {name: getattr(self, name) or None for name in ("why", "reason", "metric", "usage")}
+        texts = ("why", "reason", "metric", "usage", "method", "sampler", "failure")
+        found |= {name: getattr(self, name) or None for name in texts}
+        found |= {name: list(found[name]) for name in ("labels", "curve")}
         found["total"] = self.total
         return found | {"title": self.title or self.name, "front": list(self.front) or None}
 
@@ -94,11 +110,23 @@ class Overview:
     def from_json(cls, found: Mapping[str, Any]) -> Overview:
         """The inverse of `to_json`; missing and null fields get their defaults."""
         given = {each.name: found.get(_NAMES.get(each.name, each.name)) for each in fields(cls)}
-        return cls(**{name: value for name, value in given.items() if value is not None})
+        lists = {name: tuple(given[name] or ()) for name in ("labels", "curve", "front")}
+        return cls(**{name: value for name, value in given.items() if value is not None} | lists)
 
 
 _NAMES = {"best": "best_metric"}
 """Names of fields that differ in JSON."""
+
+
+def drawn_by(searcher: Mapping[str, Any]) -> str:
+    """The name of the sampler of a raw ``searcher`` section; "" if the method needs none, as a grid."""
+    name, sampler = searcher.get("name"), searcher.get("sampler") or {}
+    if name in ("grid", "single"):
+        return ""
+    if name == "auto":
+        return "multi_fidelity"
+    chosen = sampler if isinstance(sampler, str) else str(sampler.get("name") or "random")
+    return "" if name == "pbt" and chosen == "random" else chosen
 
 
 def compared_by(searcher: Mapping[str, Any]) -> Objectives:

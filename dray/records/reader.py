@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from dray.records.best_so_far import BestSoFar
 from dray.records.growing import GrowingJournal, GrowingMetrics
 from dray.records.hparams import in_order
 from dray.records.metrics import SYSTEM
-from dray.records.overview import ExperimentState, Overview, compared_by
+from dray.records.overview import ExperimentState, Overview, compared_by, drawn_by
 from dray.records.repeats import Finalist, best_run, compared, summary
 from dray.records.spending import Spending, totals_of
+from dray.records.time_left import TimeLeft, of_budget, rounded
 from dray.records.trial_record import TrialRecord
 from dray.storage import Location
 from dray.text import counted, one_line, some
@@ -94,6 +96,7 @@ class ExperimentReader:
         try:
             raw = _parsed(text)
             self._title, self._searcher = str(raw["name"]), raw["searcher"]
+            self._labels = tuple(map(str, raw.get("labels") or ()))
             self._raw_budget, self._prices = totals_of(raw.get("budget")), raw.get("prices") or {}
             self._repeat: Mapping[str, Any] | None = raw.get("repeat")
             self.objectives = compared_by(self._searcher)
@@ -122,6 +125,8 @@ class ExperimentReader:
         self._rungs: tuple[float, ...] | None = None
         self._done = self._why = self._ended = ""
         self._budget, self._spending = self._raw_budget, Spending(self._prices)
+        self._time_left, self._best_so_far = TimeLeft(), BestSoFar()
+        self._failure: tuple[int, str] = (0, "")
         self._max_trials: int | None = self._searcher.get("max_trials")
         self._requested = 0
         self._ran_s, self._opened, self._time = 0.0, 0.0, 0.0
@@ -184,6 +189,7 @@ class ExperimentReader:
     def _happened(self, record: Mapping[str, Any]) -> None:
         event, at = record.get("event"), record.get("time")
         if at is not None:
+            self._time_left.now(at, opened=event == "opened")
             if self._began is None:
                 self._opened = self._time = at
             self._began = at if self._began is None else min(at, self._began)
@@ -201,12 +207,16 @@ class ExperimentReader:
                 if trial.drawn is None:
                     self._started.append(trial)
                 trial.start(hparams_from_json(record.get("hparams")), at)  # type: ignore[arg-type]
+                self._time_left.started(trial)
                 trial.versions = self._versions
             case "reported":
                 trial = self.trials[record["trial"]]
                 trial.last_step = max(trial.last_step, record["step"])
             case "exited":
-                self.trials[record["trial"]].exit(record["reason"], at)
+                trial = self.trials[record["trial"]]
+                trial.exit(record["reason"], at)
+                self._best_so_far.exited(trial)
+                self._time_left.exited(trial)
             case "restarted" | "gave_up":
                 self.failures.append(record)
                 self.trials[record["trial"]].restarts += event == "restarted"
@@ -230,6 +240,7 @@ class ExperimentReader:
                 self._requested += "trial" not in record  # else a trial was to stop
             case "extended":
                 self._done, self._ended, self._config, self._rungs = "", "", None, None
+                self._time_left.reset()
                 self._extended.append(record)
                 self._max_trials = record.get("max_trials") or self._max_trials
                 if record.get("max_length") is not None:
@@ -240,6 +251,7 @@ class ExperimentReader:
                     trial = self.trials[action["trial"]] = self._record(action["trial"])
                     if source := action.get("source"):
                         trial.source_trial, trial.source_batches = source["trial"], source["batches"]
+                        trial.begin = source["step"]
                         trial.code = self.trials[source["trial"]].code
                     if repeat := action.get("repeat"):
                         trial.repeat = Repeat(trial=repeat["trial"], seed=repeat["seed"])
@@ -249,6 +261,7 @@ class ExperimentReader:
                 case "done":
                     self._done = action["reason"]
                 case decision:
+                    self._time_left.decided(self.trials[action["trial"]], decision)
                     self.trials[action["trial"]].decided(decision)
                     if decision == "resume":
                         self._note_repeat(self.trials[action["trial"]])
@@ -268,6 +281,7 @@ class ExperimentReader:
         Python objects."""
         import numpy as np
 
+        self._best_so_far.reset()
         for trial in self._measured.values():
             trial.forget_metrics()
         columns = [_numpy(parts[name]) for name in ("trial_id", "batches", "epochs", "value", "time")]
@@ -310,6 +324,7 @@ class ExperimentReader:
         if self._is_compared(kind, name):
             self.has_epochs &= row["epochs"] is not None
             trial.validated(name, row["batches"], row["epochs"], value, row["time"])
+            self._best_so_far.validated(trial)
         if (trial.nan or not math.isfinite(value)) and is_loss(kind, name, self.metric):
             trial.loss((kind, name), row["batches"], value)
         trial.derived.clear()
@@ -334,7 +349,8 @@ class ExperimentReader:
         return self._rungs
 
     def overview(self) -> Overview:
-        best, failed = self.best(), self.num_failed
+        best, failed, budget = self.best(), self.num_failed, self._budget_now()
+        live = [trial for trial in self.trials.values() if not trial.has_ended]
         mean = None if best is None else self.mean_of_repeats(best.id)
         done = self._done or self._why or ("completed" if self._ended else "")
         state: ExperimentState = "UNKNOWN" if self.is_running is None else "STOPPED"
@@ -350,12 +366,17 @@ class ExperimentReader:
             state=state,
             why="" if self.is_running else self._why,
             trials=len(self.trials),
-            ended=sum(trial.has_ended for trial in self.trials.values()),
+            ended=len(self.trials) - len(live),
             failed=failed,
             max_trials=self._max_trials,
             requested=self._requested,
             num_repeats=0 if done else self._num_repeats,
+            method=str(self._searcher.get("name") or ""),
+            sampler=drawn_by(self._searcher),
+            labels=self._labels,
             metric=self.metric,
+            smaller_is_better=self.sign == 1,
+            curve=tuple(self._best_so_far.curve(self.trials.values(), self.sign, self._last)),
             best=None if best is None else best.best_metric if mean is None else mean.mean,
             best_trial=None if best is None else best.id,
             front=tuple(self.front()),
@@ -363,8 +384,31 @@ class ExperimentReader:
             last=self._last,
             ran_s=self._ran_s + self._time - self._opened,
             reason="" if self.is_running or self._done else self._ended,
-            budget=self._budget_now(),
+            left_s=self._left_s(live, budget) if self.is_running else None,
+            failure=self.main_failure() if failed or state == "ERROR" else "",
+            budget=budget,
         )
+
+    def _left_s(self, live: list[TrialRecord], budget: Mapping[str, Mapping[str, float]] | None) -> float | None:
+        from dray.errors import ConfigError
+
+        left = of_budget(budget, self._spending.usage.per_s)
+        try:
+            search = self._time_left.seconds(self.config, self.trials, live, self._requested)
+        except ConfigError:  # its config names classes that are not importable here
+            search = None
+        return rounded(left if search is None else min(left, search))
+
+    def main_failure(self) -> str:
+        """The most frequent error of the failures, and the line of the user's code; "" without one."""
+        if self._failure[0] != len(self.failures):
+            from dray.records.logs import grouped_failures, short_error, where
+
+            failure = grouped_failures(self.failures)[0][-1]
+            line = where(failure)
+            text = short_error(failure.get("error"))[0] + (f" ({line})" if line else "")
+            self._failure = len(self.failures), text
+        return self._failure[1]
 
     @property
     def _num_repeats(self) -> int:
@@ -567,7 +611,7 @@ def _sections(config: str) -> str:
     sections = re.split(r"^(?=\S)", config, flags=re.M)
     if "&" in config or not all(re.match(r"\w+:[ \n]", section) for section in sections[1:]):
         return config  # written by hand
-    names = ("name:", "searcher:", "budget:", "prices:", "repeat:")
+    names = ("name:", "searcher:", "budget:", "prices:", "repeat:", "labels:")
     return "".join(each for each in sections if each.startswith(names))
 
 

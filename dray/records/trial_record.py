@@ -6,12 +6,16 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from dray.records.hparams import flatten
 from searchers.events import Repeat
 from searchers.objectives import Losses, Objectives
 from searchers.views import END_STATES, NEVER_BEST, State
+
+EndedBy = Literal["search", "request", "divergence"]
+"""Who ended a trial early: the search pruned it; a person or a program asked for its end; or its loss was NaN."""
+_EARLY: dict[str, EndedBy] = {"stopped": "search", "diverged": "divergence", "canceled": "request"}
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +28,9 @@ class TrialRecord:
     Attributes:
         objectives: the metrics that rank trials.
         state: see `searchers.views.TrialView`.
+        ended_by: who ended it early; None if it has not ended, or ended in another way.
         source_trial, source_batches: the checkpoint of another trial that it began from; None if it did not.
+        begin: the step of that checkpoint, in the searcher's unit.
         repeat: the trial that it runs again, and which seed it has; None if it is not a repeat.
         code: the variant of the code that it runs; None: the experiment's own.
         drawn: the sampled hyperparameters; None before it started.
@@ -44,8 +50,10 @@ class TrialRecord:
     id: int
     objectives: Objectives
     state: State = "PENDING"
+    ended_by: EndedBy | None = None
     source_trial: int | None = None
     source_batches: int | None = None
+    begin: float = 0.0
     repeat: Repeat | None = None
     code: str | None = None
     drawn: Mapping[str, Any] | None = None
@@ -76,13 +84,14 @@ class TrialRecord:
 
     def exit(self, reason: str, time: float | None) -> None:
         self.state, self.ended = END_STATES[reason], time
+        self.ended_by = _EARLY.get(reason)
         self.derived.clear()
 
     def decided(self, action: str) -> None:
         if action == "pause":
             self.state = "PAUSED"
         elif action == "resume":
-            self.state, self.ended = "PENDING", None
+            self.state, self.ended, self.ended_by = "PENDING", None, None
         self.derived.clear()
 
     # ------------------------------------------------------------------ metrics
@@ -201,6 +210,7 @@ class TrialRecord:
         return {
             "trial": self.id,
             "state": self.state,
+            "ended_by": self.ended_by,
             "batches": self.batches,
             "metric": self.metric,
             "best_metric": self.best_metric,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from dray.hosts.pace import Pace
 from searchers.events import REPLACED
 from searchers.previews import Preview
-from searchers.views import END_STATES, TrialView
+from searchers.views import END_STATES, State
 
 FIRST_S = 5.0
 """Seconds of training before a remaining time is shown."""
@@ -23,6 +24,32 @@ class _Stage:
     end: float
     length: float
     trials: float
+
+
+class Trained(Protocol):
+    """A trial: `searchers.views.TrialView`, or a reader's `TrialRecord`."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def state(self) -> State: ...
+    @property
+    def begin(self) -> float: ...
+    @property
+    def last_step(self) -> float | None: ...
+
+
+class Remaining(NamedTuple):
+    """What a search has trained and has yet to train, and the most that one of its trials has left until a rung."""
+
+    trained: float
+    left: float
+    longest: float
+    running: int  # number of running trials
+
+    def seconds(self, speed: float, groups: int) -> float:
+        """How long it takes, with the speed of one worker group."""
+        return max(self.left / speed / max(groups, 1), self.longest / speed)
 
 
 class Forecast:
@@ -66,21 +93,32 @@ class Forecast:
 
     def update(
         self,
-        live: Iterable[TrialView],
+        live: Iterable[Trained],
         steps: Mapping[int, float],
         groups: int,
         now: float,
         *,
-        ended: Iterable[TrialView] = (),
+        ended: Iterable[Trained] = (),
         requested: int = 0,
     ) -> None:
-        """Update the estimates.
+        """Update the estimates; `now`: time in seconds, from a monotonic clock. The others as in `remaining`."""
+        self._time(self.remaining(live, steps, groups, ended=ended, requested=requested), groups, now)
+
+    def remaining(
+        self,
+        live: Iterable[Trained],
+        steps: Mapping[int, float],
+        groups: int,
+        *,
+        ended: Iterable[Trained] = (),
+        requested: int = 0,
+    ) -> Remaining:
+        """What the search has yet to train.
 
         Args:
             live: the trials that have not ended.
             steps: the lengths of running trials, if greater than in their last reports to the search.
             groups: number of running worker groups, each with one trial.
-            now: time in seconds, from a monotonic clock.
             ended: the trials that have ended since the last call.
             requested: number of trials created on request; the search creates the others by itself.
         """
@@ -114,17 +152,18 @@ class Forecast:
             # Groups are idle while the last trials run, on average for half of the longest stage.
             unused = (groups - 1) * max(stage.length for stage in self._stages if stage.trials) / 2
             total += min(unused, total)
-        self._time(trained, total, longest, running, groups, now)
+        return Remaining(trained, total, longest, running)
 
-    def _reached(self, view: TrialView, step: float = 0.0) -> float:
+    def _reached(self, view: Trained, step: float = 0.0) -> float:
         """The length that a trial has trained: the greater of its last report and `step`."""
         return min(max(view.last_step or 0.0, step), self._ends[-1])
 
-    def _time(self, trained: float, left: float, longest: float, running: int, groups: int, now: float) -> None:
+    def _time(self, remaining: Remaining, groups: int, now: float) -> None:
         """Estimate the time from the recent training speed of one group."""
+        trained = remaining.trained
         if self._last is not None:
             at, before = self._last
-            self._busy_s += running * (now - at)
+            self._busy_s += remaining.running * (now - at)
             self._moved += trained > before
         self._last = now, trained
         if not self._moved:  # time before the first progress is start-up time
@@ -134,5 +173,4 @@ class Forecast:
         if self._moved < 4 or seconds < FIRST_S or gained <= 0 or busy_s <= 0:
             self.left_s = None
             return
-        speed = gained / busy_s
-        self.left_s = max(left / speed / max(groups, 1), longest / speed)
+        self.left_s = remaining.seconds(gained / busy_s, groups)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from dray.display.forecast import FIRST_S, Forecast
+from dray.records.forecast import FIRST_S, Forecast
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
 from searchers.events import REPLACED, Action, Event, Exited, Reason, Reported, Requested, Started
