@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dray.records.forecast import Forecast
 from dray.display.text import rough_time, sparkline
+from dray.records.forecast import Forecast
 from dray.records.hparams import flatten
 from dray.records.trial_record import TrialRecord
 from dray.text import counted, duration, rough, shown

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,8 +33,12 @@ def is_local_run(path: Path) -> bool:
     return (path / METRICS).is_file() and not (path / MANIFEST).exists() and not (path / "experiment.yaml").exists()
 
 
-def local_runs(root: Path) -> list[Path]:
-    below = [path for place in (root, root / LOCAL) if place.is_dir() for path in place.iterdir()]
+def local_runs(root: Path, *, without: Container[str] = ()) -> list[Path]:
+    """The directories of local runs in a results directory, `without` names there that are known to be others."""
+    places = [(root, without), (root / LOCAL, ())] if root.is_dir() else []
+    below = [
+        place / name for place, others in places if place.is_dir() for name in os.listdir(place) if name not in others
+    ]
     return [path for path in below if not path.name.startswith(".") and is_local_run(path)]
 
 

@@ -31,7 +31,7 @@ def make_app(control: Control, results: Path, *, tokens: Tokens, hosts: Collecti
     guard = auth.guard(tokens, hosts, lambda name: control.experiment(name).owner)
     app = web.Application(client_max_size=MAX_BODY, middlewares=[errors_as_json, guard])
     app.on_response_prepare.append(auth.add_headers)
-    app.add_routes([auth.login(tokens)])
+    app.add_routes(auth.login(tokens))
     writing = api.Api(control, results, tokens)
     app.add_routes(writing.routes())
     app.on_shutdown.append(writing.end_polls)

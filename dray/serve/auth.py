@@ -1,7 +1,7 @@
 """Authentication, and what each token may do: only holders of a token may use the server.
 
-Programs send the token as ``Authorization: Bearer``. A browser gets a cookie for it from ``/login?token=...``. Other
-sites can make a browser send requests here, including that cookie if they are on the same host, so a request that
+Programs send the token as ``Authorization: Bearer``. A browser gets a cookie for it from ``/login?token=...``, or from
+the page, which sends what somebody has typed. Other sites can make a browser send requests here, including that cookie if they are on the same host, so a request that
 changes something needs more than the cookie: the header ``X-Dray``, which a foreign page can't send without permission,
 and the server's own ``Origin``. A site whose name resolves to this machine (DNS rebinding) is refused by its name.
 """
@@ -13,7 +13,7 @@ import ipaddress
 import socket
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal, get_args
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -34,6 +34,7 @@ NEEDS: Mapping[tuple[str, str], Need] = {
     ("GET", "/static/{file}"): "nothing",
     ("GET", "/static/lib/{file}"): "nothing",
     ("GET", "/login"): "nothing",
+    ("POST", "/login"): "nothing",
     **{("GET", f"{API}/{what}"): "read" for what in ("status", "openapi.json", "token", "experiments")},
     ("GET", f"{API}/tokens"): "operate",
     ("GET", _ONE): "read",
@@ -140,18 +141,37 @@ def _is_not_its(token: Token, owner: str) -> str:
     return f"{whose}, and token {token.name} may change only what it has submitted; the scope operate may"
 
 
-def login(tokens: Tokens) -> web.RouteDef:
-    """``GET /login?token=...``, which sets the browser's cookie and redirects to the page."""
+def login(tokens: Tokens) -> list[web.RouteDef]:
+    """``/login``, which sets the browser's cookie: ``GET`` with ``token`` in a link, and with ``to`` the view of the page
+    to go to (``/e/NAME``); ``POST`` with ``token`` in JSON, from the page itself."""
 
-    async def handle(request: web.Request) -> web.StreamResponse:
-        token = tokens.bearer(request.query.get("token", ""))
+    def with_cookie(request: web.Request, secret: object, status: int, **headers: str) -> web.StreamResponse:
+        token = tokens.bearer(secret) if isinstance(secret, str) else None
         if token is None:
-            return refuse(401, "the token is not this server's; dray serve --status prints the right address")
-        found = web.Response(status=303, headers={"Location": "/"})
+            return refuse(
+                401, "the token is not this server's, or was revoked; dray serve --status prints the right one"
+            )
+        found = web.Response(status=status, headers=headers)
         found.set_cookie(_cookie_name(request), token.cookie, httponly=True, samesite="Strict", path="/")
         return found
 
-    return web.get("/login", handle)
+    async def follow(request: web.Request) -> web.StreamResponse:
+        # Behind the hash sign nothing leads to another site.
+        view = request.query.get("to", "")
+        place = f"/#{quote(view, safe='/?=&,:%')}" if view else "/"
+        return with_cookie(request, request.query.get("token", ""), 303, Location=place)
+
+    async def sign_in(request: web.Request) -> web.StreamResponse:
+        # A foreign page must not sign anybody in: they would work under another's token.
+        if why := _may_be_forged(request):
+            return refuse(403, why)
+        try:
+            given = await request.json()
+        except ValueError:
+            given = None
+        return with_cookie(request, given.get("token") if isinstance(given, dict) else None, 204)
+
+    return [web.get("/login", follow), web.post("/login", sign_in)]
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -163,9 +183,9 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 
 def _may_be_forged(request: web.Request) -> str:
-    """The reason why a request with a cookie may come from another site's page; "" if it can't."""
+    """The reason why a browser's request may come from another site's page; "" if it can't."""
     if request.headers.get("X-Dray") != "1":
-        return "a request by cookie needs the header X-Dray: 1"
+        return "a request from a browser needs the header X-Dray: 1"
     origin = request.headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
         return f"a page of {origin[:100]!r} can't do that"

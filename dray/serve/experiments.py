@@ -15,7 +15,7 @@ from dray.errors import ExperimentError, NoExperiment
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import local_overview
 from dray.records.local_runs import METRICS, LocalRun, local_runs
-from dray.records.numbering import numbers_by_path
+from dray.records.numbering import LINKS, numbers_by_path
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.serve.figures import CachedFigures, cached, figures_of
@@ -32,6 +32,7 @@ FOLLOW_S = 2.5
 """How often the metrics of viewed experiments are read at least: after more than five seconds their writer may have
 moved them twice, and then all would be read again."""
 PATIENCE_S = 0.3  # how long the list waits for experiments that are read for the first time; a thread reads the rest
+TICK_S = 2.0  # how far apart two changes of a directory may be that have the same time, in some file systems
 
 
 @dataclass(slots=True)
@@ -45,6 +46,10 @@ class _Entry:
     size: int = -1  # bytes of its journal, or of a local run's metrics, when last read
     read_at: float = 0.0  # time of the last check for changes
     viewed_at: float = -math.inf  # time of the last request for this experiment
+    grows: str = ""  # the file that grows while it runs
+
+    def __post_init__(self) -> None:
+        self.grows = str(self.path / (METRICS if self.is_local else "journal.jsonl"))
 
     @property
     def is_running(self) -> bool:
@@ -65,6 +70,7 @@ class Experiments:
         self._entries: dict[str, _Entry] = {}
         self._local: list[_Entry] = []
         self._numbers: dict[Path, int] = {}
+        self._numbered = -1.0  # when there was a new number
         self._scanned = 0.0
         self._list_lock = threading.Lock()
         self._lock = threading.Lock()  # of entries, and their readers
@@ -118,9 +124,19 @@ class Experiments:
         for name in (*sorted(new, key=there.__getitem__, reverse=True), *gone):
             with suppress(NoExperiment):
                 self._entry(name)
-        self._numbers = numbers_by_path()
+        self._read_numbers()
         known = {entry.path: entry for entry in self._local}
-        self._local = [known.get(path) or _Entry(path, is_local=True) for path in local_runs(self.results)]
+        runs = local_runs(self.results, without=self._entries)
+        self._local = [known.get(path) or _Entry(path, is_local=True) for path in runs]
+
+    def _read_numbers(self) -> None:
+        """Read the numbers, unless there are no new ones since the last time."""
+        try:
+            changed = (self.results / LINKS).stat().st_mtime
+        except OSError:
+            changed = 0.0
+        if changed != self._numbered or time.time() - changed < TICK_S:
+            self._numbers, self._numbered = numbers_by_path(), changed
 
     def _entry(self, name: str) -> _Entry:
         """An experiment's entry, perhaps a new one. If the experiment does not exist any more: `NoExperiment`."""
@@ -136,7 +152,7 @@ class Experiments:
     def _look(self, entry: _Entry, max_age_s: float = VIEW_S) -> None:
         entry.read_at = time.monotonic()
         try:
-            size = (entry.path / (METRICS if entry.is_local else "journal.jsonl")).stat().st_size
+            size = os.stat(entry.grows).st_size
         except OSError:
             size = 0
         if entry.overview is not None and not entry.is_running and size == entry.size:
@@ -150,7 +166,7 @@ class Experiments:
         except (OSError, ValueError) as error:
             seen = Overview(name=entry.path.name, path=str(entry.path), why=one_line(error))
         if entry.overview is None and entry.path not in self._numbers:  # newer than the last scan
-            self._numbers = numbers_by_path()
+            self._read_numbers()
         entry.overview = replace(seen, number=self._numbers.get(entry.path))
         self._forget(entry)
 
