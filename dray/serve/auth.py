@@ -1,9 +1,10 @@
 """Authentication, and what each token may do: only holders of a token may use the server.
 
 Programs send the token as ``Authorization: Bearer``. A browser gets a cookie for it from ``/login?token=...``, or from
-the page, which sends what somebody has typed. Other sites can make a browser send requests here, including that cookie if they are on the same host, so a request that
-changes something needs more than the cookie: the header ``X-Dray``, which a foreign page can't send without permission,
-and the server's own ``Origin``. A site whose name resolves to this machine (DNS rebinding) is refused by its name.
+the page, which sends what somebody has typed. Other sites can make a browser send requests here, including that cookie
+if they are on the same host, so a request that changes something needs more than the cookie: the header ``X-Dray``,
+which a foreign page can't send without permission, and the server's own ``Origin``. A site whose name resolves to this
+machine (DNS rebinding) is refused by its name.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ NEEDS: Mapping[tuple[str, str], Need] = {
     **{("GET", f"{API}/{what}"): "read" for what in ("status", "openapi.json", "token", "experiments")},
     ("GET", f"{API}/tokens"): "operate",
     ("GET", _ONE): "read",
-    **{("GET", f"{_ONE}/{what}"): "read" for what in ("config", "events", "trials", "curves", "comparison")},
+    **{
+        ("GET", f"{_ONE}/{what}"): "read"
+        for what in ("config", "events", "trials", "curves", "comparison", "checkpoints")
+    },
     **{("GET", f"{_ONE}/{what}"): "read" for what in ("figures/{kind}", "variants/{variant}")},
     **{("GET", f"{_ONE}/trials/{{trial}}{what}"): "read" for what in ("", "/metrics", "/logs")},
     ("POST", f"{API}/experiments"): "submit",
@@ -142,7 +146,7 @@ def _is_not_its(token: Token, owner: str) -> str:
 
 
 def login(tokens: Tokens) -> list[web.RouteDef]:
-    """``/login``, which sets the browser's cookie: ``GET`` with ``token`` in a link, and with ``to`` the view of the page
+    """``/login``, which sets the browser's cookie: ``GET`` with ``token`` in a link, and in ``to`` the view of the page
     to go to (``/e/NAME``); ``POST`` with ``token`` in JSON, from the page itself."""
 
     def with_cookie(request: web.Request, secret: object, status: int, **headers: str) -> web.StreamResponse:

@@ -50,6 +50,7 @@ def routes(control: Control, results: Path) -> list[web.RouteDef]:
         f"{one}/trials/{{trial:\\d{{1,9}}}}": views.trial,
         f"{one}/trials/{{trial:\\d{{1,9}}}}/metrics": views.metrics,
         f"{one}/comparison": views.comparison,
+        f"{one}/checkpoints": views.checkpoints,
         f"{one}/variants/{{variant}}": views.variant,
         f"{one}/curves": views.curves,
         f"{one}/figures/{{kind}}": views.figures,
@@ -209,6 +210,11 @@ class Views:
                 raise BadInput(str(error)) from None
         return _encoded(plain(found.to_json()))
 
+    def checkpoints(self, request: web.Request) -> bytes:
+        """``checkpoints``: their number; ``bytes``: their size. Deleting the experiment deletes them."""
+        there = list_checkpoints(self._all.open(request.match_info["name"]).directory)
+        return _encoded({"checkpoints": len(there), "bytes": sum(each.size for each in there)})
+
     def variant(self, request: web.Request) -> bytes:
         """``code``: the variant's name; ``diff``: what it changes in the experiment's code; ``more``: the number of
         characters that were left out at the end."""
@@ -302,7 +308,6 @@ def about_fields(reader: ExperimentReader) -> dict[str, Any]:
     best, config, searcher = reader.best(), reader.config, reader.config.searcher
     return {
         "version": reader.version,
-        "smaller_is_better": reader.sign == 1,
         "objectives": [] if searcher.objectives is None else [each.name for each in searcher.objectives.objectives],
         "front": reader.front(),
         "repeats": plain([each.to_json() for each in reader.finalists()]),
@@ -311,7 +316,6 @@ def about_fields(reader: ExperimentReader) -> dict[str, Any]:
         "max_length": searcher.length,
         "unit": searcher.unit,
         "description": config.description,
-        "labels": list(config.labels),
         "states": reader.states,
         "best_hparams": None if best is None else plain(best.hparams),
         "varying": reader.varying,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_every_route_of_the_api_needs_the_token(running: Served) -> None:
             assert running.send(route.method, path, headers={}).status == 401, path
             checked += 1
         else:
-            assert route.method in ("GET", "HEAD"), path
+            assert route.method in ("GET", "HEAD") or (route.method, path) == ("POST", "/login"), path
     assert checked >= 12
     assert running.control.calls == []
 
@@ -62,6 +63,45 @@ def test_a_wrong_token_is_refused(running: Served, given: str) -> None:
     assert reply.status == 401
     assert "token" in reply.json["error"]
     assert TOKEN not in reply.body.decode()
+
+
+PAGE = {"X-Dray": "1", "Content-Type": "application/json"}
+
+
+def test_the_page_signs_in_with_a_token_that_somebody_types(running: Served) -> None:
+    reply = running.send("POST", "/login", {"token": TOKEN}, headers=PAGE)
+    assert reply.status == 204
+    assert {"HttpOnly", "SameSite=Strict"} <= set(reply.headers["Set-Cookie"].split("; "))
+    given = {"Cookie": reply.headers["Set-Cookie"].partition(";")[0]}
+    assert running.send("GET", "/api/v1/status", headers=given).status == 200
+    for body in (b"", b"[]", b'{"token": 7}', b'{"token": "wrong"}', TOKEN.encode()):
+        reply = running.send("POST", "/login", body, headers=PAGE)
+        assert (reply.status, "Set-Cookie" in reply.headers) == (401, False), body
+
+
+FORGED = [{}, {"X-Dray": "1", "Origin": "http://evil.example"}, {"Content-Type": "application/json"}]
+
+
+@pytest.mark.parametrize("headers", FORGED)
+def test_a_foreign_page_signs_nobody_in(running: Served, headers: dict[str, str]) -> None:
+    reply = running.send("POST", "/login", {"token": TOKEN}, headers=headers)
+    assert (reply.status, "Set-Cookie" in reply.headers) == (403, False)
+
+
+PLACES = {
+    "/e/digits-1/t/3?sel=1,2": "/#/e/digits-1/t/3?sel=1,2",
+    "https://evil.example/": "/#https://evil.example/",
+    "//evil.example": "/#//evil.example",
+    "x\r\nSet-Cookie: a=b": "/#x%0D%0ASet-Cookie:%20a=b",
+    "": "/",
+}
+
+
+@pytest.mark.parametrize(("to", "place"), PLACES.items())
+def test_a_link_leads_to_a_view_of_this_page_only(running: Served, to: str, place: str) -> None:
+    reply = running.send("GET", f"/login?token={TOKEN}&to={quote(to)}", headers={})
+    assert (reply.status, reply.headers["Location"]) == (303, place)
+    assert running.send("GET", f"/login?token=wrong&to={quote(to)}", headers={}).status == 401
 
 
 def test_what_is_not_there_is_not_shown_either(running: Served) -> None:

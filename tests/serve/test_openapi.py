@@ -124,7 +124,17 @@ def test_answers_about_trials_are_as_documented(served: Served) -> None:
     (logs / "rank_0.log").write_text("one\ntwo\n")
     one = "/experiments/{name}"
     check(served.api("GET", "/experiments"), "GET", "/experiments")
-    for what in ("", "/events", "/config", "/trials", "/curves", "/trials/0", "/trials/0/metrics", "/trials/0/logs"):
+    for what in (
+        "",
+        "/events",
+        "/config",
+        "/trials",
+        "/curves",
+        "/trials/0",
+        "/trials/0/metrics",
+        "/trials/0/logs",
+        "/checkpoints",
+    ):
         path = one + re.sub(r"/\d+", "/{trial}", what)
         check(served.api("GET", f"/experiments/digits-1{what}"), "GET", path)
     for bad, path in (("/trials?limit=x", "/trials"), ("/curves?metric=x", "/curves"), ("/events?after=x", "/events")):

@@ -2,7 +2,7 @@
 
 import { html, render, useEffect, useState } from "./lib/preact.js";
 import { Compare } from "./compare.js";
-import { onTrouble, useData } from "./data.js";
+import { experiment, onTrouble, useData } from "./data.js";
 import { showHelp } from "./dialogs.js";
 import { Experiment } from "./experiment.js";
 import { useKeys } from "./keys.js";
@@ -12,7 +12,7 @@ import { Queue } from "./queue.js";
 import { all, clearAll } from "./selection.js";
 import { SignIn } from "./signin.js";
 import { Trial } from "./trial.js";
-import { address, go, useRoute } from "./url.js";
+import { address, go, route, useRoute } from "./url.js";
 import { duration, number, plural } from "./values.js";
 
 const STATUS_MS = 10_000;
@@ -25,6 +25,12 @@ function viewOf([first, name, third, fourth, fifth = "", ...more]) {
   if (first === "e" && name && third === "t" && /^\d{1,9}$/.test(fourth ?? "") && !more.length) return [Trial, { name, trial: Number(fourth), tab: fifth }];
   if (first === "e" && name && third !== "t" && fourth === undefined) return [Experiment, { name, tab: third ?? "" }];
   return [NotFound, { what: location.hash }];
+}
+
+// The paths of the API of what an address is about: an experiment, and a trial.
+function subjects([first, name, third, trial]) {
+  if (first !== "e" || !name) return [];
+  return [experiment(name), ...third === "t" ? [`${experiment(name)}/trials/${trial}`] : []];
 }
 
 function up() {
@@ -45,11 +51,16 @@ function Tray() {
 }
 
 function App() {
-  const { parts } = useRoute(), [trouble, setTrouble] = useState(null);
+  const { parts } = useRoute(), [trouble, setTrouble] = useState(null), [missing, setMissing] = useState(null);
   const { data: status } = useData(trouble?.status === 401 ? null : "/status", { every: STATUS_MS });
-  useEffect(() => onTrouble(error => setTrouble(before => before?.message === error?.message ? before : error)), []);
+  useEffect(() => onTrouble(error => {
+    if (error?.status === 404 && subjects(route().parts).includes(error.path)) setMissing(error);
+    setTrouble(before => before?.message === error?.message ? before : error);
+  }), []);
   useKeys([["Escape", "leave the search; one level up", up], ["Enter", "open the row", () => false], ["?", "this help", showHelp]]);
-  const [View, properties] = viewOf(parts), signedOut = trouble?.status === 401;
+  const signedOut = trouble?.status === 401, [, trial] = subjects(parts);
+  const [View, properties] = subjects(parts).includes(missing?.path)
+    ? [NotFound, { what: missing.message, name: missing.path === trial ? parts[1] : null }] : viewOf(parts);
   return html`<header class="bar">
       <a class="brand" href="#/"><img src="/static/icon.svg" alt="" width="20" height="20" />dray</a>
       <nav aria-label="Views"><a href="#/" aria-current=${View === List ? "page" : null}>Experiments</a>
@@ -59,7 +70,7 @@ function App() {
       <span id="trouble" role="status">${trouble && !signedOut && trouble.status !== 404 && (trouble.status ? trouble.message : "The server does not answer; trying again.")}</span>
       <button id="help" class="plain" aria-label="Keyboard shortcuts" onclick=${showHelp}>?</button>
     </header>
-    <main id="main" tabindex="-1">${signedOut ? html`<${SignIn} />` : html`<${View} key=${[View.name, properties.name, properties.trial].join()} ...${properties} />`}</main>
+    <main id="main" tabindex="-1">${signedOut ? html`<${SignIn} done=${() => setTrouble(null)} />` : html`<${View} key=${[View.name, properties.name, properties.trial].join()} ...${properties} />`}</main>
     <${Tray} key=${location.hash} />`;
 }
 

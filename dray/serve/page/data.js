@@ -17,9 +17,9 @@ export class Refused extends Error {
 export const experiment = name => `/experiments/${encodeURIComponent(name)}`;
 export const logAddress = (name, trial) => `${BASE}${experiment(name)}/trials/${trial}/logs?whole=1`;
 
-async function answered(response) {
+async function answered(response, path) {
   const body = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Refused(response.status, body);
+  if (!response.ok) throw Object.assign(new Refused(response.status, body), { path });
   return body;
 }
 
@@ -31,7 +31,7 @@ export async function get(path, signal, wait = {}) {
   });
   wait.ms = 1000 * Number(response.headers.get("Retry-After") ?? 0);
   if (response.status === 304) return before.body;
-  const body = await answered(response), tag = response.headers.get("ETag");
+  const body = await answered(response, path), tag = response.headers.get("ETag");
   known.delete(path);
   if (tag) known.set(path, { tag, body });
   if (known.size > MOST_KNOWN) known.delete(known.keys().next().value);
@@ -42,8 +42,7 @@ export async function send(method, path, body = {}) {
   const response = await fetch(BASE + path, {
     method, headers: { "X-Dray": "1", "Content-Type": "application/json" }, body: JSON.stringify(body),
   });
-  if (response.status === 204) return null;
-  const found = await answered(response);
+  const found = response.status === 204 ? null : await answered(response);
   refresh();
   return found;
 }
@@ -85,9 +84,10 @@ export class Poll {
   }
 }
 
-// Asks everything on the screen anew, after something has been changed.
+// Asks everything on the screen anew, after something has been changed; once for many changes in a row.
 export function refresh() {
-  for (const poll of polls) poll.now();
+  clearTimeout(refresh.timer);
+  refresh.timer = setTimeout(() => { for (const poll of polls) poll.now(); }, 50);
 }
 
 document.addEventListener("visibilitychange", () => {

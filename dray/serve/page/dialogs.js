@@ -4,6 +4,8 @@ import { html, render, useEffect, useRef, useState } from "./lib/preact.js";
 import { Refused } from "./data.js";
 import { described } from "./keys.js";
 
+export * from "./verbs.js";
+
 export function say(text) {
   const place = document.getElementById("said");
   place.textContent = text;
@@ -12,8 +14,8 @@ export function say(text) {
   say.timer = setTimeout(() => { place.hidden = true; }, 6000);
 }
 
-// A dialog with a form. `act` gets the form's FormData when it is confirmed; if it is refused, the dialog stays and says
-// why. `body`: what h or html returns.
+// A dialog with a form. `act` gets the form's FormData when it is confirmed, and a function that shows how far it is; if it
+// is refused, the dialog stays and says why. If `act` returns something to show, that takes the place of the form.
 export function ask(asked) {
   const place = document.body.appendChild(document.createElement("div"));
   render(html`<${Dialog} ...${asked} gone=${() => { render(null, place); place.remove(); }} />`, place);
@@ -21,15 +23,17 @@ export function ask(asked) {
 
 function Dialog({ title, body, yes, danger = false, wide = false, act, gone }) {
   const dialog = useRef(null), [error, setError] = useState(null), [busy, setBusy] = useState(false);
+  const [progress, setProgress] = useState(""), [shown, setShown] = useState(null);
   useEffect(() => { dialog.current.showModal(); }, []);
   const confirm = async event => {
-    if (!act) return;
+    if (!act || shown) return;
     event.preventDefault();
     setBusy(true);
     setError(null);
     try {
-      await act(new FormData(event.target));
-      dialog.current.close();
+      const found = await act(new FormData(event.target), setProgress);
+      if (found) setShown(found);
+      else dialog.current.close();
     } catch (found) {
       if (!(found instanceof Refused)) console.error(found);
       setError(found);
@@ -38,11 +42,11 @@ function Dialog({ title, body, yes, danger = false, wide = false, act, gone }) {
   };
   return html`<dialog ref=${dialog} class=${wide ? "wide" : ""} aria-labelledby="asked" onclose=${gone}>
     <form method="dialog" onsubmit=${confirm}>
-      <h2 id="asked">${title}</h2>${body}
+      <h2 id="asked">${title}</h2>${shown ?? body}<p class="quiet" role="status">${!shown && progress}</p>
       <div class="trouble" role="alert">${error && html`<p>${error.status ? error.message : "The server does not answer."}</p>
         <ul>${(error.faults ?? []).map(([field, fault]) => html`<li><b>${field}</b>: ${fault}</li>`)}</ul>`}</div>
-      <div class="buttons">${act && html`<button type="button" onclick=${() => dialog.current.close()}>Cancel</button>`}
-        <button type="submit" class=${danger ? "danger" : "primary"} disabled=${busy}>${yes}</button></div>
+      <div class="buttons">${act && !shown && html`<button type="button" onclick=${() => dialog.current.close()}>Cancel</button>`}
+        ${yes && html`<button type="submit" class=${danger && !shown ? "danger" : "primary"} disabled=${busy && !shown}>${shown ? "Close" : yes}</button>`}</div>
     </form></dialog>`;
 }
 

@@ -5,10 +5,7 @@ import { useKeys } from "./keys.js";
 import { useParam } from "./url.js";
 import { count } from "./values.js";
 
-export const word = state => state.toLowerCase().replaceAll("_", " ");
-
-// A state's word, with a shape and a colour of its own.
-export const State = ({ state, why }) => html`<span class="state ${state.toLowerCase()}" title=${why}>${word(state)}</span>`;
+export { State, word } from "./states.js";
 
 export const Crumbs = ({ places }) => html`<nav class="crumbs" aria-label="Where this is">
   ${places.map(([text, href], at) => html`${at > 0 && " / "}${href ? html`<a href=${href}>${text}</a>` : text}`)}</nav>`;
@@ -75,15 +72,15 @@ export function Check({ name, label }) {
   return html`<label class="inline"><input type="checkbox" checked=${on === "1"} onchange=${event => set(event.target.checked ? "1" : "")} /> ${label}</label>`;
 }
 
-// Filters: `options` are [value, label, how many]; several may be on, and the parameter has them with commas.
+// Filters: `options` are [value, label, how many, explanation]; several may be on, and the parameter has them with commas.
 export function Chips({ name, label, options }) {
   const [text, set] = useParam(name), on = new Set(text.split(",").filter(Boolean).map(decodeURIComponent));
   const toggle = value => {
     if (!on.delete(value)) on.add(value);
     set([...on].map(encodeURIComponent).join(","));
   };
-  return html`<span class="chips" role="group" aria-label=${label}>${options.map(([value, title, many]) => html`
-    <button key=${value} class="chip" aria-pressed=${on.has(value)} onclick=${() => toggle(value)}>${title}${many === undefined ? "" : html` <span>${count(many)}</span>`}</button>`)}</span>`;
+  return html`<span class="chips" role="group" aria-label=${label}>${options.map(([value, title, many, what]) => html`
+    <button key=${value} class="chip" title=${what} aria-pressed=${on.has(value)} onclick=${() => toggle(value)}>${title}${many === undefined ? "" : html` <span>${count(many)}</span>`}</button>`)}</span>`;
 }
 export const chosenChips = text => new Set((text ?? "").split(",").filter(Boolean).map(decodeURIComponent));
 
@@ -99,8 +96,8 @@ export function useSeen() {
   return [place, seen];
 }
 
-export function useNarrow() {
-  const media = matchMedia("(max-width: 600px)"), [is, set] = useState(media.matches);
+export function useMedia(query) {
+  const media = matchMedia(query), [is, set] = useState(media.matches);
   useEffect(() => {
     const listen = () => set(media.matches);
     media.addEventListener("change", listen);
@@ -108,3 +105,4 @@ export function useNarrow() {
   }, []);
   return is;
 }
+export const useNarrow = () => useMedia("(max-width: 600px)");

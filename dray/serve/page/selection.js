@@ -71,7 +71,7 @@ export function all() {
 export function clearAll() {
   write(KEPT, {});
   write(LOOKS, {});
-  setParams({ sel: null });
+  if (onScreen()) setParams({ sel: null });
   tell();
 }
 

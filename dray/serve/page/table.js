@@ -7,7 +7,7 @@ import { useParam } from "./url.js";
 
 const AHEAD = 8;  // rows drawn beyond those that are seen
 
-// `columns`: {key, label, cell(row), sort: is sorted by, width: CSS, align: "end", main: the card's heading}. `row(i)`: a
+// `columns`: {key, label, cell(row), more(row): below its link, sort: is sorted by, width: CSS, align: "end", main: the card's heading}. `row(i)`: a
 // row, undefined while it is loading; `range(first, last)` says which are wanted. `href(row)`: where its link goes;
 // `selected(row)` and `onselect(row, i, shift)` for its box. The first row that is seen is in the address as `place`.
 export function Table({ label, columns, count, row, range, rowKey, href, mark, selected, onselect, sort, descending, onsort, heights = [40, 116], place = "row" }) {
@@ -65,7 +65,7 @@ export function Table({ label, columns, count, row, range, rowKey, href, mark, s
       ${onselect && html`<td class="pick"><input type="checkbox" checked=${selected(it)} aria-label="select ${rowKey(it)}"
         onclick=${event => { onselect(it, i, event.shiftKey); }} /></td>`}
       ${columns.map(each => html`<td key=${each.key} class="${each.align === "end" ? "end" : ""} ${each.main ? "main" : ""}" data-label=${each.label}>
-        ${each.main && href?.(it) ? html`<a class="open" href=${href(it)}>${each.cell(it)}</a>` : each.cell(it)}</td>`)}</tr>`;
+        ${each.main && href?.(it) ? html`<a class="open" href=${href(it)}>${each.cell(it)}</a>` : each.cell(it)}${each.more?.(it)}</td>`)}</tr>`;
   };
   const lines = [];
   for (let i = first; i < last; i++) lines.push(line(i));

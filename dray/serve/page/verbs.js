@@ -1,0 +1,243 @@
+// What can be done with experiments and trials, and what each of it does: what is lost, what is kept, whether it can be
+// undone.
+
+import { html, useState } from "./lib/preact.js";
+import { experiment, get, Refused, send } from "./data.js";
+import { ask, say } from "./dialogs.js";
+import { word } from "./states.js";
+import { address, go } from "./url.js";
+import { bytes, plural } from "./values.js";
+
+// [label, whether it takes something away, what it does with one or several experiments, the past tense]
+export const VERBS = {
+  stop: ["Stop", true, "Running trials save a checkpoint first, so nothing is lost, and their slots become free. Activate continues where it was.", "stopped"],
+  pause: ["Pause", false, "As Stop: running trials save a checkpoint first, so nothing is lost. Also one that is still queued. It waits until it is activated.", "paused"],
+  activate: ["Activate", false, "Queued again, with its priority. It continues from its journal; trials go on from their last checkpoints.", "activated"],
+  kill: ["Kill", true, "The processes end at once, without saving: what running trials have trained since their last checkpoints is lost. Checkpoints, metrics and logs are kept, and Activate continues from them. Use it where Stop takes too long.", "killed"],
+  delete: ["Delete", true, "Gone for good, also in the object store: the config, code, metrics, logs and all checkpoints. This can't be undone. Forks of it keep their own.", "deleted"],
+};
+const ENDED = ["PAUSED", "STOPPED", "COMPLETED", "PARTLY_FAILED", "ERROR"];
+const ACTIVE = ["QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING"];
+const ALLOWED = {
+  stop: ["QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "PAUSED"], pause: ["QUEUED", "RUNNING", "PREEMPTED", "RESTARTING"],
+  kill: ACTIVE, activate: ["PAUSED", "STOPPED", "ERROR"], extend: ENDED,
+};
+
+// Why a verb ("tag" and "extend" too) can't be used on an experiment of the list with one's token (`me`); "" if it can.
+export function refusal(it, verb, me) {
+  const owner = it.submitted?.owner;
+  if (me && me.scope !== "operate" && !(me.scope === "submit" && owner === me.name))
+    return me.scope === "read" ? "your token may only look" : owner ? `it is ${owner}'s` : "it is the operator's";
+  if (it.is_local) return "it is a local run";
+  if (verb === "delete") return (it.submitted ? ACTIVE.includes(it.state) : it.state === "RUNNING") ? `it is ${word(it.state)}; stop it first` : "";
+  if (!it.submitted) return "it was not submitted to this server; the command that runs it can stop it";
+  return verb === "tag" || ALLOWED[verb].includes(it.state) ? "" : `it is ${word(it.state)}`;
+}
+export const allowed = (it, me) => Object.keys(VERBS).filter(verb => !refusal(it, verb, me));
+
+const MOST_NAMES = 6, MOST_SIZES = 40;
+const Names = ({ all }) => html`<ul class="names">${all.slice(0, MOST_NAMES).map(([it, why]) => html`<li key=${it.name}><b>${it.title}</b>${it.title !== it.name && html` <span class="quiet">${it.name}</span>`}${why && `: ${why}`}</li>`)}
+  ${all.length > MOST_NAMES && html`<li class="quiet">and ${plural(all.length - MOST_NAMES, "other")}</li>`}</ul>`;
+
+// What deleting takes away, which is asked for while the dialog is open.
+function Size({ all }) {
+  const [found, set] = useState(null);
+  useState(() => {
+    if (all.length > MOST_SIZES) return;
+    Promise.all(all.map(it => get(`${experiment(it.name)}/checkpoints`)))
+      .then(each => set([each.reduce((sum, it) => sum + it.checkpoints, 0), each.reduce((sum, it) => sum + it.bytes, 0)]), () => {});
+  });
+  return found && html`<p>${plural(found[0], "checkpoint")}, ${bytes(found[1])}.</p>`;
+}
+
+// Does something with several experiments, after a dialog that says with which, and with which not and why. `act(it, form)`
+// does it with one of them; refusals are told one by one.
+function askAll({ title, what, verb, past, danger, rows, me, act, body, more }) {
+  const all = rows.map(it => [it, refusal(it, verb, me)]), will = all.filter(([, why]) => !why), not = all.filter(([, why]) => why);
+  const one = rows.length === 1, told = one ? rows[0].title : plural(will.length, "experiment");
+  ask({
+    title: will.length ? `${title} ${told}?` : `${title}: not possible`, danger, yes: will.length ? title : "", act: will.length ? act && run : null,
+    body: html`${will.length > 0 && html`<p>${what}</p>${!one && html`<${Names} all=${will} />`}${body}`}
+      ${not.length > 0 && html`<p>${one ? "Not possible:" : `Left out, ${plural(not.length, "experiment")}:`}</p><${Names} all=${not} />`}`,
+  });
+
+  async function run(form, progress) {
+    const refused = [];
+    for (const [at, [it]] of will.entries()) {
+      if (will.length > 1) progress(`${at + 1} of ${will.length} …`);
+      try {
+        await act(it, form);
+      } catch (error) {
+        if (will.length === 1) throw error;
+        refused.push([it, error.status ? error.message : "the server did not answer"]);
+      }
+    }
+    const done = will.length - refused.length;
+    say(one ? `${rows[0].title} is ${past}` : `${plural(done, "experiment")} ${past}`);
+    more?.();
+    if (!refused.length) return null;
+    return html`<p>${plural(done, "experiment")} ${past}; the server has refused ${plural(refused.length, "other")}:</p>
+      <ul class="names">${refused.map(([it, why]) => html`<li key=${it.name}><b>${it.title}</b>: ${why}</li>`)}</ul>`;
+  }
+}
+
+export function askVerbs(rows, verb, me, more) {
+  const [title, danger, what, past] = VERBS[verb];
+  askAll({
+    title, what, verb, past, danger, rows, me, more,
+    act: it => verb === "delete" ? send("DELETE", experiment(it.name)) : send("POST", `${experiment(it.name)}/${verb}`),
+    body: verb === "delete" && html`<${Size} all=${rows} />`,
+  });
+}
+
+// One experiment's verb, from its page; `done` once it is done.
+export async function askVerb(name, verb, done) {
+  askVerbs([await get(experiment(name))], verb, await get("/token"), done ?? (verb === "delete" ? () => go("#/") : undefined));
+}
+
+const tagsIn = text => [...new Set(text.split(",").map(tag => tag.trim()).filter(Boolean))];
+
+export function askTags(rows, me, more) {
+  const there = [...new Set(rows.flatMap(it => it.submitted?.tags ?? []))].sort();
+  askAll({
+    title: "Tag", what: "Tags are kept by the server, for its list; nothing else changes.", verb: "tag", past: "tagged", rows, me, more,
+    body: html`<label>Add <input name="add" autocomplete="off" /><small>separated by commas</small></label>
+      ${there.length > 0 && html`<fieldset><legend>Remove</legend>${there.map(tag => html`<label key=${tag} class="inline"><input type="checkbox" name="remove" value=${tag} /> ${tag}</label>`)}</fieldset>`}`,
+    act: (it, form) => {
+      const gone = new Set(form.getAll("remove"));
+      const tags = [...new Set([...it.submitted.tags.filter(tag => !gone.has(tag)), ...tagsIn(form.get("add"))])];
+      return send("PATCH", experiment(it.name), { tags });
+    },
+  });
+}
+
+export function askNotes(it, done) {
+  ask({
+    title: `Tags and notes of ${it.title}`, yes: "Save",
+    body: html`<label>Tags <input name="tags" value=${it.submitted.tags.join(", ")} autocomplete="off" /><small>separated by commas</small></label>
+      <label>Notes <textarea name="notes" rows="8">${it.submitted.notes}</textarea></label>`,
+    act: async form => {
+      await send("PATCH", experiment(it.name), { tags: tagsIn(form.get("tags")), notes: form.get("notes") });
+      done?.();
+    },
+  });
+}
+
+export function askShare(it, done) {
+  const { priority, weight, max_slots } = it.submitted.share;
+  ask({
+    title: `Slots of ${it.title}`, yes: "Change",
+    body: html`<p>Slots move when trials end; a smaller priority number takes them at once, and the trials of others save first.</p>
+      <label>Priority <input type="number" name="priority" min="1" max="99" step="1" required value=${priority} /><small>1 to 99; smaller numbers go first</small></label>
+      <label>Weight <input type="number" name="weight" min="0.001" step="any" required value=${weight} /><small>its share among those of the same priority</small></label>
+      <label>Most slots <input type="number" name="max_slots" min="1" step="1" value=${max_slots ?? ""} /><small>empty: no limit</small></label>`,
+    act: async form => {
+      await send("PATCH", experiment(it.name), {
+        priority: Number(form.get("priority")), weight: Number(form.get("weight")), max_slots: form.get("max_slots") ? Number(form.get("max_slots")) : null,
+      });
+      say("Changed; slots move when trials end");
+      done?.();
+    },
+  });
+}
+
+// `it`: the experiment in full.
+export function askExtend(it, done) {
+  const budget = Object.keys(it.budget ?? {});
+  ask({
+    title: `Extend ${it.title}`, yes: "Extend",
+    body: html`<p>It is queued again with more trials, longer ones, or a larger budget. What it has found is kept, and trials go on from the checkpoints that they still have. A larger number can't be taken back, but the experiment can be stopped at any time.</p>
+      <label>Trials in all <input type="number" name="max_trials" min="1" step="1" placeholder=${it.max_trials ?? it.trials} /></label>
+      <label>Length of a trial, in ${it.unit ?? "its unit"} <input type="number" name="max_length" min="1" step="1" placeholder=${it.max_length ?? ""} /></label>
+      ${budget.map(name => html`<label key=${name}>Budget: ${name} in all <input name="budget.${name}" placeholder=${name === "time" ? "4h" : it.budget[name].total} /></label>`)}`,
+    act: async form => {
+      const wanted = {};
+      for (const name of ["max_trials", "max_length"]) if (form.get(name)) wanted[name] = Number(form.get(name));
+      for (const name of budget)
+        if (form.get(`budget.${name}`)) wanted.budget = { ...wanted.budget, [name]: name === "time" ? form.get("budget.time") : Number(form.get(`budget.${name}`)) };
+      await send("POST", `${experiment(it.name)}/extend`, wanted);
+      say(`${it.title} is queued`);
+      done?.();
+    },
+  });
+}
+
+// How many lines of the new text are not in the old one, counting each as often as it is there.
+export function changedLines(before, after) {
+  const left = new Map();
+  for (const line of before.split("\n")) left.set(line, (left.get(line) ?? 0) + 1);
+  let changed = 0;
+  for (const line of after.split("\n")) {
+    const there = left.get(line) ?? 0;
+    if (there) left.set(line, there - 1);
+    else changed += 1;
+  }
+  const gone = [...left.values()].reduce((sum, each) => sum + each, 0);
+  return Math.max(changed, gone);
+}
+
+function Config({ before }) {
+  const [changed, set] = useState(0);
+  const tab = event => {
+    if (event.key !== "Tab" || event.shiftKey) return;  // Shift+Tab leaves the text
+    event.preventDefault();
+    event.target.setRangeText("  ", event.target.selectionStart, event.target.selectionEnd, "end");
+  };
+  return html`<textarea name="config" class="code" rows="22" spellcheck=${false} aria-label="Config, as YAML" onkeydown=${tab}
+    oninput=${event => set(changedLines(before, event.target.value))}>${before}</textarea>
+    <p class="quiet" role="status">${changed ? `${plural(changed, "changed line")}.` : "No line is changed."}</p>`;
+}
+
+export async function askFork(name) {
+  const { config } = await get(`${experiment(name)}/config`);
+  ask({
+    title: `Fork ${name}`, yes: "Fork", wide: true,
+    body: html`<p>A new experiment begins from nothing, with the code of <b>${name}</b> and this config. <b>${name}</b> stays as it is.</p><${Config} before=${config} />`,
+    act: async form => {
+      const made = await send("POST", `${experiment(name)}/fork`, { config: form.get("config").replaceAll("\r\n", "\n") });
+      say(`${made.name} is ${word(made.state)}`);
+      go(address(made.name));
+    },
+  });
+}
+
+// ------------------------------------------------------------------ a trial's verbs
+export function askStopTrial(name, trial, done) {
+  ask({
+    title: `Stop trial ${trial}?`, yes: "Stop", danger: true,
+    body: html`<p>It ends after its current batch, and does not continue. Its checkpoints, metrics and logs are kept, so that it can be forked. The search goes on with the others, and ranks it last at its next rung.</p>`,
+    act: async () => {
+      const { trial: stopped } = await send("POST", `${experiment(name)}/trials/${trial}/stop`);
+      say(stopped === null ? `Trial ${trial} stops when ${name} runs` : `Trial ${trial} is stopped`);
+      done?.();
+    },
+  });
+}
+
+// `it`: the trial in full.
+export function askForkTrial(name, it) {
+  const text = value => typeof value === "string" ? value : JSON.stringify(value), fields = Object.entries(it.drawn);
+  ask({
+    title: `Fork trial ${it.trial}`, yes: "Fork",
+    body: html`<p>A new trial of the same search begins from a checkpoint of this one, with these hyperparameters. It does not count for the number of trials; this one stays as it is.</p>
+      <label>Checkpoint <select name="at"><option>best</option><option>latest</option></select></label>
+      ${fields.map(([key, value]) => html`<label key=${key}>${key} <input name=${`hparams.${key}`} value=${text(value)} autocomplete="off" data-hparam=${key} /></label>`)}`,
+    act: async form => {
+      const changed = fields.filter(([key, value]) => form.get(`hparams.${key}`) !== text(value)).map(([key, value]) => [key, parsed(key, value, form.get(`hparams.${key}`))]);
+      const { trial } = await send("POST", `${experiment(name)}/trials/${it.trial}/fork`, { at: form.get("at"), hparams: Object.fromEntries(changed) });
+      if (trial === null) return say(`The fork starts when ${name} runs`);
+      say(`Trial ${trial} is a fork of trial ${it.trial}`);
+      return go(address(name, trial));
+    },
+  });
+}
+
+// The value that was typed for a hyperparameter: text where it was text, else JSON.
+function parsed(key, before, typed) {
+  if (typeof before === "string") return typed;
+  try {
+    return JSON.parse(typed);
+  } catch {
+    throw new Refused(400, { error: `${key}: must be a value like ${JSON.stringify(before)}, got ${typed}` });
+  }
+}
