@@ -71,9 +71,13 @@ def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *,
         failed = f", {each.failed} failed" if each.failed else ""
         trials = f"{each.ended}/{each.total}{failed}"
         slots = [submitted.get(each.name, {}).get("slots") or None] if with_slots else []
-        best = [each.best, each.metric, show.clock(each.began)]
+        best = [each.method, each.best, each.metric, show.clock(each.began)]
         rows.append([each.number, each.name, each.state, *slots, trials, *best])
-    headings = ["#", "name", "state", *(["slots"] if with_slots else []), "trials", "best", "metric", "started"]
+    headings = ["#", "name", "state", *(["slots"] if with_slots else [])]
+    headings += ["trials", "method", "best", "metric", "started"]
+    if any(each.left_s is not None for each in found):
+        headings.append("left")
+        rows = [[*row, _left(each)] for row, each in zip(rows, found, strict=True)]
     if any(each.budget for each in found):
         headings.append("budget")
         rows = [[*row, each.usage] for row, each in zip(rows, found, strict=True)]
@@ -81,7 +85,13 @@ def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *,
     if any(owners):
         headings.append("owner")
         rows = [[*row, owner] for row, owner in zip(rows, owners, strict=True)]
-    show.table(headings, rows, left=["name", "state", "metric", "budget", "owner"])
+    show.table(headings, rows, left=["name", "state", "method", "metric", "left", "budget", "owner"])
+
+
+def _left(each: Overview) -> str:
+    from dray.display.text import rough_time
+
+    return "" if each.left_s is None else f"about {rough_time(each.left_s)}"
 
 
 def as_json(read: ReadExperiment) -> dict[str, Any]:
@@ -95,7 +105,6 @@ def as_json(read: ReadExperiment) -> dict[str, Any]:
     return {
         **overview(seen),
         "submitted": None if submitted is None else asdict(submitted),
-        "smaller_is_better": reader.sign == 1,
         "states": reader.states,
         "best": _best(read, reader.best()),
         "best_of_longest": _best(read, reader.best_of_longest()),
@@ -124,6 +133,7 @@ def describe(read: ReadExperiment) -> None:
     if searcher.objectives is not None:
         compared = list(map(str, searcher.objectives.metrics))
     of_all = f"{seen.ended} of {seen.total} ended"
+    left = seen.left_s is not None and f", {_left(seen)} left"
     states = reader.state_summary()
     if seen.state in ("STOPPED", "ERROR") or seen.reason:
         states = states.replace(" running", " interrupted")
@@ -149,7 +159,7 @@ def describe(read: ReadExperiment) -> None:
             ("search", f"{searcher.name} on {'; '.join(compared)}"),
             ("rungs", "\n".join(each.sentence(searcher.unit) for each in rung_estimates(config, records))),
             ("each trial on", config.resources.share),
-            ("started", f"{show.clock(seen.began, exact=True)}, ran for {duration(seen.ran_s)}"),
+            ("started", f"{show.clock(seen.began, exact=True)}, ran for {duration(seen.ran_s)}{left or ''}"),
             ("budget", seen.usage),
             ("trials", f"{of_all}: {states}" if states else of_all),
             ("best", best_line),

@@ -99,6 +99,8 @@ def list_(
             "last": [_reported(each.metric) for each in trials],
             "best": [each.best_metric for each in trials],
         }
+        if any(each.ended_by == "divergence" for each in trials):  # PRUNED too, but not by the search
+            columns["ended by"] = [each.ended_by for each in trials]
         if any(each.nan_since is not None for each in trials):
             columns["NaN since"] = [each.nan_since for each in trials]
         columns["restarts"] = [each.restarts for each in trials]
@@ -115,7 +117,7 @@ def list_(
         show.table(
             list(columns),
             zip(*columns.values(), strict=True),
-            left=["state", "forked from", "repeat of", "code", "GPU", "hyperparameters"],
+            left=["state", "ended by", "forked from", "repeat of", "code", "GPU", "hyperparameters"],
         )
 
 

@@ -50,12 +50,13 @@ const COLUMNS = [
     cell: it => it.best_metric !== null && html`<b>${number(it.best_metric)}</b>${it.smaller_is_better !== null && html` <span class="quiet" title=${it.smaller_is_better ? "smaller is better" : "larger is better"}>${it.smaller_is_better ? "↓" : "↑"}</span>`}<small title=${it.metric}>${it.metric}</small>` },
   { key: "curve", label: "best so far", width: "112px", from: 1000, cell: it => it.curve.length > 1 && html`<${Curve} values=${it.curve} smaller=${it.smaller_is_better} />` },
   { key: "method", label: "method", width: "98px", from: 1300, value: methodOf, cell: it => html`${methodOf(it)}${it.sampler && html`<small>${it.sampler}</small>`}` },
-  { key: "left", label: "time left", width: "90px", any: it => it.left_s !== null, value: it => it.left_s, cell: it => it.left_s !== null && html`<span title="estimated">≈ ${rough(it.left_s)}</span>` },
-  { key: "ran", label: "duration", width: "92px", from: 1300, down: true, value: it => it.ran_s, cell: it => it.ran_s > 0 && duration(it.ran_s) },
+  { key: "left", label: "time left", width: "90px", from: Infinity, value: it => it.left_s, cell: it => it.left_s !== null && html`<span title="estimated">≈ ${rough(it.left_s)}</span>` },
+  { key: "ran", label: "duration", width: "120px", down: true, value: it => it.ran_s,
+    cell: it => it.ran_s > 0 && html`${duration(it.ran_s)}${it.left_s !== null && html`<small title="estimated">≈ ${rough(it.left_s)} left</small>`}` },
   { key: "slots", label: "slots", width: "80px", down: true, from: Infinity, value: it => it.submitted?.slots ?? -1, cell: it => it.submitted?.slots > 0 && number(it.submitted.slots) },
   { key: "tags", label: "tags", width: "122px", any: it => tagsOf(it).length > 0, from: 1300, value: it => tagsOf(it).join() || null,
     cell: it => tagsOf(it).length > 0 && html`<span class="clamp" title=${tagsOf(it).join(", ")}>${tagsOf(it).map(tag => html`<span key=${tag} class="tag">${tag}</span>`)}</span>` },
-  { key: "owner", label: "owner", width: "100px", from: 1300, any: it => it.submitted?.owner, value: it => it.submitted?.owner || null, cell: it => it.submitted?.owner },
+  { key: "owner", label: "owner", width: "100px", from: 1470, any: it => it.submitted?.owner, value: it => it.submitted?.owner || null, cell: it => it.submitted?.owner },
   { key: "budget", label: "budget", width: "150px", from: Infinity, value: it => it.usage && share(it), down: true, cell: it => it.usage },
   { key: "began", label: "started", width: "108px", from: 1000, down: true, value: beganAt, cell: it => html`<span title=${clock(beganAt(it))}>${ago(beganAt(it))}</span>` },
 ];
@@ -98,7 +99,7 @@ function Columns({ shown }) {
     const now = COLUMNS.map(each => each.key).filter(each => each === "name" || (each === key ? !shown.includes(key) : shown.includes(each)));
     setParams({ columns: now.join(",") });
   };
-  return html`<details class="menu"><summary>Columns</summary><div>${COLUMNS.slice(1).map(({ key, label }) => html`
+  return html`<details class="menu" onkeydown=${event => { if (event.key === "Escape") event.currentTarget.open = false; }}><summary>Columns</summary><div>${COLUMNS.slice(1).map(({ key, label }) => html`
     <label key=${key}><input type="checkbox" checked=${shown.includes(key)} onchange=${() => toggle(key)} /> ${label}</label>`)}
     <button class="plain" onclick=${() => setParams({ columns: null })}>As usual</button></div></details>`;
 }
@@ -121,13 +122,14 @@ export function List() {
   const { data } = useData("/experiments", { every: EVERY_MS }), { data: me } = useData("/token");
   const [search] = useParam("search"), [sort] = useParam("sort", "began"), [order] = useParam("order"), [text] = useParam("columns");
   const [picked, setPicked] = useParam("sel"), last = useRef(null);
-  const medium = useMedia("(min-width: 1000px)"), large = useMedia("(min-width: 1300px)"), room = large ? 1300 : medium ? 1000 : 0;
+  const medium = useMedia("(min-width: 1000px)"), large = useMedia("(min-width: 1300px)"), huge = useMedia("(min-width: 1470px)");
   const all = data?.experiments ?? [], { chips, found, filtered } = useFound(all, search);
   const natural = COLUMNS.find(each => each.key === sort)?.down ? "down" : "up", up = (order || natural) === "up";
   const rows = useMemo(() => sorted(found, sort, up), [found, sort, up]);
   useEffect(() => { document.title = "Experiments · dray"; }, []);
   if (!data) return html`<h1>Experiments</h1><${Skeleton} rows=${10} />`;
 
+  const room = huge ? 1470 : large ? 1300 : medium ? 1000 : 0;
   const shown = text ? ["name", ...text.split(",")] : COLUMNS.filter(each => (each.from ?? 0) <= room && (!each.any || all.some(each.any))).map(each => each.key);
   const columns = COLUMNS.filter(each => shown.includes(each.key)).map(each => ({ ...each, sort: Boolean(each.value) }));
   const selected = chosenChips(picked), names = new Set(all.map(it => it.name));
@@ -148,6 +150,6 @@ export function List() {
       ${rows.length > 0 && html`<button class="plain" onclick=${() => select([...selected, ...rows.map(it => it.name)])}>Select all ${count(rows.length)}</button>`}<${Columns} shown=${shown} /></div>
     <${Selected} rows=${all.filter(it => selected.has(it.name))} me=${me} clear=${() => setPicked("")} />
     ${all.length === 0 ? html`<${Empty}>No experiments yet. <${Copy} text="dray experiment create CONFIG MODEL_DIR" /></${Empty}>`
-      : html`<${Table} label="Experiments" columns=${columns} count=${rows.length} row=${i => rows[i]} rowKey=${it => it.name} heights=${HEIGHTS}
+      : html`<${Table} label="Experiments" columns=${columns} count=${rows.length} row=${i => rows[i]} rowKey=${it => it.name} heights=${HEIGHTS} mark=${it => selected.has(it.name) ? "chosen" : ""}
           href=${it => it.is_local ? null : address(it.name)} selected=${it => selected.has(it.name)} onselect=${toggle} sort=${sort} descending=${!up} onsort=${byKey} />`}`;
 }

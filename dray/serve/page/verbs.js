@@ -30,7 +30,7 @@ export function refusal(it, verb, me) {
     return me.scope === "read" ? "your token may only look" : owner ? `it is ${owner}'s` : "it is the operator's";
   if (it.is_local) return "it is a local run";
   if (verb === "delete") return (it.submitted ? ACTIVE.includes(it.state) : it.state === "RUNNING") ? `it is ${word(it.state)}; stop it first` : "";
-  if (!it.submitted) return "it was not submitted to this server; the command that runs it can stop it";
+  if (!it.submitted) return `it was not submitted to this server${it.state === "RUNNING" ? "; the command that runs it can stop it" : ""}`;
   return verb === "tag" || ALLOWED[verb].includes(it.state) ? "" : `it is ${word(it.state)}`;
 }
 export const allowed = (it, me) => Object.keys(VERBS).filter(verb => !refusal(it, verb, me));
