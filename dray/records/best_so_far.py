@@ -17,7 +17,7 @@ class BestSoFar:
 
     def __init__(self) -> None:
         self._found: list[tuple[float, float, int]] | None = None  # time, loss (smaller is better), trial
-        self._trials: set[int] = set()  # those that have improved it
+        self._trials: dict[int, float] = {}  # those that have improved it, and how far
 
     def reset(self) -> None:
         """The next look goes through all trials."""
@@ -27,7 +27,9 @@ class BestSoFar:
         """Take a trial's newest validation."""
         if self._found is None or not trial.is_eligible or trial.rank is None:
             return
-        if not self._found or trial.rank[1] < self._found[-1][1]:
+        if trial.rank[1] > self._trials.get(trial.id, math.inf):  # it has restarted, and trained worse this time
+            self.reset()
+        elif not self._found or trial.rank[1] < self._found[-1][1]:
             at = trial.times[trial.at.index(trial.rank[2])]
             self._add(max(at, self._found[-1][0] if self._found else at), trial.rank[1], trial.id)
 
@@ -39,7 +41,7 @@ class BestSoFar:
     def _add(self, at: float, loss: float, trial: int) -> None:
         assert self._found is not None
         self._found.append((at, loss, trial))
-        self._trials.add(trial)
+        self._trials[trial] = loss
 
     def curve(self, trials: Iterable[TrialRecord], sign: int, last: float | None) -> list[float]:
         """The best value at up to `POINTS` equal steps of time, from the first validation to `last`."""
@@ -68,7 +70,7 @@ class BestSoFar:
                 points += [(at, loss, trial.id) for at, loss in losses if math.isfinite(loss)]
             else:  # constraints: only its best validation
                 points.append((trial.times[trial.at.index(trial.rank[2])], trial.rank[1], trial.id))
-        self._found, self._trials, best = [], set(), math.inf
+        self._found, self._trials, best = [], {}, math.inf
         for at, loss, number in sorted(points):
             if loss < best:
                 self._add(at, loss, number)

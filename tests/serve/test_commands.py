@@ -266,7 +266,7 @@ def test_the_list_has_the_servers_states_and_slots(digits: Served, dray: Dray) -
     simulated(digits.results / "mine-1", 4)
     digits.control.put("digits-1", "QUEUED", slots=1.5)
     head, *rows = dray("ls").out.splitlines()
-    assert head.split() == ["#", "name", "state", "slots", "trials", "best", "metric", "started"]
+    assert head.split() == ["#", "name", "state", "slots", "trials", "method", "best", "metric", "started"]
     by_name = {row.split()[1]: row.split() for row in rows}
     assert by_name["digits-1"][2:4] == ["QUEUED", "1.5"]
     assert by_name["mine-1"][2:4] == ["COMPLETED", "-"]

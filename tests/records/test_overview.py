@@ -1,0 +1,134 @@
+"""What lists tell of an experiment: how far it is, how long it still takes, how its best value came about, and why it
+failed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from dray.records.best_so_far import POINTS
+from dray.records.directory import ExperimentDirectory
+from dray.records.listing import StoredExperiment
+from dray.records.overview import Overview, drawn_by
+from dray.records.reader import ExperimentReader
+from searchers.events import Exited, Requested, Started
+from tests.records.story import happened
+from tests.records.test_result import config, told
+from tests.report.simulated import simulated
+
+
+def cut(directory: ExperimentDirectory, path: Path, share: float) -> tuple[ExperimentReader, float]:
+    """An experiment as it was after a share of its time, while it ran; and how long it still took."""
+    records = [json.loads(line) for line in directory.journal.read_text().splitlines()]
+    begin, end = records[0]["time"], records[-1]["time"]
+    now = begin + share * (end - begin)
+    path.mkdir()
+    (path / "experiment.yaml").write_bytes(directory.config_file.read_bytes())
+    journal = [json.dumps(each) + "\n" for each in records if each["time"] <= now]
+    (path / "journal.jsonl").write_text("".join(journal))
+    (path / "metrics").mkdir()
+    rows = [json.loads(line) for line in (directory.metrics / ".packed.jsonl").read_text().splitlines()]
+    lines = [json.dumps(each) + "\n" for each in rows if each["time"] <= now]
+    (path / "metrics" / ".packed.jsonl").write_text("".join(lines))
+    reader = ExperimentReader(ExperimentDirectory(path), is_running=lambda: True)
+    reader.refresh()
+    return reader, end - now
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_time_left_is_told_at_the_first_look(tmp_path: Path, share: float) -> None:
+    reader, left_s = cut(simulated(tmp_path / "whole", 256), tmp_path / "part", share)
+    told = reader.overview().left_s
+    assert told is not None
+    assert math.isclose(told, left_s, rel_tol=0.2), (told, left_s)
+    assert told == float(f"{told:.2g}"), "it does not change with each look"
+
+
+def test_an_experiment_that_does_not_run_has_no_time_left(tmp_path: Path) -> None:
+    seen = StoredExperiment.here(simulated(tmp_path / "one", 16)).overview()
+    assert seen.left_s is None
+    assert Overview(name="a", path="a", state="RUNNING", left_s=3.0).on_server("PREEMPTED", "").left_s is None
+    assert Overview(name="a", path="a", state="RUNNING", left_s=3.0).on_server("RUNNING", "").left_s == 3.0
+
+
+def test_a_budget_ends_before_the_search_does(tmp_path: Path) -> None:
+    directory = simulated(tmp_path / "whole", 64)
+    text = directory.config_file.read_text().replace("budget: null", "budget: {time: 40s}")
+    directory.config_file.write_text(text if "budget: {" in text else f"{text}budget: {{time: 40s}}\n")
+    reader, left_s = cut(directory, tmp_path / "part", 0.5)
+    events = [{"event": "opened", "time": 1_700_000_000.0}]
+    events += [{"event": name, "time": 1_700_000_000.0, "group": "g"} for name in ("starts", "joined")]
+    events[1]["slots"] = 1
+    events.append({"event": "alive", "time": 1_700_000_030.0})
+    (tmp_path / "part" / "metrics" / "_timeline.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    assert reader.overview().left_s == 10.0 < left_s
+
+
+def test_the_curve_of_the_best_value_ends_at_the_best(tmp_path: Path) -> None:
+    for several in (False, True):
+        seen = StoredExperiment.here(simulated(tmp_path / f"of-{several}", 32, several=several)).overview()
+        assert seen.best is not None
+        assert len(seen.curve) == POINTS
+        assert list(seen.curve) == sorted(seen.curve, reverse=True), "smaller is better"
+        assert seen.curve[0] > seen.curve[-1] == float(f"{seen.best:.4g}")
+
+
+def test_values_of_failed_trials_are_not_in_the_curve_also_in_retrospect(tmp_path: Path) -> None:
+    seen = StoredExperiment.here(happened(tmp_path / "one")).overview()
+    assert seen.curve[-1] == seen.best == 0.126
+    assert min(seen.curve) == 0.126, "trial 1 had 0.01, and failed"
+    story = told(tmp_path, config())
+    reader = ExperimentReader(story.directory, is_running=lambda: True)
+    story.validate(3, 5, 0.001)
+    reader.refresh()
+    assert reader.overview().curve[-1] == 0.001
+    story.happen(Exited(trial=3, reason="errored"))
+    reader.refresh()
+    assert set(reader.overview().curve) == {0.25}
+
+
+def test_the_most_frequent_error_is_told_with_the_users_line(tmp_path: Path) -> None:
+    story = told(tmp_path, config())
+    assert StoredExperiment.here(story.directory).overview().failure == "no"
+    error = "RuntimeError: CUDA error: device-side assert triggered\n\nTraceback (most recent call last):\n  ..."
+    for trial in (3, 3, 3):
+        where = "RuntimeError at model_def.py:14 in train_batch"
+        story.write({"event": "restarted", "trial": trial, "error": error, "where": where})
+    failure = StoredExperiment.here(story.directory).overview().failure
+    assert failure == "RuntimeError: CUDA error: device-side assert triggered (model_def.py:14 in train_batch)"
+
+
+def test_who_ended_a_trial(tmp_path: Path) -> None:
+    reader = StoredExperiment.here(happened(tmp_path / "one")).read()
+    assert [reader.trials[trial].ended_by for trial in (0, 1, 3, 4, 7)] == [None, None, "search", "divergence", None]
+    story = told(tmp_path, config())
+    story.happen(Started(trial=4))
+    story.search.request(Requested(trial=4))
+    story.happen(Exited(trial=4, reason="canceled"))
+    found = StoredExperiment.here(story.directory).read().trials[4].to_json()
+    assert (found["state"], found["ended_by"]) == ("CANCELED", "request")
+
+
+def test_json_and_back(tmp_path: Path) -> None:
+    seen = StoredExperiment.here(simulated(tmp_path / "one", 16)).overview()
+    assert (seen.method, seen.sampler, seen.smaller_is_better, seen.labels) == ("asha", "random", True, ())
+    assert Overview.from_json(json.loads(json.dumps(seen.to_json()))) == seen
+
+
+SAMPLERS = [
+    ({"name": "asha", "sampler": {"name": "tpe"}}, "tpe"),
+    ({"name": "asha", "sampler": "gp"}, "gp"),
+    ({"name": "random"}, "random"),
+    ({"name": "auto"}, "multi_fidelity"),
+    ({"name": "grid"}, ""),
+    ({"name": "pbt"}, ""),
+    ({"name": "pbt", "sampler": {"name": "pb2"}}, "pb2"),
+]
+
+
+@pytest.mark.parametrize(("searcher", "name"), SAMPLERS)
+def test_what_draws_the_hyperparameters(searcher: dict[str, object], name: str) -> None:
+    assert drawn_by(searcher) == name
