@@ -72,6 +72,7 @@ class Experiments:
         self._numbers: dict[Path, int] = {}
         self._numbered = -1.0  # when there was a new number
         self._scanned = 0.0
+        self._changed = 0  # time of the last change of the results directory
         self._list_lock = threading.Lock()
         self._lock = threading.Lock()  # of entries, and their readers
         self._follower: threading.Thread | None = None
@@ -84,7 +85,11 @@ class Experiments:
         names of existing experiments that the scan may not have found yet."""
         with self._list_lock:
             now = time.monotonic()
-            if now - self._scanned > SCAN_S:
+            before = self._changed
+            with suppress(FileNotFoundError):
+                self._changed = os.stat(self.results).st_mtime_ns
+            # At once if one was created or deleted.
+            if now - self._scanned > SCAN_S or before != self._changed:
                 self._scan()
                 self._scanned = now
             for name in set(also) - set(self._entries):

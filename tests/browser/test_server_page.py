@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 import yaml
-from selenium.webdriver.common.keys import Keys
 
 from dray.records.directory import DIFF
 from dray.records.result import Result
@@ -20,35 +19,6 @@ from tests.records.test_repeats import VALUES, runs
 from tests.serve.conftest import TOKEN
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
-
-def test_all_experiments_are_listed_searched_and_opened_by_keys(site: Site) -> None:
-    site.open("#/")
-    site.until(lambda: len(site.all("tbody tr.row")) >= 3)
-    rows = {row.get_attribute("data-key"): row.text for row in site.all("tbody tr.row")}
-    best = Result(site.results / "digits-1").overview.best
-    assert "completed" in rows["digits-1"]
-    assert f"{best:.5g}" in rows["digits-1"]
-    assert "baseline" in rows["digits-1"]
-    assert "1 of 2" in rows["experiment"]
-    assert "1 trial waiting" in rows["experiment"]
-    site.press("/")
-    site.press(*"baseline")
-    assert [row.get_attribute("data-key") for row in site.all("tbody tr.row")] == ["digits-1"]
-    site.press(Keys.ESCAPE)
-    assert len(site.all("tbody tr.row")) == 3
-    site.press("j", "j", "k")
-    assert site.js("return document.activeElement === document.querySelectorAll('tbody .row a')[0]")
-    site.press("?")
-    assert "next and previous row" in site.one("dialog[open]").text
-    site.press(Keys.ESCAPE)
-    site.until(lambda: not site.all("dialog"))
-    site.js("document.querySelector(\"tr[data-key='digits-1'] a\").focus()")
-    site.press(Keys.ENTER)
-    site.until(lambda: site.texts("h1") == ["simulated"])
-    site.js("document.activeElement.blur()")
-    site.press(Keys.ESCAPE)
-    site.until(lambda: site.texts("h1") == ["Experiments"])
 
 
 def test_curves_have_the_validations_of_all_trials(site: Site) -> None:

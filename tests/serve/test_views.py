@@ -65,6 +65,13 @@ def test_a_row_of_the_list_follows_its_experiment(served: Served, digits: Path) 
     assert row["best_metric"] == before["best_metric"]
 
 
+def test_an_experiment_that_was_deleted_leaves_the_list_at_once(served: Served, digits: Path) -> None:
+    assert [row["name"] for row in served.listed()] == ["digits-1"]
+    assert served.api("GET", "/experiments/digits-1/checkpoints").json == {"checkpoints": 0, "bytes": 0}
+    assert served.api("DELETE", "/experiments/digits-1").status == 204
+    assert served.listed() == []
+
+
 def test_local_runs_are_in_the_list(served: Served) -> None:
     run = served.results / "local" / "mine"
     run.mkdir(parents=True)

@@ -12,7 +12,7 @@ import { Queue } from "./queue.js";
 import { all, clearAll } from "./selection.js";
 import { SignIn } from "./signin.js";
 import { Trial } from "./trial.js";
-import { address, go, route, useRoute } from "./url.js";
+import { address, go, useRoute } from "./url.js";
 import { duration, number, plural } from "./values.js";
 
 const STATUS_MS = 10_000;
@@ -27,10 +27,10 @@ function viewOf([first, name, third, fourth, fifth = "", ...more]) {
   return [NotFound, { what: location.hash }];
 }
 
-// The paths of the API of what an address is about: an experiment, and a trial.
-function subjects([first, name, third, trial]) {
-  if (first !== "e" || !name) return [];
-  return [experiment(name), ...third === "t" ? [`${experiment(name)}/trials/${trial}`] : []];
+// What an address is about, as a path of the API; null if it is no experiment and no trial.
+function subject([first, name, third, trial]) {
+  if (first !== "e" || !name) return null;
+  return third === "t" && /^\d{1,9}$/.test(trial) ? `${experiment(name)}/trials/${trial}` : experiment(name);
 }
 
 function up() {
@@ -51,16 +51,13 @@ function Tray() {
 }
 
 function App() {
-  const { parts } = useRoute(), [trouble, setTrouble] = useState(null), [missing, setMissing] = useState(null);
-  const { data: status } = useData(trouble?.status === 401 ? null : "/status", { every: STATUS_MS });
-  useEffect(() => onTrouble(error => {
-    if (error?.status === 404 && subjects(route().parts).includes(error.path)) setMissing(error);
-    setTrouble(before => before?.message === error?.message ? before : error);
-  }), []);
+  const { parts } = useRoute(), [trouble, setTrouble] = useState(null);
+  const signedOut = trouble?.status === 401, { data: status } = useData(signedOut ? null : "/status", { every: STATUS_MS });
+  const { error } = useData(signedOut ? null : subject(parts));
+  useEffect(() => onTrouble(error => setTrouble(before => before?.message === error?.message ? before : error)), []);
   useKeys([["Escape", "leave the search; one level up", up], ["Enter", "open the row", () => false], ["?", "this help", showHelp]]);
-  const signedOut = trouble?.status === 401, [, trial] = subjects(parts);
-  const [View, properties] = subjects(parts).includes(missing?.path)
-    ? [NotFound, { what: missing.message, name: missing.path === trial ? parts[1] : null }] : viewOf(parts);
+  const [View, properties] = error?.status === 404
+    ? [NotFound, { what: error.message, name: error.message.includes("no trial") ? parts[1] : null }] : viewOf(parts);
   return html`<header class="bar">
       <a class="brand" href="#/"><img src="/static/icon.svg" alt="" width="20" height="20" />dray</a>
       <nav aria-label="Views"><a href="#/" aria-current=${View === List ? "page" : null}>Experiments</a>

@@ -17,9 +17,9 @@ export class Refused extends Error {
 export const experiment = name => `/experiments/${encodeURIComponent(name)}`;
 export const logAddress = (name, trial) => `${BASE}${experiment(name)}/trials/${trial}/logs?whole=1`;
 
-async function answered(response, path) {
+async function answered(response) {
   const body = await response.json().catch(() => ({}));
-  if (!response.ok) throw Object.assign(new Refused(response.status, body), { path });
+  if (!response.ok) throw new Refused(response.status, body);
   return body;
 }
 
@@ -31,7 +31,7 @@ export async function get(path, signal, wait = {}) {
   });
   wait.ms = 1000 * Number(response.headers.get("Retry-After") ?? 0);
   if (response.status === 304) return before.body;
-  const body = await answered(response, path), tag = response.headers.get("ETag");
+  const body = await answered(response), tag = response.headers.get("ETag");
   known.delete(path);
   if (tag) known.set(path, { tag, body });
   if (known.size > MOST_KNOWN) known.delete(known.keys().next().value);
@@ -66,7 +66,7 @@ export class Poll {
     const mine = this.asking = new AbortController(), wait = {};
     try {
       await this.ask(mine.signal, wait);
-      if (this.asking === mine) listener(null);
+      if (this.asking === mine && !mine.signal.aborted) listener(null);
     } catch (error) {
       if (mine.signal.aborted || !polls.has(this)) return;
       if (!(error instanceof Refused) && !(error instanceof TypeError)) console.error(error);

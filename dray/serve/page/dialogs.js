@@ -46,7 +46,7 @@ function Dialog({ title, body, yes, danger = false, wide = false, act, gone }) {
       <div class="trouble" role="alert">${error && html`<p>${error.status ? error.message : "The server does not answer."}</p>
         <ul>${(error.faults ?? []).map(([field, fault]) => html`<li><b>${field}</b>: ${fault}</li>`)}</ul>`}</div>
       <div class="buttons">${act && !shown && html`<button type="button" onclick=${() => dialog.current.close()}>Cancel</button>`}
-        ${yes && html`<button type="submit" class=${danger && !shown ? "danger" : "primary"} disabled=${busy && !shown}>${shown ? "Close" : yes}</button>`}</div>
+        <button type="submit" class=${danger && !shown ? "danger" : "primary"} disabled=${busy && !shown}>${shown ? "Close" : yes}</button></div>
     </form></dialog>`;
 }
 

@@ -1,6 +1,6 @@
 // All experiments: searched, filtered, sorted, and changed several at a time.
 
-import { html, useEffect, useMemo, useRef } from "./lib/preact.js";
+import { html, useEffect, useMemo, useRef, useState } from "./lib/preact.js";
 import { useData } from "./data.js";
 import { useKeys } from "./keys.js";
 import { Chips, Copy, Empty, Search, Skeleton, State, chosenChips, useMedia } from "./parts.js";
@@ -10,7 +10,7 @@ import { address, go, setParams, useParam } from "./url.js";
 import { ago, clock, count, duration, number, plural } from "./values.js";
 import { VERBS, askTags, askVerbs } from "./verbs.js";
 
-const EVERY_MS = 2500, HEIGHTS = [62, 132];
+const EVERY_MS = 2500, SOON_MS = 300, HEIGHTS = [62, 132];
 const CURVE = { width: 96, height: 30 };
 
 // Without a number of trials, the budget is what ends the search.
@@ -44,7 +44,7 @@ const COLUMNS = [
     cell: it => html`<span class="clamp" title=${it.title}>${it.title}</span>`,
     more: it => html`<small class="path" title=${it.name}>${it.number !== null && `#${it.number} `}${it.title === it.name ? "" : it.name}${it.is_local ? " local run" : ""}</small>` },
   { key: "state", label: "state", width: "172px", value: it => word(it.state),
-    cell: it => html`<${State} state=${it.state} why=${whyOf(it)} />${(whyOf(it) || slotsOf(it)) && html`<small class=${whyOf(it) && "why"} title=${whyOf(it)}>${whyOf(it) || slotsOf(it)}</small>`}` },
+    cell: it => html`<${State} state=${it.state} why=${whyOf(it)} />${slotsOf(it) && html`<small>${slotsOf(it)}</small>`}${whyOf(it) && html`<small class="why" title=${whyOf(it)}>${whyOf(it)}</small>`}` },
   { key: "trials", label: "trials ended", width: "132px", value: share, down: true, cell: it => html`<${Progress} it=${it} />` },
   { key: "best", label: "best", width: "132px", value: it => it.best_metric,
     cell: it => it.best_metric !== null && html`<b>${number(it.best_metric)}</b>${it.smaller_is_better !== null && html` <span class="quiet" title=${it.smaller_is_better ? "smaller is better" : "larger is better"}>${it.smaller_is_better ? "↓" : "↑"}</span>`}<small title=${it.metric}>${it.metric}</small>` },
@@ -119,7 +119,7 @@ function Selected({ rows, me, clear }) {
 }
 
 export function List() {
-  const { data } = useData("/experiments", { every: EVERY_MS }), { data: me } = useData("/token");
+  const [soon, setSoon] = useState(true), { data } = useData("/experiments", { every: soon ? SOON_MS : EVERY_MS }), { data: me } = useData("/token");
   const [search] = useParam("search"), [sort] = useParam("sort", "began"), [order] = useParam("order"), [text] = useParam("columns");
   const [picked, setPicked] = useParam("sel"), last = useRef(null);
   const medium = useMedia("(min-width: 1000px)"), large = useMedia("(min-width: 1300px)"), huge = useMedia("(min-width: 1470px)");
@@ -127,6 +127,7 @@ export function List() {
   const natural = COLUMNS.find(each => each.key === sort)?.down ? "down" : "up", up = (order || natural) === "up";
   const rows = useMemo(() => sorted(found, sort, up), [found, sort, up]);
   useEffect(() => { document.title = "Experiments · dray"; }, []);
+  useEffect(() => setSoon(!data || data.unread > 0), [data]);
   if (!data) return html`<h1>Experiments</h1><${Skeleton} rows=${10} />`;
 
   const room = huge ? 1470 : large ? 1300 : medium ? 1000 : 0;

@@ -56,8 +56,8 @@ function askAll({ title, what, verb, past, danger, rows, me, act, body, more }) 
   const all = rows.map(it => [it, refusal(it, verb, me)]), will = all.filter(([, why]) => !why), not = all.filter(([, why]) => why);
   const one = rows.length === 1, told = one ? rows[0].title : plural(will.length, "experiment");
   ask({
-    title: will.length ? `${title} ${told}?` : `${title}: not possible`, danger, yes: will.length ? title : "", act: will.length ? act && run : null,
-    body: html`${will.length > 0 && html`<p>${what}</p>${!one && html`<${Names} all=${will} />`}${body}`}
+    title: will.length ? `${title} ${told}?` : `${title}: not possible`, danger: danger && will.length > 0, yes: will.length ? title : "Close", act: will.length ? run : null,
+    body: html`${will.length > 0 && html`<p>${what}</p>${!one && html`<${Names} all=${will} />`}${body?.(will.map(([it]) => it))}`}
       ${not.length > 0 && html`<p>${one ? "Not possible:" : `Left out, ${plural(not.length, "experiment")}:`}</p><${Names} all=${not} />`}`,
   });
 
@@ -86,7 +86,7 @@ export function askVerbs(rows, verb, me, more) {
   askAll({
     title, what, verb, past, danger, rows, me, more,
     act: it => verb === "delete" ? send("DELETE", experiment(it.name)) : send("POST", `${experiment(it.name)}/${verb}`),
-    body: verb === "delete" && html`<${Size} all=${rows} />`,
+    body: verb === "delete" ? will => html`<${Size} all=${will} />` : null,
   });
 }
 
@@ -101,7 +101,7 @@ export function askTags(rows, me, more) {
   const there = [...new Set(rows.flatMap(it => it.submitted?.tags ?? []))].sort();
   askAll({
     title: "Tag", what: "Tags are kept by the server, for its list; nothing else changes.", verb: "tag", past: "tagged", rows, me, more,
-    body: html`<label>Add <input name="add" autocomplete="off" /><small>separated by commas</small></label>
+    body: () => html`<label>Add <input name="add" autocomplete="off" /><small>separated by commas</small></label>
       ${there.length > 0 && html`<fieldset><legend>Remove</legend>${there.map(tag => html`<label key=${tag} class="inline"><input type="checkbox" name="remove" value=${tag} /> ${tag}</label>`)}</fieldset>`}`,
     act: (it, form) => {
       const gone = new Set(form.getAll("remove"));
