@@ -16,6 +16,13 @@ from searchers.views import END_STATES, NEVER_BEST, State
 EndedBy = Literal["search", "request", "divergence"]
 """Who ended a trial early: the search pruned it; a person or a program asked for its end; or its loss was NaN."""
 _EARLY: dict[str, EndedBy] = {"stopped": "search", "diverged": "divergence", "canceled": "request"}
+_WORDS: dict[State, str] = {
+    "PENDING": "waiting",
+    "CANCELED": "stopped",
+    "ERRORED": "failed",
+    "OUT_OF_MEMORY": "out of memory",
+    "INVALID_HP": "invalid",
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -149,6 +156,11 @@ class TrialRecord:
     @property
     def has_ended(self) -> bool:
         return self.state not in ("PENDING", "RUNNING", "PAUSED")
+
+    @property
+    def word(self) -> str:
+        """Its state as people call it: "stopped" if somebody has ended it, "diverged" if its loss was NaN."""
+        return "diverged" if self.ended_by == "divergence" else _WORDS.get(self.state, self.state.lower())
 
     @property
     def is_eligible(self) -> bool:

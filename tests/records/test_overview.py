@@ -104,6 +104,8 @@ def test_the_most_frequent_error_is_told_with_the_users_line(tmp_path: Path) -> 
 def test_who_ended_a_trial(tmp_path: Path) -> None:
     reader = StoredExperiment.here(happened(tmp_path / "one")).read()
     assert [reader.trials[trial].ended_by for trial in (0, 1, 3, 4, 7)] == [None, None, "search", "divergence", None]
+    words = ["completed", "failed", "paused", "pruned", "diverged", "completed", "invalid", "running", "waiting"]
+    assert [trial.word for trial in reader.trials.values()] == words
     story = told(tmp_path, config())
     story.happen(Started(trial=4))
     story.search.request(Requested(trial=4))
