@@ -89,7 +89,8 @@ def _hparam(name: str) -> Callable[[TrialRecord], Any]:
 def _text(trial: TrialRecord) -> str:
     """The text of a trial that a search looks through, in lower case."""
     if "text" not in trial.derived:
-        trial.derived["text"] = f"{trial.id} {trial.state} {trial.word} {trial.code or ''} {shown(trial.hparams)}".lower()
+        words = f"{trial.id} {trial.state} {trial.word} {trial.code or ''} {shown(trial.hparams)}"
+        trial.derived["text"] = words.lower()
     found: str = trial.derived["text"]
     return found
 

@@ -73,14 +73,19 @@ function sorted(found, key, up) {
   return keyed.map(([, it]) => it);
 }
 
-const textOf = it => [it.number, it.name, it.title, word(it.state), it.state, it.metric, methodOf(it), it.sampler, it.submitted?.owner, whyOf(it), ...tagsOf(it)].join(" ").toLowerCase();
+const texts = new WeakMap();
+function textOf(it) {
+  if (!texts.has(it)) texts.set(it, words(it));
+  return texts.get(it);
+}
+const words = it => [it.number, it.name, it.title, word(it.state), it.state, it.metric, methodOf(it), it.sampler, it.submitted?.owner, whyOf(it), ...tagsOf(it)].join(" ").toLowerCase();
 
 // The rows that match, and for each filter its values with how many rows each would give.
 function useFound(all, search) {
   const chosen = FILTERS.map(({ name }) => useParam(name)[0]);
   return useMemo(() => {
-    const words = search.toLowerCase().split(/\s+/).filter(Boolean), sets = chosen.map(chosenChips);
-    const wanted = all.filter(it => words.length === 0 || words.every(each => textOf(it).includes(each)));
+    const searched = search.toLowerCase().split(/\s+/).filter(Boolean), sets = chosen.map(chosenChips);
+    const wanted = all.filter(it => searched.every(each => textOf(it).includes(each)));
     const fits = FILTERS.map(({ of }, at) => wanted.map(it => sets[at].size === 0 || of(it).some(value => sets[at].has(value))));
     const chips = FILTERS.map(({ of, label = it => it, title = () => "" }, at) => {
       const many = new Map([...sets[at]].map(value => [value, 0]));
@@ -90,7 +95,7 @@ function useFound(all, search) {
       const options = [...many].map(([value, number]) => [value, label(value), number, title(value)]).sort((one, other) => other[2] - one[2] || (one[1] < other[1] ? -1 : 1));
       return options.filter(([value], place) => place < MOST_CHIPS || sets[at].has(value));
     });
-    return { chips, found: wanted.filter((_, i) => fits.every(each => each[i])), filtered: words.length > 0 || sets.some(set => set.size > 0) };
+    return { chips, found: wanted.filter((_, i) => fits.every(each => each[i])), filtered: searched.length > 0 || sets.some(set => set.size > 0) };
   }, [all, search, ...chosen]);
 }
 
