@@ -33,8 +33,8 @@ function Curve({ values, smaller }) {
     <path d=${line} /><circle cx=${x(values.length - 1)} cy=${y(values.at(-1))} r="2.4" /></svg>`;
 }
 
-const Progress = ({ it }) => html`<span>${count(it.ended)} of ${count(it.total)}${it.failed > 0 && html`, <span class="bad">${count(it.failed)} failed</span>`}</span>
-  <progress max="1" value=${share(it)} aria-label="${it.ended} of ${it.total} trials have ended" />`;
+const Progress = ({ it }) => html`<span>${count(it.ended)} of ${count(it.total)}</span>
+  <progress max="1" value=${share(it)} aria-label="${it.ended} of ${it.total} trials have ended" />${it.failed > 0 && html`<small class="bad">${count(it.failed)} failed</small>`}`;
 const slotsOf = ({ submitted }) => [submitted?.slots > 0 && `on ${plural(submitted.slots, "slot")}`, submitted?.waiting > 0 && `${plural(submitted.waiting, "trial")} waiting`].filter(Boolean).join(", ");
 
 // `value`: what is sorted by, the largest first if `down`; `from`: how wide the screen must be, unless columns are chosen;
@@ -45,7 +45,7 @@ const COLUMNS = [
     more: it => html`<small class="path" title=${it.name}>${it.number !== null && `#${it.number} `}${it.title === it.name ? "" : it.name}${it.is_local ? " local run" : ""}</small>` },
   { key: "state", label: "state", width: "172px", value: it => word(it.state),
     cell: it => html`<${State} state=${it.state} why=${whyOf(it)} />${slotsOf(it) && html`<small>${slotsOf(it)}</small>`}${whyOf(it) && html`<small class="why" title=${whyOf(it)}>${whyOf(it)}</small>`}` },
-  { key: "trials", label: "trials ended", width: "132px", value: share, down: true, cell: it => html`<${Progress} it=${it} />` },
+  { key: "trials", label: "trials ended", width: "144px", value: share, down: true, cell: it => html`<${Progress} it=${it} />` },
   { key: "best", label: "best", width: "132px", value: it => it.best_metric,
     cell: it => it.best_metric !== null && html`<b>${number(it.best_metric)}</b>${it.smaller_is_better !== null && html` <span class="quiet" title=${it.smaller_is_better ? "smaller is better" : "larger is better"}>${it.smaller_is_better ? "↓" : "↑"}</span>`}<small title=${it.metric}>${it.metric}</small>` },
   { key: "curve", label: "best so far", width: "112px", from: 1000, cell: it => it.curve.length > 1 && html`<${Curve} values=${it.curve} smaller=${it.smaller_is_better} />` },
