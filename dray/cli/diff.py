@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ from dray.text import counted, printable, shown
 
 if TYPE_CHECKING:
     from dray.experiment.exact import Parting
-    from dray.records.difference import Compared, Side
+    from dray.records.difference import Side
 
 NAMES = 8
 """Most names of differing values that are printed for people."""
@@ -48,37 +48,24 @@ def diff(
     """
     if batches is not None and not exact:
         raise BadUse("--batches limits what --exact compares; give both")
-    from dray.records.difference import code_difference, compared_metrics, comparison, field_differences
+    from dray.records import difference
 
     with ExitStack() as stack:
         opened: dict[str, ReadExperiment] = {}
         sides = [_side(stack, each, opened) for each in (a, b)]
         names = [name for name, _ in sides]
         one, other = (side for _, side in sides)
-        fields, code = field_differences(one, other), code_difference(one, other)
-        metrics, compared = compared_metrics(one, other), comparison(one, other)
         parting = None
         if exact:
             from dray.experiment.exact import find_parting
 
             parting = find_parting(one, other, batches)
         if json:
-            listed = {
-                name: [{"path": each.path, **each.values} for each in differences]
-                for name, differences in fields.items()
-            }
-            show.as_json(
-                {
-                    "a": _as_json(names[0], one),
-                    "b": _as_json(names[1], other),
-                    **listed,
-                    "code": code,
-                    "metrics": [_metric_as_json(each) for each in metrics],
-                    "comparison": None if compared is None else compared.to_json(),
-                    "exact": None if parting is None else asdict(parting),
-                }
-            )
+            found = difference.difference_as_json(one, other)
+            show.as_json({**found, "exact": None if parting is None else asdict(parting)})
             return
+        fields, code = difference.field_differences(one, other), difference.code_difference(one, other)
+        metrics, compared = difference.compared_metrics(one, other), difference.comparison(one, other)
         titles = [f"{letter}: {name}" for letter, name in zip("ab", names, strict=True)]
         rows = [
             (name, each.path, each.shown("a"), each.shown("b"))
@@ -146,15 +133,8 @@ def _side(stack: ExitStack, given: str, opened: dict[str, ReadExperiment]) -> tu
         opened[where] = stack.enter_context(read_experiment(experiment))
         stack.callback(opened[where].reader.close)
     read = opened[where]
-    number = read.trial(trial) if trial else _representative(read)
-    record = None if number is None else read.reader.trials[number]
-    return read.stored.name + ("" if number is None else f"/{number}"), Side(read.reader, record)
-
-
-def _representative(read: ReadExperiment) -> int | None:
-    best = read.reader.best()
-    only = next(iter(read.reader.trials)) if len(read.reader.trials) == 1 else None
-    return only if best is None else best.id
+    side = Side(read.reader, read.reader.trials[read.trial(trial)]) if trial else Side.of(read.reader)
+    return read.stored.name + ("" if side.trial is None else f"/{side.trial.id}"), side
 
 
 def _is_known(name: str, a: Side, b: Side) -> bool:
@@ -164,20 +144,3 @@ def _is_known(name: str, a: Side, b: Side) -> bool:
 def _best(a: Side, b: Side) -> str:
     best = [None if side.trial is None else side.trial.best_metric for side in (a, b)]
     return "" if None in best or a.reader.metric != b.reader.metric else f"a {shown(best[0])}, b {shown(best[1])}"
-
-
-def _as_json(name: str, side: Side) -> dict[str, Any]:
-    trial = side.trial
-    best = {"metric": side.reader.metric, "smaller_is_better": side.reader.sign == 1}
-    best |= {} if trial is None else {"best_metric": trial.best_metric, "best_batches": trial.best_batches}
-    return {
-        "experiment": name.partition("/")[0],
-        "trial": None if trial is None else trial.id,
-        "versions": side.versions,
-        "data": side.data,
-        **best,
-    }
-
-
-def _metric_as_json(each: Compared) -> dict[str, Any]:
-    return {"kind": each.kind, "name": each.name, "batches": each.batches, "a": each.a, "b": each.b}

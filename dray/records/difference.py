@@ -31,6 +31,13 @@ class Side:
     reader: ExperimentReader
     trial: TrialRecord | None
 
+    @classmethod
+    def of(cls, reader: ExperimentReader) -> Side:
+        """An experiment, for which its best trial stands, or its only one."""
+        best = reader.best()
+        only = next(iter(reader.trials.values())) if len(reader.trials) == 1 else None
+        return cls(reader, only if best is None else best)
+
     @property
     def directory(self) -> ExperimentDirectory:
         return self.reader.directory
@@ -139,6 +146,37 @@ def _spread(points: Sequence[int], most: int) -> list[int]:
 def code_difference(a: Side, b: Side) -> list[str]:
     """The lines of a patch that makes the code of one into the other's."""
     return [line.rstrip("\n") for line in differences(a.code, b.code)]
+
+
+def difference_as_json(a: Side, b: Side) -> dict[str, Any]:
+    """All of these differences, as JSON."""
+    compared = comparison(a, b)
+    return {
+        **{side: _side_as_json(of) for side, of in (("a", a), ("b", b))},
+        **{
+            name: [{"path": each.path, **each.values} for each in differences]
+            for name, differences in field_differences(a, b).items()
+        },
+        "code": code_difference(a, b),
+        "metrics": [
+            {"kind": each.kind, "name": each.name, "batches": each.batches, "a": each.a, "b": each.b}
+            for each in compared_metrics(a, b)
+        ],
+        "comparison": None if compared is None else compared.to_json(),
+    }
+
+
+def _side_as_json(side: Side) -> dict[str, Any]:
+    trial, reader = side.trial, side.reader
+    best = {"metric": reader.metric, "smaller_is_better": reader.sign == 1}
+    best |= {} if trial is None else {"best_metric": trial.best_metric, "best_batches": trial.best_batches}
+    return {
+        "experiment": reader.name,
+        "trial": None if trial is None else trial.id,
+        "versions": side.versions,
+        "data": side.data,
+        **best,
+    }
 
 
 def config_difference(a: ExperimentDirectory, b: ExperimentDirectory) -> list[FieldDifference]:

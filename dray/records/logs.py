@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dray.config.schema import ExperimentConfig
 from dray.desk.failure import LOG_TAIL
@@ -29,10 +29,27 @@ _WHERE = re.compile(r"[^\s:]+ at (.+:\d+ in \S+)")
 _HEAD_ENDS = re.compile(rf"\n\n(?:Traceback \(most recent call last\):\n|{LOG_TAIL})")
 
 
+class OutputLine(NamedTuple):
+    """A line of a trial's output: when it was printed, where, and its place among the lines that were read there."""
+
+    at: str
+    rank: int
+    file: str
+    place: int
+    text: str
+
+
+def log_files(places: Iterable[Path]) -> dict[str, tuple[int, Path]]:
+    """The ranks and paths of a trial's logs by name. Sorted by name, a rank's files are in the order of age, with this
+    machine's own file last."""
+    found = {path.name: path for place in places for path in place.glob("rank_*.log")}
+    return {name: (int(match[1]), found[name]) for name in sorted(found) if (match := NAME.fullmatch(name))}
+
+
 def read_output(
     places: Iterable[Path], starts: Mapping[str, int], *, rank: int | None = None, most: int = -1, final: bool = False
-) -> tuple[list[str], dict[str, int]]:
-    """A trial's output, sorted by time; with several ranks, each line begins with its rank.
+) -> tuple[list[OutputLine], dict[str, int]]:
+    """A trial's output, sorted by time.
 
     Args:
         places: directories with logs of the trial.
@@ -44,23 +61,26 @@ def read_output(
     Returns:
         The lines, and the offsets for the next call.
     """
-    # Sorted by name, a rank's files are in the order of age, with this machine's own file last.
-    found = {path.name: path for place in places for path in place.glob("rank_*.log")}
-    ranks = {name: int(match[1]) for name in sorted(found) if (match := NAME.fullmatch(name))}
-    files = {name: number for name, number in ranks.items() if rank in (None, number)}
-    lines, ends = [], dict[str, int]()
-    for name, number in files.items():
-        with found[name].open("rb") as file:
+    lines, ends = list[OutputLine](), dict[str, int]()
+    for name, (number, path) in log_files(places).items():
+        if rank not in (None, number):
+            continue
+        with path.open("rb") as file:
             file.seek(starts.get(name, 0))
             data = file.read(most)
         if not final:
             data = data[: data.rfind(b"\n") + 1] or (data if len(data) == most else b"")  # or an endless line
         ends[name], at = starts.get(name, 0) + len(data), ""
-        for line in data.removesuffix(b"\n").decode(errors="replace").split("\n") if data else ():
+        for place, line in enumerate(data.removesuffix(b"\n").decode(errors="replace").split("\n") if data else ()):
             stamp = STAMP.match(line)
             at = stamp.group() if stamp else at
-            lines.append((at, f"rank {number} | {line}" if len(set(files.values())) > 1 else line))
-    return [line for _, line in sorted(lines, key=lambda one: one[0])], ends
+            lines.append(OutputLine(at, number, name, place, line))
+    return sorted(lines, key=lambda one: one.at), ends
+
+
+def with_ranks(lines: Sequence[OutputLine], ranks: Collection[int]) -> list[str]:
+    """The texts of lines; with several ranks, each begins with its rank."""
+    return [f"rank {each.rank} | {each.text}" if len(ranks) > 1 else each.text for each in lines]
 
 
 def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[str]]:
@@ -71,7 +91,8 @@ def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[s
     def new(final: bool) -> list[str]:
         nonlocal starts
         lines, starts = read_output(logs, starts, rank=rank, final=final)
-        return lines
+        ranks = {number for number, _ in log_files(logs).values()} if rank is None else {rank}
+        return with_ranks(lines, ranks)
 
     return new
 

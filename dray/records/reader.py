@@ -331,6 +331,11 @@ class ExperimentReader:
 
     # ------------------------------------------------------------------ the experiment
     @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return Location.of(self._where).name
+
+    @property
     def config(self) -> ExperimentConfig:
         """The config, with the budget that the search was last extended to."""
         from dray.config.search import as_extended
@@ -359,7 +364,7 @@ class ExperimentReader:
         elif done:
             state = "ERROR" if done != "completed" else "PARTLY_FAILED" if failed else "COMPLETED"
         return Overview(
-            name=Location.of(self._where).name,
+            name=self.name,
             path=self._where,
             number=self.number,
             title=self._title,

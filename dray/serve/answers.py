@@ -30,6 +30,11 @@ def answer(value: Any, *, status: int = 200) -> web.Response:
     return web.json_response(value, status=status, dumps=_dumps)
 
 
+def encoded(value: Any) -> bytes:
+    """JSON, short; numbers must be finite."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"), default=str).encode()
+
+
 def number(request: web.Request, name: str, default: int = 0, *, most: int = 10**18) -> int:
     """A parameter of the query that is a whole number; anything else is `BadInput`."""
     text = request.query.get(name, str(default))

@@ -14,7 +14,8 @@ from dray.config.load import stored_config
 from dray.config.schema import ExperimentConfig
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
-from dray.records.logs import event_lines, read_output
+from dray.records.log_lines import MOST_LINES, MOST_MATCHES, FileLines, JoinedLines, Lines, ListedLines
+from dray.records.logs import OutputLine, event_lines, log_files, read_output, with_ranks
 from dray.serve.answers import BadInput
 from dray.serve.control import ACTIVE, Control, NotSubmitted
 from dray.storage.disk import scratch_until_exit
@@ -24,6 +25,7 @@ from searchers.journal import Journal
 MAX_READ = 1 << 20  # most bytes of a journal read at once
 TAIL_BYTES = 64 << 10  # bytes of a rank's output in the first piece
 MOST_BYTES = 256 << 10  # most bytes of a rank's output in a piece
+MOST_FILES, MOST_EVENTS = 500, 16  # how many files and experiments are kept counted
 
 
 # ---------------------------------------------------------------------------------------------------------- events
@@ -97,27 +99,131 @@ def _config(path: Path, modified_ns: int) -> ExperimentConfig:
     return stored_config(path)
 
 
+class _Events:
+    """The events of one experiment as lines, which grow."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._inode = self._read = 0
+
+    def refresh(self, directory: ExperimentDirectory) -> None:
+        try:
+            status = directory.journal.stat()
+        except FileNotFoundError:
+            return
+        if status.st_ino != self._inode or status.st_size < self._read:
+            self.lines, self._inode, self._read = [], status.st_ino, 0
+        config = _config(directory.config_file, directory.config_file.stat().st_mtime_ns)
+        while whole := _lines_from(directory.journal, self._read):
+            self._read += len(whole)
+            self.lines += event_lines(config, Journal.parse(whole, where=str(directory.journal)))
+
+
 # ---------------------------------------------------------------------------------------------------------- output
-def piece(places: list[Path], after: str, *, whole: bool = False) -> dict[str, Any]:
+class Logs:
+    """The logs of experiments and their trials; what is counted of those that were asked for last is kept."""
+
+    def __init__(self) -> None:
+        self._fetched = FetchedLogs()
+        self._files: dict[Path, FileLines] = {}
+        self._events: dict[Path, _Events] = {}
+        self._lock = threading.Lock()
+
+    def events(self, directory: ExperimentDirectory) -> Lines:
+        """An experiment's own log, as ``dray experiment logs`` prints it."""
+        with self._lock:
+            found = self._events[directory.path] = self._events.pop(directory.path, _Events())
+            for path in list(self._events)[:-MOST_EVENTS]:
+                del self._events[path]
+            found.refresh(directory)
+            return ListedLines(found.lines.copy())
+
+    def ranks(self, directory: ExperimentDirectory, trial: int, *, final: bool) -> dict[int, JoinedLines]:
+        """A trial's output by rank. `final`: whether incomplete last lines count."""
+        files: dict[int, list[FileLines]] = {}
+        with self._lock:
+            for rank, path in log_files(self._fetched.places(directory, trial)).values():
+                found = self._files[path] = self._files.pop(path, FileLines(path))
+                files.setdefault(rank, []).append(found)
+            for path in list(self._files)[:-MOST_FILES]:
+                del self._files[path]
+        return {rank: JoinedLines(files[rank], final=final) for rank in sorted(files)}
+
+    def piece(self, directory: ExperimentDirectory, trial: int, after: str) -> dict[str, Any]:
+        """As `piece`, with the rank and the number of each line."""
+        places = self._fetched.places(directory, trial)
+        found, lines, starts = _piece(places, after)
+        ranks, first = self.ranks(directory, trial, final=False), dict[str, int]()
+        for each in lines:
+            if each.file not in first:
+                first[each.file] = ranks[each.rank].number_at(each.file, starts.get(each.file, 0))
+        return {
+            **found,
+            "ranks": list(ranks),
+            "places": [[each.rank, first[each.file] + each.place] for each in lines],
+        }
+
+    def whole(self, directory: ExperimentDirectory, trial: int) -> list[str]:
+        """All output of a trial."""
+        places = self._fetched.places(directory, trial)
+        return with_ranks(read_output(places, {}, final=True)[0], {rank for rank, _ in log_files(places).values()})
+
+
+def window(lines: Lines, line: int, limit: int) -> dict[str, Any]:
+    """Lines from one on, or the last ones if `line` is 0.
+
+    Returns:
+        ``lines``; ``line``: the number of the first of them; ``total``: the number of lines.
+    """
+    total, limit = len(lines), min(limit, MOST_LINES)
+    line = line or max(total - limit + 1, 1)
+    return {"lines": lines.read(line, limit) if line <= total else [], "line": line, "total": total}
+
+
+def search(ranks: Mapping[int | None, Lines], text: str, line: int) -> dict[str, Any]:
+    """The lines with a text, see `Lines.search`.
+
+    Returns:
+        ``matches``, each with its ``rank`` (null for an experiment's own log), ``line`` and ``text``; ``more``: whether
+        there are more; ``total``: the number of lines.
+    """
+    found, more = list[dict[str, Any]](), False
+    for rank, lines in ranks.items():
+        matches = lines.search(text, max(line, 1))
+        more |= matches.more
+        found += [{"rank": rank, "line": number, "text": text} for number, text in matches.lines]
+    return {
+        "matches": found[:MOST_MATCHES],
+        "more": more or len(found) > MOST_MATCHES,
+        "total": sum(map(len, ranks.values())),
+    }
+
+
+def piece(places: list[Path], after: str) -> dict[str, Any]:
     """New output of a trial's ranks, sorted by time; with several ranks, each line begins with its rank.
-    `after`: ``next`` of the previous piece; "" for the end of the output. `whole`: all output from the beginning.
+    `after`: ``next`` of the previous piece; "" for the end of the output.
 
     Returns:
         ``lines``; ``next``; and ``skipped``, the number of bytes left out before the first line.
     """
-    starts, skipped = _parsed(after), 0
-    for path in (path for place in places for path in place.glob("rank_*.log") if NAME.fullmatch(path.name)):
+    return _piece(places, after)[0]
+
+
+def _piece(places: list[Path], after: str) -> tuple[dict[str, Any], list[OutputLine], dict[str, int]]:
+    starts, skipped, files = _parsed(after), 0, log_files(places)
+    for name, (_, path) in files.items():
         size = path.stat().st_size
-        if starts.get(path.name, 0) > size:  # the file was replaced
-            starts[path.name] = 0
-        elif not after and not whole and size > TAIL_BYTES:
+        if starts.get(name, 0) > size:  # the file was replaced
+            starts[name] = 0
+        elif not after and size > TAIL_BYTES:
             with path.open("rb") as file:  # not from the middle of a line
                 file.seek(size - TAIL_BYTES)
                 file.readline()
-                starts[path.name] = file.tell()
-            skipped += starts[path.name]
-    lines, ends = read_output(places, starts, most=-1 if whole else MOST_BYTES, final=whole)
-    return {"lines": lines, "next": _encoded(ends), "skipped": skipped}
+                starts[name] = file.tell()
+            skipped += starts[name]
+    lines, ends = read_output(places, starts, most=MOST_BYTES)
+    texts = with_ranks(lines, {rank for rank, _ in files.values()})
+    return {"lines": texts, "next": _encoded(ends), "skipped": skipped}, lines, starts
 
 
 class FetchedLogs:

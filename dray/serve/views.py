@@ -23,17 +23,18 @@ from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.records.repeats import compare
 from dray.report.ui import boards
-from dray.serve import figures, logs, near, trials
+from dray.serve import figures, near, trials
 from dray.serve.answers import BadInput, number, plain
+from dray.serve.answers import encoded as _encoded
 from dray.serve.control import API, Control, NotSubmitted, Submitted
 from dray.serve.experiments import VIEW_S, Experiments
+from dray.serve.texts import Texts
 from dray.storage import StorageError
 
 Read = Callable[[web.Request], bytes | tuple[bytes, float]]
 """Returns JSON, or JSON and the seconds for which it stays the same."""
 THREADS = 4
 PACE_S = 2.5  # how often a page should poll its experiment
-MAX_DIFF = 256 << 10  # most characters of a diff that are sent
 PACE_EACH_S = 1.0
 """The pace is at least this, times the number of viewed experiments: many open pages must not cost the server much."""
 
@@ -51,7 +52,12 @@ def routes(control: Control, results: Path) -> list[web.RouteDef]:
         f"{one}/trials/{{trial:\\d{{1,9}}}}/metrics": views.metrics,
         f"{one}/comparison": views.comparison,
         f"{one}/checkpoints": views.checkpoints,
-        f"{one}/variants/{{variant}}": views.variant,
+        f"{one}/variants/{{variant}}": views.texts.variant,
+        f"{one}/logs": views.texts.experiment_logs,
+        f"{one}/failures": views.texts.failures,
+        f"{one}/code": views.texts.code,
+        f"{one}/code/{{path:.+}}": views.texts.code_file,
+        f"{one}/difference": views.texts.difference,
         f"{one}/curves": views.curves,
         f"{one}/figures/{{kind}}": views.figures,
     }
@@ -70,7 +76,8 @@ class Views:
         self._threads = ThreadPoolExecutor(THREADS, "dray-views")
         # One thread for each kind of figure: fitting a random forest takes seconds.
         self._figures = {kind: ThreadPoolExecutor(1, f"dray-{kind}") for kind in figures.KINDS}
-        self._fetched = logs.FetchedLogs()
+        self.texts = Texts(self._all, self._trial)
+        self._logs = self.answering(self.texts.trial_logs)
         self._rows: dict[str, _Row] = {}
 
     def answering(self, read: Read) -> Handler:
@@ -215,13 +222,6 @@ class Views:
         there = list_checkpoints(self._all.open(request.match_info["name"]).directory)
         return _encoded({"checkpoints": len(there), "bytes": sum(each.size for each in there)})
 
-    def variant(self, request: web.Request) -> bytes:
-        """``code``: the variant's name; ``diff``: what it changes in the experiment's code; ``more``: the number of
-        characters that were left out at the end."""
-        reader, name = self._all.open(request.match_info["name"]), request.match_info["variant"]
-        diff = reader.directory.diff_of(name)
-        return _encoded({"code": name, "diff": diff[:MAX_DIFF], "more": max(len(diff) - MAX_DIFF, 0)})
-
     def curves(self, request: web.Request) -> bytes | tuple[bytes, float]:
         """Learning curves, see `trials.curves`; of another metric with ``metric=KIND NAME``."""
         name, wanted = request.match_info["name"], request.query.get("metric", "")
@@ -242,22 +242,15 @@ class Views:
         return self._all.figures(name, kind, now=request.query.get("now") == "1")
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
-        """A piece of a trial's output after ``after``, see `logs.piece`; with ``whole=1`` all of it as a file."""
-        after, whole = request.query.get("after", ""), request.query.get("whole") == "1"
+        """See `Texts.trial_logs`; with ``whole=1`` all of it as a file."""
+        return await (self.whole_log if request.query.get("whole") == "1" else self._logs)(request)
 
-        def read() -> dict[str, Any]:
-            reader, trial = self._trial(request)
-            running = reader.trials[trial].state == "RUNNING"
-            found = logs.piece(self._fetched.places(reader.directory, trial), after, whole=whole)
-            return {**found, "running": running}
-
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, read)
-        if not whole:
-            return web.json_response(found)
+    async def whole_log(self, request: web.Request) -> web.StreamResponse:
+        """All output of a trial, as a file."""
+        text = await asyncio.get_running_loop().run_in_executor(self._threads, self.texts.whole_log, request)
         name = f"{request.match_info['name']}-trial-{request.match_info['trial']}.log"
         safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in name)
-        headers = {"Content-Disposition": f'attachment; filename="{safe}"'}
-        return web.Response(text="\n".join([*found["lines"], ""]), headers=headers)
+        return web.Response(text=text, headers={"Content-Disposition": f'attachment; filename="{safe}"'})
 
     async def boards(self, request: web.Request) -> web.StreamResponse:
         """Start TensorBoard and optuna-dashboard for an experiment, for browsers on the server's machine."""
@@ -285,10 +278,6 @@ class _Row(NamedTuple):
     submitted: Submitted | None
     place: tuple[float, str]
     body: bytes
-
-
-def _encoded(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
 def overview_fields(name: str, overview: Overview | None, submitted: Submitted | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dray.serve.tokens import Tokens
 from tests.serve.fake import FakeControl
 
 TOKEN = "secret-token"
-PORT = 20_000 + os.getpid() % 10_000  # not that of tests in other processes
+PORT = int(os.environ.get("DRAY_TEST_PORT", 20_000 + os.getpid() % 10_000))  # not that of tests in other processes
 Body: TypeAlias = bytes | dict[str, Any] | None
 
 

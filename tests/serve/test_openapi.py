@@ -137,6 +137,19 @@ def test_answers_about_trials_are_as_documented(served: Served) -> None:
     ):
         path = one + re.sub(r"/\d+", "/{trial}", what)
         check(served.api("GET", f"/experiments/digits-1{what}"), "GET", path)
+    for what, path in (
+        ("/logs", "/logs"),
+        ("/logs?search=trial", "/logs"),
+        ("/failures", "/failures"),
+        ("/code", "/code"),
+        ("/difference?a_trial=0&b_trial=1", "/difference"),
+        ("/trials/0/logs?rank=0", "/trials/{trial}/logs"),
+        ("/trials/0/logs?search=one", "/trials/{trial}/logs"),
+    ):
+        check(served.api("GET", f"/experiments/digits-1{what}"), "GET", one + path)
+    directory.code.mkdir()
+    (directory.code / "model_def.py").write_text("x = 1\n")
+    check(served.api("GET", "/experiments/digits-1/code/model_def.py"), "GET", f"{one}/code/{{path}}")
     for bad, path in (("/trials?limit=x", "/trials"), ("/curves?metric=x", "/curves"), ("/events?after=x", "/events")):
         check(served.api("GET", f"/experiments/digits-1{bad}"), "GET", one + path, 400)
     repeated(served.results / "again-1", (0.5, 0.1, 0.2), {(1, 1): 0.1, (2, 1): 0.2, (1, 2): 0.4, (2, 2): 0.3})
