@@ -94,6 +94,18 @@ def seconds_of(text: object) -> float:
     return seconds
 
 
+def rough_time(seconds: float) -> str:
+    """A rough time: 40 s, 12 min, 3 h 20 min, 2 days 4 h."""
+    if seconds < 60:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
+    return f"{minutes // 1440} days {minutes % 1440 // 60} h"
+
+
 def rough(value: float) -> str:
     """A number with three digits: 0.123, 12.3, 1,234."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

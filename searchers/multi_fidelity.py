@@ -40,11 +40,11 @@ from searchers.memory_model import MemoryModel
 from searchers.objectives import Objectives
 from searchers.rung_process import Array, Fit, Parameters, Results, RungProcess
 from searchers.rung_results import RungResults, Values, normalised, relative, standardised
-from searchers.samplers import Prior
+from searchers.samplers import STARTUP, Prior
 from searchers.space import Space
 from searchers.unit_cube import UnitCube
 
-_STARTUP = 12  # results before the first proposal
+_STARTUP = STARTUP["multi_fidelity"]  # results before the first proposal
 
 _RANDOM_EVERY, _RANDOM_EVERY_EARLY, _EARLY = 5, 2, 40
 """Every fifth trial is random; every second one while there are at most 40 results."""

@@ -34,13 +34,14 @@ from searchers.memory_model import MemoryModel
 from searchers.objectives import Objectives
 from searchers.optuna_space import encoded, from_optuna_trial, to_optuna
 from searchers.optuna_trials import AskStorage, SamplerTrial, SamplerTrials, frozen
+from searchers.samplers import STARTUP
 from searchers.space import Space
 
 _ALIASES = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler", "nsga2": "NSGAIISampler"}
 _WITHOUT_NOTES = {"TPESampler", "GPSampler", "RandomSampler"}
 """These use only the trials' parameters and values. Others keep notes in the `system_attrs` of the study and trials."""
 
-_STARTUP = 10  # TPE's default number of compared trials before the first proposal
+_STARTUP = STARTUP["tpe"]  # TPE's default number of compared trials before the first proposal
 
 _POPULATION = 10
 """NSGA-II's default generation size. Optuna's default of 50 is more trials than reach a high rung in most searches;

@@ -175,6 +175,10 @@ class FirstPoints:
         return explored(self._sampler, trial, hparams)
 
 
+STARTUP: Mapping[str, int] = MappingProxyType({"multi_fidelity": 12, "tpe": 10})
+"""Results before the first proposal of the samplers that learn, by default; until then, they draw at random."""
+
+
 def named_sampler(
     name: str,
     space: Space,

@@ -68,6 +68,7 @@ class Tools:
         return answer(
             {
                 **brief(seen),
+                "now": seen.get("standing", {}).get("sentence"),
                 **fields,
                 "trials_by_state": {
                     "INTERRUPTED" if each == "RUNNING" and seen["state"] not in ACTIVE else each: count

@@ -97,6 +97,7 @@ def _left(each: Overview) -> str:
 def as_json(read: ReadExperiment) -> dict[str, Any]:
     from dray.records.logs import failure_fields
     from dray.records.rungs import rung_estimates
+    from dray.records.standing import standing
 
     reader = read.reader
     records = journal(read.stored)[: reader.records]  # it may have grown since
@@ -105,6 +106,7 @@ def as_json(read: ReadExperiment) -> dict[str, Any]:
     return {
         **overview(seen),
         "submitted": None if submitted is None else asdict(submitted),
+        "standing": standing(seen, reader, queued=None if submitted is None else submitted.submitted).to_json(),
         "states": reader.states,
         "best": _best(read, reader.best()),
         "best_of_longest": _best(read, reader.best_of_longest()),
@@ -123,6 +125,7 @@ def as_json(read: ReadExperiment) -> dict[str, Any]:
 def describe(read: ReadExperiment) -> None:
     from dray.display.best_trials import best_trials
     from dray.records.rungs import rung_estimates
+    from dray.records.standing import standing
 
     reader = read.reader
     records = journal(read.stored)[: reader.records]  # it may have grown since
@@ -145,6 +148,7 @@ def describe(read: ReadExperiment) -> None:
     show.fields(
         [
             ("experiment", f"{seen.label}  {seen.state}"),
+            ("now", standing(seen, reader, queued=None if submitted is None else submitted.submitted).sentence),
             ("ended", seen.reason),
             ("error", show.red(seen.why)),
             ("failed", show.red(reader.failure_summary())),

@@ -12,11 +12,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dray.display.text import rough_time, sparkline
+from dray.display.text import sparkline
 from dray.records.forecast import Forecast
 from dray.records.hparams import flatten
 from dray.records.trial_record import TrialRecord
-from dray.text import counted, duration, rough, shown
+from dray.text import counted, duration, rough, rough_time, shown
 from dray.training.metrics.checks import is_loss
 from dray.training.units import amount
 from searchers.domains import searched

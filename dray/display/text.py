@@ -26,18 +26,6 @@ def sparkline(values: Sequence[float]) -> str:
     )  # fmt: skip
 
 
-def rough_time(seconds: float) -> str:
-    """A rough time: 40 s, 12 min, 3 h 20 min, 2 days 4 h."""
-    if seconds < 60:
-        return f"{max(5, 5 * round(seconds / 5))} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
-    return f"{minutes // 1440} days {minutes % 1440 // 60} h"
-
-
 def searched_line(space: Space) -> str:
     """The ranges of a search space, in one line; "" if everything is constant."""
     found = "; ".join(f"{name}: {values}" for name, values in ranges(space.root))

@@ -22,11 +22,11 @@ from dray.config.searcher import (
     PBTSearcher,
     SamplingSearcher,
 )
-from dray.display.text import rough_time, searched_line
+from dray.display.text import searched_line
 from dray.errors import ConfigError
 from dray.experiment.rates import unit_of
 from dray.records.spending import totals_of
-from dray.text import counted, rough
+from dray.text import counted, rough, rough_time
 from searchers.auto import Auto
 from searchers.method import Method
 from searchers.pbt import PBT

@@ -22,6 +22,7 @@ from dray.records.metrics import read_trials
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.records.repeats import compare
+from dray.records.standing import standing
 from dray.report.ui import boards
 from dray.serve import figures, near, trials
 from dray.serve.answers import BadInput, number, plain
@@ -130,11 +131,12 @@ class Views:
         except NoExperiment:
             if submitted is None:
                 raise
-            return _encoded(overview_fields(name, None, submitted))
+            return _encoded({**overview_fields(name, None, submitted), **_standing(None, None, submitted)})
         reader, row = self._all.open(name), overview_fields(name, overview, submitted)
         with reader.lock:
             pace = max(PACE_S, PACE_EACH_S * self._all.viewed())
-            return _encoded({**row, **about_fields(reader), "pace": pace, "status": asdict(self._control.status())})
+            about = {**about_fields(reader), **_standing(overview, reader, submitted)}
+            return _encoded({**row, **about, "pace": pace, "status": asdict(self._control.status())})
 
     def config(self, request: web.Request) -> bytes:
         """``config``: the text of experiment.yaml."""
@@ -286,10 +288,21 @@ def overview_fields(name: str, overview: Overview | None, submitted: Submitted |
     ``state`` is as in `Overview.on_server` if it was submitted, else as in `Overview`; ``submitted`` is null if it was
     not.
     """
-    seen = Overview(name=name, path="", state="STOPPED") if overview is None else overview
-    if submitted is not None:
-        seen = seen.on_server(submitted.state, submitted.error)
+    seen = _seen(name, overview, submitted)
     return {**seen.to_json(), "submitted": None if submitted is None else asdict(submitted)}
+
+
+def _seen(name: str, overview: Overview | None, submitted: Submitted | None) -> Overview:
+    seen = Overview(name=name, path="", state="STOPPED") if overview is None else overview
+    return seen if submitted is None else seen.on_server(submitted.state, submitted.error)
+
+
+def _standing(
+    overview: Overview | None, reader: ExperimentReader | None, submitted: Submitted | None
+) -> dict[str, dict[str, Any]]:
+    """``standing``: see `dray.records.standing.Standing`."""
+    queued = None if submitted is None else submitted.submitted
+    return {"standing": standing(_seen("", overview, submitted), reader, queued=queued).to_json()}
 
 
 def about_fields(reader: ExperimentReader) -> dict[str, Any]:

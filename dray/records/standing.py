@@ -1,0 +1,181 @@
+"""How an experiment stands, in one sentence: its state, the time and the budget left, its best trial, what failed, and
+what its search does now. The commands, the page and the tools for agents show the same."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dray.records.overview import Overview
+from dray.text import counted, rough_time, shown
+from dray.training.units import amount
+from searchers.samplers import STARTUP
+
+if TYPE_CHECKING:
+    from dray.records.reader import ExperimentReader
+
+_BEGINS = {
+    "QUEUED": "queued",
+    "PREEMPTED": "waiting for slots, which other experiments have",
+    "RESTARTING": "restarting",
+    "STOPPING": "stopping while its running trials save",
+    "PAUSED": "paused",
+    "STOPPED": "stopped",
+    "COMPLETED": "completed",
+    "PARTLY_FAILED": "completed",
+    "ERROR": "failed",
+}
+_WAITING = ("QUEUED", "PREEMPTED", "RESTARTING", "PAUSED", "STOPPED")
+"""States in which the search has not ended and nothing trains."""
+
+PartKind = Literal["state", "left", "trials", "failed", "best", "search"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RungNow:
+    """A rung: the trials that have reached it, that train to it, and that are paused at it."""
+
+    length: float
+    reached: int
+    running: int
+    paused: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How an experiment stands.
+
+    Attributes:
+        parts: the parts of the sentence, with what each is about.
+        left_s: estimated seconds until its end; None if it does not run, or that is not known.
+        budget_left: the share of the budget that is left, of its scarcest field; None without one.
+        search: what the search does now; "" if it does not run.
+        rungs: the rungs of a search that compares trials at lengths; [] for others.
+    """
+
+    parts: list[tuple[PartKind, str]]
+    left_s: float | None
+    budget_left: float | None
+    search: str
+    rungs: list[RungNow]
+
+    @property
+    def sentence(self) -> str:
+        text = "; ".join(text for _, text in self.parts)
+        return text[:1].upper() + text[1:]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON for the commands and the API."""
+        parts = [{"about": kind, "text": text} for kind, text in self.parts]
+        return {**asdict(self), "parts": parts, "sentence": self.sentence}
+
+
+def standing(
+    seen: Overview, reader: ExperimentReader | None, *, queued: float | None = None, now: float | None = None
+) -> Standing:
+    """How an experiment stands.
+
+    Args:
+        seen: its overview, with the server's state if it has one.
+        reader: what its files say; None if it has not begun, or they can't be read.
+        queued: when it was submitted, in Unix time (s).
+        now: the time; by default, the clock's.
+    """
+    running = seen.state == "RUNNING"
+    now = time.time() if now is None else now
+    ran_s = seen.ran_s + (max(now - seen.last, 0.0) if running and seen.last else 0.0)
+    budget_left = _budget_left(seen.budget)
+    rungs = [] if reader is None else _rungs(reader)
+    search = ", ".join(_doings(reader, rungs)) if reader is not None and running else ""
+    parts: list[tuple[PartKind, str]] = [("state", _state(seen, ran_s, None if queued is None else now - queued))]
+    left = [f"about {rough_time(seen.left_s)}"] if running and seen.left_s is not None else []
+    if budget_left is not None and (running or seen.state in _WAITING):
+        left.append(f"{budget_left:.0%} of the budget")
+    if left:
+        parts.append(("left", f"{' and '.join(left)} left"))
+    if seen.trials:
+        parts.append(("trials", f"{seen.ended:,} of {counted(seen.total, 'trial', ',')} ended"))
+    if seen.failed:
+        parts.append(("failed", f"{counted(seen.failed, 'trial', ',')} failed"))
+    if reader is not None and seen.trials:
+        parts.append(("best", _best(seen, reader)))
+    if search:
+        parts.append(("search", search))
+    return Standing(parts=parts, left_s=seen.left_s, budget_left=budget_left, search=search, rungs=rungs)
+
+
+def _state(seen: Overview, ran_s: float, queued_s: float | None) -> str:
+    ran = f" after {rough_time(ran_s)}" if ran_s else ""
+    match seen.state:
+        case "RUNNING":
+            return f"running for {rough_time(ran_s)}"
+        case "DAMAGED":
+            return f"its files can't be read: {seen.why}"
+        case "UNKNOWN":
+            return f"ran for {rough_time(ran_s)}, and may still run on another machine"
+        case _ if seen.began is None and seen.state == "STOPPED":
+            return "not begun"
+    begins = _BEGINS[seen.state]
+    if seen.began is None:
+        return begins if queued_s is None else f"{begins} for {rough_time(max(queued_s, 0.0))}"
+    why = seen.reason or (seen.why if seen.state in ("ERROR", "RESTARTING") else "")
+    return f"{'ended' if seen.reason else begins}{ran}{f': {why}' if why else ''}"
+
+
+def _budget_left(budget: Mapping[str, Mapping[str, float]] | None) -> float | None:
+    shares = (1 - each["spent"] / each["total"] for each in (budget or {}).values() if each["total"])
+    return max(min(shares, default=-1.0), 0.0) if budget else None
+
+
+def _best(seen: Overview, reader: ExperimentReader) -> str:
+    if seen.best_trial is None:
+        return reader.no_best_reason() or "no trial has validated yet"
+    front = f", {counted(len(seen.front), 'trial')} on the Pareto front" if seen.front else ""
+    return f"best {seen.metric} {shown(seen.best)} of trial {seen.best_trial}{front}"
+
+
+def _rungs(reader: ExperimentReader) -> list[RungNow]:
+    lengths = sorted(set(reader.rungs))
+    reached, running, paused = ([0] * (len(lengths) + 1) for _ in range(3))
+    for trial in reader.trials.values():
+        if trial.repeat is None:
+            place = bisect_right(lengths, trial.last_step)
+            reached[place] += 1
+            running[place] += trial.state == "RUNNING"
+            paused[place] += trial.state == "PAUSED"
+    return [
+        RungNow(length=length, reached=sum(reached[at + 1 :]), running=running[at], paused=paused[at + 1])
+        for at, length in enumerate(lengths)
+    ]
+
+
+def _doings(reader: ExperimentReader, rungs: list[RungNow]) -> Iterator[str]:
+    """What the search does, from its trials and its settings."""
+    from dray.config.search import sampler_of
+
+    searcher, trials = reader.config.searcher, reader.trials.values()
+    repeats = sum(trial.repeat is not None and trial.state == "RUNNING" for trial in trials)
+    if repeats:
+        yield f"{counted(repeats, 'repeat')} of the best trials train{'s' * (repeats == 1)} with other seeds"
+    on = [place for place, rung in enumerate(rungs, 1) if rung.running]
+    number = sum(rung.running for rung in rungs)
+    if on:
+        place = f"{on[0]}" if len(on) == 1 else f"{on[0]} to {on[-1]}"
+        if searcher.name == "pbt":
+            yield f"the population trains generation{'s' * (len(on) > 1)} {place} of {len(rungs)}"
+        elif len(rungs) == 1:
+            length = amount(f"{rungs[0].length:g}", searcher.unit)
+            yield f"{counted(number, 'trial')} train{'s' * (number == 1)} to {length}"
+        else:
+            rung = f"rung{'s' * (len(on) > 1)} {place} of {len(rungs)}"
+            yield f"{counted(number, 'trial')} train{'s' * (number == 1)} to {rung}"
+    if paused := sum(rung.paused for rung in rungs):
+        yield f"{paused:,} {'is' if paused == 1 else 'are'} paused at rungs"
+    sampler = sampler_of(searcher)
+    startup = STARTUP.get(sampler.name, 0) and sampler.options.get("n_startup_trials", STARTUP[sampler.name])
+    results = sum(trial.last_step > 0 for trial in trials)
+    if searcher.name not in ("grid", "single", "pbt") and results < startup:
+        yield f"hyperparameters are random until {startup} trials have results ({results} have)"
