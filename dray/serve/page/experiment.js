@@ -1,4 +1,82 @@
-import { html } from "./lib/preact.js";
-import { Skeleton } from "./parts.js";
+// One experiment: its frame, with tabs. Each tab is loaded when it is first shown.
 
-export const Experiment = () => html`<h1>Experiment</h1><${Skeleton} />`;
+import { html, useEffect, useState } from "./lib/preact.js";
+import { experiment, send, useData } from "./data.js";
+import { VERBS, allowed, ask, askExtend, askFork, askNotes, askShare, askVerb, refusal, say } from "./dialogs.js";
+import { useKeys } from "./keys.js";
+import { NotFound } from "./notfound.js";
+import { Overview } from "./overview.js";
+import { Crumbs, Empty, Skeleton, State, Tabs, Trouble } from "./parts.js";
+import { address, go } from "./url.js";
+
+const FIRST_MS = 2500, QUIET = 4;
+const ENDED = ["COMPLETED", "PARTLY_FAILED", "STOPPED", "PAUSED", "ERROR"];
+const TABS = {
+  "": ["Overview"],
+  trials: ["Trials", () => import("./trials.js").then(it => it.Trials)],
+  curves: ["Curves", () => import("./curves.js").then(it => it.Curves)],
+  analysis: ["Analysis", () => import("./analysis.js").then(it => it.Analysis)],
+  failures: ["Failures", () => import("./failures.js").then(it => it.Failures)],
+  logs: ["Logs", () => import("./logs.js").then(it => it.Log)],
+  code: ["Config and code", () => import("./code.js").then(it => it.Code)],
+};
+const loaded = new Map([["", Overview]]);
+
+export function Experiment({ name, tab }) {
+  const [every, setEvery] = useState(FIRST_MS);
+  const { data: about, error } = useData(experiment(name), { every }), { data: me } = useData("/token");
+  useKeys(Object.entries(TABS).map(([key, [label]], at) => [String(at + 1), label, () => go(address(name, null, key))]));
+  useEffect(() => { document.title = `${about?.title ?? name} · dray`; }, [about?.title]);
+  const pace = about?.pace ? 1000 * about.pace * (ENDED.includes(about.state) ? QUIET : 1) : FIRST_MS;
+  useEffect(() => setEvery(pace), [pace]);
+  if (!(tab in TABS)) return html`<${NotFound} what=${`An experiment has no tab ${tab}.`} />`;
+  if (error?.status === 404 && !about) return html`<${NotFound} what=${error.message} />`;
+  const crumbs = html`<${Crumbs} places=${[["Experiments", "#/"], [name]]} />`;
+  if (!about) return html`${crumbs}<h1>${name}</h1>${error?.status ? html`<${Trouble}>${error.message}</${Trouble}>` : html`<${Skeleton} />`}`;
+  return html`${crumbs}
+    <div class="top"><h1>${about.title}</h1><${State} state=${about.state} why=${about.why ?? about.reason} /></div>
+    <p class="quiet path">${about.number !== null && `${about.number}: `}${about.name}${about.path && ` in ${about.path}`}</p>
+    ${me && html`<${Actions} name=${name} about=${about} me=${me} />`}
+    <${Tabs} label="Views of the experiment" at=${tab} href=${key => address(name, null, key)}
+      tabs=${Object.entries(TABS).map(([key, [label]]) => [key, label, key === "failures" ? about.failures : 0])} />
+    <${View} key=${tab} tab=${tab} name=${name} about=${about} me=${me} />`;
+}
+
+function View({ tab, ...properties }) {
+  const [, again] = useState(0), [trouble, setTrouble] = useState(""), Shown = loaded.get(tab);
+  useEffect(() => {
+    if (Shown) return;
+    TABS[tab][1]().then(found => { loaded.set(tab, found); again(it => it + 1); }, error => setTrouble(`This tab can't be loaded: ${error.message}`));
+  }, [tab]);
+  if (trouble) return html`<${Trouble}>${trouble}</${Trouble}>`;
+  if (!properties.about.states && !["", "code"].includes(tab)) return html`<${Empty}>It has not begun.</${Empty}>`;
+  return Shown ? html`<${Shown} ...${properties} />` : html`<${Skeleton} />`;
+}
+
+// What one may do with it: by its state, and by the scope of one's token.
+function Actions({ name, about, me }) {
+  const { submitted } = about, owner = submitted?.owner, mine = me.scope === "operate" || (me.scope === "submit" && owner === me.name);
+  const button = (label, act, danger = false) => html`<button key=${label} class=${danger ? "danger" : ""} onclick=${act}>${label}</button>`;
+  const fork = button("Fork", () => askFork(name).catch(error => say(error.message)));
+  if (!mine) {
+    const may = me.scope === "submit" ? "change only what it has submitted" : "only look";
+    return html`<div class="actions">${me.scope === "submit" && fork}<span class="quiet">${owner && `Submitted by ${owner}. `}Your token, ${me.name}, may ${may}.</span></div>`;
+  }
+  return html`<div class="actions">
+    ${allowed(about, me).map(verb => button(VERBS[verb][0], () => askVerb(name, verb).catch(error => say(error.message)), VERBS[verb][1]))}
+    ${submitted && !refusal(about, "extend", me) && button("Extend", () => askExtend(about))}
+    ${submitted && button("Slots", () => askShare(about))}
+    ${submitted && button("Tags and notes", () => askNotes(about))}
+    ${fork}
+    ${me.scope === "operate" && button("TensorBoard, optuna-dashboard", () => ask({ title: "TensorBoard and optuna-dashboard", yes: "Close", body: html`<${Boards} name=${name} />` }))}
+    ${!submitted && html`<span class="quiet">Not submitted to this server: the command that runs it can stop it.</span>`}</div>`;
+}
+
+// Pages of other programs, which the server starts.
+function Boards({ name }) {
+  const [found, set] = useState(null), [trouble, setTrouble] = useState("");
+  useEffect(() => { send("POST", `${experiment(name)}/boards`).then(set, error => setTrouble(error.message)); }, []);
+  const link = (label, to, why) => html`<p>${to ? html`<a href=${to} target="_blank" rel="noreferrer">${label}</a>` : `${label} ${why}.`}</p>`;
+  return html`<div role="status">${trouble || (found ? html`${link("TensorBoard", found.tensorboard, "can't be started")}${link("optuna-dashboard", found.optuna_dashboard, "is not installed")}` : "Starting both …")}</div>
+    <p class="quiet">They listen on the server's own machine: from elsewhere, forward their ports with ssh -L.</p>`;
+}

@@ -1,0 +1,99 @@
+// An experiment at a glance.
+
+import { html } from "./lib/preact.js";
+import { Place, Trials, useFailures } from "./failures.js";
+import { Copy, Tiles } from "./parts.js";
+import { address } from "./url.js";
+import { clean, clock, count, duration, number, plural, shown } from "./values.js";
+
+const WORDS = { INVALID_HP: "with invalid hyperparameters", OUT_OF_MEMORY: "out of memory" };
+const counted = states => Object.entries(states ?? {}).map(([state, times]) => `${count(times)} ${WORDS[state] ?? state.toLowerCase()}`).join(", ");
+
+export function Overview({ name, about }) {
+  const { submitted, standing } = about, tags = [...(submitted?.tags ?? []), ...(about.labels ?? [])];
+  return html`<${Sentence} name=${name} standing=${standing} />
+    ${about.why && html`<p class="trouble">${clean(about.why)}</p>`}
+    ${tags.length + (about.description ? 1 : 0) + (submitted?.notes ? 1 : 0) > 0 && html`<div class="notes">${tags.map(tag => html`<span key=${tag} class="tag">${tag}</span>`)}
+      ${about.description && html`<p>${about.description}</p>`}${submitted?.notes && html`<p class="text">${submitted.notes}</p>`}</div>`}
+    <${Tiles} tiles=${tilesOf(name, about)} />
+    <${Alerts} alerts=${about.alerts} />
+    <div class="columns"><${Best} name=${name} about=${about} /><${Search} about=${about} /></div>
+    <${Failed} name=${name} about=${about} />
+    <${Repeats} name=${name} about=${about} />`;
+}
+
+// The sentence that the command prints too, with links.
+function Sentence({ name, standing }) {
+  const parts = standing?.parts ?? [], best = /trial (\d+)/;
+  const linked = ({ about, text }) => about === "failed" ? html`<a class="bad" href=${address(name, null, "failures")}>${text}</a>`
+    : about === "best" && best.test(text) ? html`${text.split(best)[0]}<a href=${address(name, best.exec(text)[1])}>trial ${best.exec(text)[1]}</a>${text.slice(best.exec(text).index + best.exec(text)[0].length)}` : text;
+  return html`<p class="standing" role="status">${parts.map((part, at) => html`${at > 0 && "; "}${linked(at ? part : { ...part, text: part.text[0].toUpperCase() + part.text.slice(1) })}`)}.</p>`;
+}
+
+function tilesOf(name, it) {
+  const trial = it.best_trial ?? null, failed = it.states ? (it.states.ERRORED ?? 0) + (it.states.OUT_OF_MEMORY ?? 0) : it.failed;
+  const live = it.state === "RUNNING" && it.last ? Math.max(0, Date.now() / 1000 - it.last) : 0;  // it is told by the journal's last event
+  const tiles = [
+    { value: number(it.best_metric), label: `best ${it.metric ?? ""}`, more: trial !== null && html`<a href=${address(name, trial)}>trial ${trial}</a>${it.repeats?.[0]?.compared ? ", mean over seeds" : ""}` },
+    { value: `${count(it.ended)} / ${count(it.total)}`, label: "trials ended", more: counted(it.states), bad: failed > 0 },
+    { value: duration(it.ran_s + live), label: "time", more: it.began ? `since ${clock(it.began)}` : "" },
+  ];
+  if (it.usage) tiles.push({ value: it.usage, label: "budget", more: it.standing?.budget_left === null ? "" : `${Math.round(100 * it.standing.budget_left)}% left` });
+  if (it.front?.length)
+    tiles.splice(1, 0, { value: count(it.front.length), label: "on the Pareto front", more: html`trial ${it.front.slice(0, 6).map((each, at) => html`${at > 0 && ", "}<a href=${address(name, each)}>${each}</a>`)}${it.front.length > 6 && ", …"}` });
+  if (it.submitted) {
+    const { share, slots, waiting } = it.submitted;
+    tiles.push({
+      value: `${number(slots)} of ${number(it.status?.slots ?? 0)}`, label: "slots",
+      more: `priority ${share.priority}, weight ${number(share.weight)}${share.max_slots === null ? "" : `, ${share.max_slots} at most`}${waiting ? `; ${plural(waiting, "trial")} waiting` : ""}`,
+    });
+  }
+  return tiles;
+}
+
+function Best({ name, about }) {
+  const trial = about.best_trial ?? null;
+  if (trial === null) return null;
+  return html`<section aria-label="The best trial"><h2>Best: <a href=${address(name, trial)}>trial ${trial}</a></h2>
+    <table aria-label="Its hyperparameters"><tbody>${Object.entries(about.best_hparams ?? {}).map(([key, value]) => html`<tr key=${key}><th scope="row">${clean(key)}</th><td>${clean(shown(value))}</td></tr>`)}</tbody></table>
+    <p class="quiet">Its checkpoint, verified and copied here; or its weights alone, for use without dray:</p>
+    <${Copy} text="dray checkpoint download ${name} best" /><${Copy} text="dray checkpoint export ${name} best -o model" /></section>`;
+}
+
+// What the search does now: how many trials have come how far.
+function Search({ about }) {
+  const { rungs = [], search = "" } = about.standing ?? {}, most = Math.max(1, ...rungs.map(each => each.reached)), is = about.searcher === "pbt" ? "generation" : "rung";
+  if (!search && rungs.length < 2) return null;
+  return html`<section aria-label="The search"><h2>${about.state === "RUNNING" ? "The search now" : "How far trials came"}</h2>
+    ${search && html`<p>${search[0].toUpperCase() + search.slice(1)}.</p>`}
+    ${rungs.length > 1 && html`<table class="rungs" aria-label="Rungs"><thead><tr>${[is, "length", "reached by", "on their way", "paused there"].map(each => html`<th key=${each} scope="col">${each}</th>`)}</tr></thead>
+      <tbody>${rungs.map((each, at) => html`<tr key=${at}><td>${at + 1}</td><td>${count(each.length)} ${about.unit}</td>
+        <td><span class="share"><i style=${{ width: `${100 * each.reached / most}%` }} /></span> ${count(each.reached)}</td><td>${each.running ? count(each.running) : "–"}</td><td>${each.paused ? count(each.paused) : "–"}</td></tr>`)}</tbody></table>`}</section>`;
+}
+
+const MOST_CAUSES = 3;
+function Failed({ name, about }) {
+  const { data } = useFailures(name, about);
+  if (!about.failures || !data) return null;
+  const more = data.groups.length - MOST_CAUSES;
+  return html`<section aria-label="What failed"><h2>What failed, and why</h2><ul class="causes">${data.groups.slice(0, MOST_CAUSES).map(group => html`
+    <li key=${`${group.file} ${group.line} ${group.error}`}><b>${clean(group.error)}</b>${group.file && html` at <${Place} name=${name} group=${group} />`}<br /><span class="quiet">${plural(group.count, "failure")}: <${Trials} name=${name} group=${group} most=${6} /></span></li>`)}</ul>
+    <p><a href=${address(name, null, "failures")}>${more > 0 ? `${plural(more, "other cause")}, with tracebacks` : "Tracebacks"}</a></p></section>`;
+}
+
+// What `notify:` has told last.
+const Alerts = ({ alerts }) => alerts?.length > 0 && html`<section aria-label="Alerts"><h2>Alerts</h2><ul>${alerts.map(each => html`<li key=${`${each.time} ${each.text}`}><span class="quiet">${clock(each.time)}</span> ${clean(each.text)}</li>`)}</ul></section>`;
+
+function Repeats({ name, about: it }) {
+  if (!it.repeats?.length) return null;
+  const ends = it.repeats.flatMap(each => [each.low ?? each.mean, each.high ?? each.mean]).filter(each => typeof each === "number");
+  const [least, most] = [Math.min(...ends), Math.max(...ends)], at = value => most > least ? 100 * (value - least) / (most - least) : 50;
+  const bar = each => typeof each.mean === "number" && html`<div class="interval" title=${each.text}>
+    <i style=${{ left: `${at(each.low ?? each.mean)}%`, right: `${100 - at(each.high ?? each.mean)}%` }} /><b style=${{ left: `${at(each.mean)}%` }} /></div>`;
+  const heads = ["trial", `${it.metric} over seeds, 95% interval`, "", "seeds", "difference from the best", "repeats"];
+  return html`<section><h2>Trained again with other seeds</h2><p>${it.repeats_summary[0].toUpperCase()}${it.repeats_summary.slice(1)}.</p>
+    <div class="wide"><table aria-label="Trained again with other seeds"><thead><tr>${heads.map(each => html`<th key=${each} scope="col">${each || html`<span class="hidden">interval</span>`}</th>`)}</tr></thead>
+      <tbody>${it.repeats.map(each => html`<tr key=${each.trial}><td class="number"><a href=${address(name, each.trial)}>${each.trial}</a></td><td>${each.text}</td><td>${bar(each)}</td>
+        <td>${each.seeds} of ${each.of}${each.failed ? `, ${each.failed} failed` : ""}</td><td>${each.difference_text}</td>
+        <td>${each.trials.map((trial, place) => html`${place > 0 && ", "}<a href=${address(name, trial)}>${trial}</a>`)}</td></tr>`)}</tbody></table></div></section>`;
+}
