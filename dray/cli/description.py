@@ -89,7 +89,7 @@ def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *,
 
 
 def _left(each: Overview) -> str:
-    from dray.display.text import rough_time
+    from dray.text import rough_time
 
     return "" if each.left_s is None else f"about {rough_time(each.left_s)}"
 
