@@ -50,7 +50,7 @@ class Texts:
             return encoded({**found, "running": running})
         ranks = self._logs.ranks(reader.directory, trial, final=not running)
         of: dict[int | None, Lines] = dict(ranks.items())
-        if "rank" in request.query or "line" in request.query:
+        if "rank" in request.query or not request.query.get("search"):
             rank = number(request, "rank", min(ranks, default=0))
             if rank not in ranks and ranks:
                 raise NoExperiment(f"trial {trial} has no rank {rank}; it has {', '.join(map(str, ranks))}")

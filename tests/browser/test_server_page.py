@@ -5,18 +5,14 @@ from __future__ import annotations
 import shutil
 
 import pytest
-import yaml
 
 from dray.records.directory import DIFF
 from dray.records.result import Result
-from dray.serve import tokens
-from dray.serve.quota import Quota
 from searchers.events import Exited, Requested, Started
 from tests.browser.page import Site
 from tests.experiment.test_requests import answering
 from tests.records.repeated import repeated
 from tests.records.test_repeats import VALUES, runs
-from tests.serve.conftest import TOKEN
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -96,77 +92,6 @@ def test_trials_of_two_experiments_are_compared(site: Site) -> None:
     site.js("sessionStorage.clear()")
 
 
-def test_stopping_asks_first_and_reaches_the_server(site: Site) -> None:
-    site.open("#/e/experiment")
-    site.click("Stop", ".actions")
-    assert "Its running trials save a checkpoint first." in site.one("dialog[open]").text
-    site.click("Cancel", "dialog")
-    site.until(lambda: not site.all("dialog"))
-    assert ("stop", "experiment") not in site.control.calls
-    site.click("Stop", ".actions")
-    site.click("Stop", "dialog")
-    site.until(lambda: ("stop", "experiment") in site.control.calls)
-    site.until(lambda: "Activate" in site.one(".actions").text)
-    site.click("Activate", ".actions")
-    site.click("Activate", "dialog")
-    site.until(lambda: ("activate", "experiment") in site.control.calls)
-
-
-def test_slots_tags_and_notes_are_changed(site: Site) -> None:
-    site.open("#/e/experiment")
-    site.click("Slots", ".actions")
-    weight = site.one("dialog input[name=weight]")
-    weight.clear()
-    weight.send_keys("2.5")
-    site.click("Change", "dialog")
-    site.until(lambda: not site.all("dialog"), "the end of the dialog")
-    site.until(lambda: "weight 2.5" in site.one(".tiles").text)
-    assert site.control.experiment("experiment").share.weight == 2.5
-    site.click("Tags and notes", ".actions")
-    site.one("dialog input").send_keys("new, tags")
-    site.one("dialog textarea").send_keys("two\nlines")
-    site.click("Save", "dialog")
-    site.until(lambda: {"new", "tags"} <= set(site.texts(".notes .tag")))
-    assert site.control.experiment("experiment").notes == "two\nlines"
-
-
-def test_a_token_that_may_not_change_an_experiment_sees_why_in_place_of_the_buttons(site: Site) -> None:
-    secret = tokens.create(site.results, "agent", "submit", Quota())
-    site.browser.get(f"{site.url}/login?token={secret}")
-    try:
-        site.open("#/e/experiment")
-        site.until(lambda: "may change only what it has submitted" in site.one(".actions").text)
-        assert site.texts(".actions button") == ["Again, with changes"]
-        site.control.put("experiment", "RUNNING", owner="agent")
-        site.open("#/")
-        site.until(lambda: "by agent" in site.one("tr[data-key='experiment']").text)
-        site.open("#/e/experiment")
-        site.until(lambda: "Stop" in site.texts(".actions button"))
-    finally:
-        site.control.put("experiment", "RUNNING", owner="")
-        site.browser.get(f"{site.url}/login?token={TOKEN}")
-
-
-def test_an_experiment_is_run_again_with_changes(site: Site) -> None:
-    site.open("#/e/digits-1")
-    site.click("Again, with changes", ".actions")
-    text = site.one("dialog textarea").get_property("value")
-    change = """const it = document.querySelector('dialog textarea');
-                it.value = arguments[0];
-                it.dispatchEvent(new Event('input'));"""
-    site.js(change, text.replace("divisor: 4", "divisor: 1"))
-    assert "1 changed line." in site.texts("dialog [role=status]")
-    site.click("Create the experiment", "dialog")
-    told = "return document.querySelector('dialog .trouble')?.innerText ?? ''"
-    site.until(lambda: "searcher.divisor: must be > 1" in site.js(told))
-    site.js(change, text.replace("max_trials: 64", "max_trials: 8").replace("name: simulated", "name: smaller"))
-    site.click("Create the experiment", "dialog")
-    site.until(lambda: "#/e/smaller" in site.browser.current_url)
-    [made] = site.results.glob("smaller*")
-    assert yaml.safe_load((made / "experiment.yaml").read_text())["searcher"]["max_trials"] == 8
-    assert (made / "code" / "model_def.py").exists()
-
-
 def test_a_trial_is_forked_and_stopped(site: Site) -> None:
     with answering(site.story):
         site.open("#/e/experiment/t/0")
@@ -188,17 +113,6 @@ def test_a_trial_is_forked_and_stopped(site: Site) -> None:
         assert "keeps its checkpoints" in site.one("dialog[open]").text
         site.click("Stop", "dialog")
         site.until(lambda: site.story.search.trials[5].stop_requested)
-
-
-def test_what_a_trial_printed_is_text_and_is_followed(site: Site) -> None:
-    site.open("#/e/digits-1/t/3")
-    site.until(lambda: "<script>window.hacked" in site.texts(".log")[0])
-    with (site.results / "digits-1" / "trial_3" / "logs" / "rank_0.log").open("a") as file:
-        file.write("one more\x1b[31m line\n")
-    site.until(lambda: "one more line\n" in site.texts(".log")[0])
-    assert site.js("return window.hacked === undefined && document.querySelectorAll('.log *').length === 0")
-    site.until(lambda: "validation_loss" in site.texts("table[aria-label='Last metrics'] th"))
-    assert "lr" in site.texts("table[aria-label=Hyperparameters] th")
 
 
 def test_what_a_variant_changes_is_text(site: Site) -> None:

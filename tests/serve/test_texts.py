@@ -89,6 +89,7 @@ def test_a_search_says_where_its_matches_are(served: Served, digits: Path) -> No
         (1, 3, "an ERROR"),
     ]
     assert (found["more"], found["total"]) == (False, 5)
+    assert ask(served, "digits-1/trials/0/logs", search="error", line=1) == found
     [match] = ask(served, "digits-1/trials/0/logs", search="error", rank=1, line=2)["matches"]
     assert match["line"] == 3
     assert served.api("GET", f"/experiments/digits-1/trials/0/logs?search={'x' * 201}").status == 400

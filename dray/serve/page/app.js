@@ -64,7 +64,7 @@ function App() {
         <a href="#/queue" aria-current=${View === Queue ? "page" : null}>Queue</a></nav>
       <span id="server" class="quiet" title=${status && `dray ${status.version} on ${status.cluster}, up for ${duration(Date.now() / 1000 - status.since)}; results in ${status.results}`}>
         ${status && (status.slots ? `${number(status.busy)} of ${number(status.slots)} slots busy` : status.cluster)}</span>
-      <span id="trouble" role="status">${trouble && !signedOut && trouble.status !== 404 && (trouble.status ? trouble.message : "The server does not answer; trying again.")}</span>
+      <span id="trouble" role="status">${trouble && !signedOut && ![404, 409].includes(trouble.status) && (trouble.status ? trouble.message : "The server does not answer; trying again.")}</span>
       <button id="help" class="plain" aria-label="Keyboard shortcuts" onclick=${showHelp}>?</button>
     </header>
     <main id="main" tabindex="-1">${signedOut ? html`<${SignIn} done=${() => setTrouble(null)} />` : html`<${View} key=${[View.name, properties.name, properties.trial].join()} ...${properties} />`}</main>

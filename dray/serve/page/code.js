@@ -2,17 +2,19 @@
 
 import { html, useMemo } from "./lib/preact.js";
 import { experiment, useData } from "./data.js";
-import { Diff, Lines } from "./lines.js";
+import { Diff, TextLines } from "./lines.js";
 import { Empty, Skeleton, Trouble } from "./parts.js";
 import { address, setParams, useParam } from "./url.js";
 import { bytes, clean } from "./values.js";
 
 const CONFIG = "", CHANGES = "changes";
 
-export function Code({ name }) {
+const EVERY_MS = 15_000;  // trials with other code may be added while it runs
+
+export function Code({ name, about }) {
   const path = experiment(name), [file] = useParam("file"), [variant] = useParam("variant"), [show] = useParam("show");
   const of = variant ? `?variant=${encodeURIComponent(variant)}` : "";
-  const { data, error } = useData(`${path}/code${of}`, { keep: true });
+  const { data, error } = useData(`${path}/code${of}`, { keep: true, every: about.state === "RUNNING" ? EVERY_MS : 0 });
   if (!data) return error ? html`<${Trouble}>${error.message}</${Trouble}>` : html`<${Skeleton} />`;
   const at = changes => address(name, null, "code", { ...variant && { variant }, ...changes });
   const link = (text, href, on, more) => html`<li key=${text}><a href=${href} aria-current=${on ? "page" : null}>${text}</a>${more}</li>`;
@@ -36,7 +38,7 @@ function Text({ path, label, of }) {
   if (!data) return error ? html`<${Trouble}>${error.message}</${Trouble}>` : html`<${Skeleton} />`;
   if (found.text === null) return html`<${Empty}>${clean(label)} is binary: ${bytes(found.size)}.</${Empty}>`;
   if (!found.text) return html`<${Empty}>${clean(label)} is empty.</${Empty}>`;
-  return html`<${Lines} label=${clean(label)} total=${lines.length} target=${Number(line || 0) - 1} onpick=${setParams}
+  return html`<${TextLines} label=${clean(label)} total=${lines.length} target=${Number(line || 0) - 1} onpick=${setParams}
       line=${i => ({ text: lines[i], number: i + 1, at: { line: String(i + 1) } })} />
     ${found.more > 0 && html`<p class="quiet">The last ${bytes(found.more)} are left out.</p>`}`;
 }

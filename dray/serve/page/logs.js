@@ -3,8 +3,8 @@
 import { html, useCallback, useEffect, useRef, useState } from "./lib/preact.js";
 import { Poll, experiment, get, logAddress, useData } from "./data.js";
 import { useKeys } from "./keys.js";
-import { Lines, printed } from "./lines.js";
-import { Copy, Empty, Search, Select, Skeleton } from "./parts.js";
+import { TextLines, printed } from "./lines.js";
+import { Copy, Empty, Search, Select, Skeleton, useNarrow } from "./parts.js";
 import { setParams, useParam } from "./url.js";
 import { bytes, count, plural } from "./values.js";
 
@@ -56,11 +56,11 @@ function Numbered({ path, tail, ranks, rank, label, whole }) {
     const text = kept.lines.get(i + 1);
     return text === undefined ? undefined : { text, number: i + 1, at: { line: String(i + 1), ...ranks.length > 1 ? { rank } : {} } };
   };
-  const text = kept.lines.get(target + 1);
+  const text = kept.lines.get(target + 1), long = useNarrow() ? 40 : 130;
   return html`<${Bar} path=${path} query=${query} tail=${tail} ranks=${ranks} rank=${rank} follow=${follow && !line} setFollow=${on => { setFollow(on); if (on) setLine(""); }} whole=${whole} />
-    <${Lines} label=${label} total=${tail.total} line=${shown} range=${range} target=${target} find=${find}
+    <${TextLines} label=${label} total=${tail.total} line=${shown} range=${range} target=${target} find=${find}
       follow=${follow} onfollow=${setFollow} onpick=${setParams} />
-    ${target >= 0 && text?.length > 120 && html`<pre class="whole" aria-label="Line ${line}">${text}</pre>`}
+    ${target >= 0 && text?.length > long && html`<pre class="whole" aria-label="Line ${line}">${text}</pre>`}
     ${target >= tail.total && html`<p class="quiet">There is no line ${line} yet; there are ${count(tail.total)}.</p>`}`;
 }
 
@@ -81,7 +81,7 @@ function Merged({ path, tail, ranks, label, whole }) {
   }, [path]);
   return html`<${Bar} path=${path} query="" tail=${tail} ranks=${ranks} rank="" follow=${follow} setFollow=${setFollow} whole=${whole} />
     ${found.skipped > 0 && html`<p class="quiet">The first ${bytes(found.skipped)} are left out here: choose a rank to see all of it.</p>`}
-    <${Lines} label=${label} total=${found.lines.length} line=${i => found.lines[i]} find=${find} follow=${follow} onfollow=${setFollow} onpick=${setParams} />`;
+    <${TextLines} label=${label} total=${found.lines.length} line=${i => found.lines[i]} find=${find} follow=${follow} onfollow=${setFollow} onpick=${setParams} />`;
 }
 
 // ------------------------------------------------------------------ above the lines
@@ -128,8 +128,7 @@ function Bar({ path, query, tail, ranks, rank, follow, setFollow, whole }) {
     <span class="find" onkeydown=${enter}><${Search} name="find" placeholder="Search the log" title="Enter: the next match; Shift+Enter: the one before" /></span>
     ${find && html`<span role="status">${text !== find ? "searching …" : matches.length ? `${at >= 0 ? `${count(at + 1)} of ` : ""}${plural(matches.length, "line")}${more ? " and more" : ""}` : "no line has it"}</span>
       <span><button class="plain" disabled=${!matches.length} aria-label="Previous match" onclick=${() => go(-1)}>‹</button> <button class="plain" disabled=${!matches.length} aria-label="Next match" onclick=${() => go(1)}>›</button></span>`}
-    ${rank !== "" && html`<label class="inline">line <input class="goto" type="number" min="1" max=${tail.total} value=${line} placeholder=${tail.total} onchange=${event => setLine(event.target.value)} /></label>
-      <span class="quiet">of ${count(tail.total)}</span>`}
-    <label class="inline"><input type="checkbox" checked=${follow} onchange=${event => setFollow(event.target.checked)} /> follow</label>
+    ${rank !== "" && html`<label class="inline">line <input class="goto" type="number" min="1" max=${tail.total} value=${line} placeholder=${tail.total} onchange=${event => setLine(event.target.value)} /> of ${count(tail.total)}</label>`}
+    ${tail.running && html`<label class="inline"><input type="checkbox" checked=${follow} onchange=${event => setFollow(event.target.checked)} /> follow</label>`}
     ${whole}</div>`;
 }

@@ -2,12 +2,11 @@
 
 import { html } from "./lib/preact.js";
 import { Place, Trials, useFailures } from "./failures.js";
-import { Copy, Tiles } from "./parts.js";
+import { Copy, Tiles, word } from "./parts.js";
 import { address } from "./url.js";
 import { clean, clock, count, duration, number, plural, shown } from "./values.js";
 
-const WORDS = { INVALID_HP: "with invalid hyperparameters", OUT_OF_MEMORY: "out of memory" };
-const counted = states => Object.entries(states ?? {}).map(([state, times]) => `${count(times)} ${WORDS[state] ?? state.toLowerCase()}`).join(", ");
+const counted = states => Object.entries(states ?? {}).map(([state, times]) => `${count(times)} ${word(state, null, true)}`).join(", ");
 
 export function Overview({ name, about }) {
   const { submitted, standing } = about, tags = [...(submitted?.tags ?? []), ...(about.labels ?? [])];
@@ -16,9 +15,9 @@ export function Overview({ name, about }) {
     ${tags.length + (about.description ? 1 : 0) + (submitted?.notes ? 1 : 0) > 0 && html`<div class="notes">${tags.map(tag => html`<span key=${tag} class="tag">${tag}</span>`)}
       ${about.description && html`<p>${about.description}</p>`}${submitted?.notes && html`<p class="text">${submitted.notes}</p>`}</div>`}
     <${Tiles} tiles=${tilesOf(name, about)} />
+    <${Failed} name=${name} about=${about} />
     <${Alerts} alerts=${about.alerts} />
     <div class="columns"><${Best} name=${name} about=${about} /><${Search} about=${about} /></div>
-    <${Failed} name=${name} about=${about} />
     <${Repeats} name=${name} about=${about} />`;
 }
 
@@ -60,15 +59,21 @@ function Best({ name, about }) {
     <${Copy} text="dray checkpoint download ${name} best" /><${Copy} text="dray checkpoint export ${name} best -o model" /></section>`;
 }
 
+// "1 epoch", "4 batches"
+const length = (value, unit) => `${count(value)} ${value === 1 ? unit.replace(/(?<=ch)es$|s$/, "") : unit}`;
+
 // What the search does now: how many trials have come how far.
 function Search({ about }) {
-  const { rungs = [], search = "" } = about.standing ?? {}, most = Math.max(1, ...rungs.map(each => each.reached)), is = about.searcher === "pbt" ? "generation" : "rung";
-  if (!search && rungs.length < 2) return null;
+  const { rungs = [], search = "" } = about.standing ?? {}, most = Math.max(...rungs.map(each => each.reached)), paused = rungs.some(each => each.paused), running = rungs.some(each => each.running);
+  const table = rungs.length > 1 && (most > 0 || running);
+  if (!search && !table) return null;
+  const heads = [about.searcher === "pbt" ? "generation" : "rung", "length", "reached by", running && "on their way", paused && "paused there"].filter(Boolean);
   return html`<section aria-label="The search"><h2>${about.state === "RUNNING" ? "The search now" : "How far trials came"}</h2>
     ${search && html`<p>${search[0].toUpperCase() + search.slice(1)}.</p>`}
-    ${rungs.length > 1 && html`<table class="rungs" aria-label="Rungs"><thead><tr>${[is, "length", "reached by", "on their way", "paused there"].map(each => html`<th key=${each} scope="col">${each}</th>`)}</tr></thead>
-      <tbody>${rungs.map((each, at) => html`<tr key=${at}><td>${at + 1}</td><td>${count(each.length)} ${about.unit}</td>
-        <td><span class="share"><i style=${{ width: `${100 * each.reached / most}%` }} /></span> ${count(each.reached)}</td><td>${each.running ? count(each.running) : "–"}</td><td>${each.paused ? count(each.paused) : "–"}</td></tr>`)}</tbody></table>`}</section>`;
+    ${table && html`<div class="wide"><table class="rungs" aria-label="Rungs"><thead><tr>${heads.map(each => html`<th key=${each} scope="col">${each}</th>`)}</tr></thead>
+      <tbody>${rungs.map((each, at) => html`<tr key=${at}><td>${at + 1}</td><td>${length(each.length, about.unit)}</td>
+        <td><span class="share"><i style=${{ width: `${100 * each.reached / Math.max(most, 1)}%` }} /></span> ${count(each.reached)}</td>
+        ${running && html`<td>${each.running ? count(each.running) : "–"}</td>`}${paused && html`<td>${each.paused ? count(each.paused) : "–"}</td>`}</tr>`)}</tbody></table></div>`}</section>`;
 }
 
 const MOST_CAUSES = 3;
@@ -81,8 +86,10 @@ function Failed({ name, about }) {
     <p><a href=${address(name, null, "failures")}>${more > 0 ? `${plural(more, "other cause")}, with tracebacks` : "Tracebacks"}</a></p></section>`;
 }
 
-// What `notify:` has told last.
-const Alerts = ({ alerts }) => alerts?.length > 0 && html`<section aria-label="Alerts"><h2>Alerts</h2><ul>${alerts.map(each => html`<li key=${`${each.time} ${each.text}`}><span class="quiet">${clock(each.time)}</span> ${clean(each.text)}</li>`)}</ul></section>`;
+// What `notify:` has told people last.
+const MOST_ALERTS = 5;
+const Alerts = ({ alerts }) => alerts?.length > 0 && html`<section aria-label="Alerts"><h2>Alerts</h2><ul class="causes">${alerts.slice(-MOST_ALERTS).reverse().map(each => html`
+  <li key=${`${each.time} ${each.text}`}><span class="quiet">${clock(each.time)}</span> ${clean(each.text)}${each.error && html` <span class="trouble">not sent: ${clean(each.error)}</span>`}</li>`)}</ul></section>`;
 
 function Repeats({ name, about: it }) {
   if (!it.repeats?.length) return null;

@@ -19,7 +19,9 @@ export function Tabs({ label, tabs, at, href }) {
     event.preventDefault();
     next.focus();
   };
-  return html`<nav class="tabs" aria-label=${label} onkeydown=${move}>${tabs.map(([key, text, badge]) => html`
+  const place = useRef(null);
+  useEffect(() => { place.current.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }); }, [at]);
+  return html`<nav class="tabs" ref=${place} aria-label=${label} onkeydown=${move}>${tabs.map(([key, text, badge]) => html`
     <a href=${href(key)} aria-current=${key === at ? "page" : null}>${text}${badge ? html` <span class="badge">${count(badge)}</span>` : ""}</a>`)}</nav>`;
 }
 
