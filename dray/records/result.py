@@ -21,6 +21,7 @@ from dray.records.metrics import read_metrics, read_system
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.records.repeats import Comparison, compare
+from dray.records.standing import Standing, standing
 from dray.records.timeline import gpu_types, read_timeline
 from dray.records.trial_record import TrialRecord
 from dray.script import Script
@@ -126,6 +127,11 @@ class Result:
             JournalError: the journal is damaged.
         """
         return self._found.overview()
+
+    @property
+    def standing(self) -> Standing:
+        """How the experiment stands now: ``standing.sentence`` is what ``dray experiment describe`` and the page say."""
+        return standing(self.overview, self.reader)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:

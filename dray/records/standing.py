@@ -15,6 +15,7 @@ from dray.training.units import amount
 from searchers.samplers import STARTUP
 
 if TYPE_CHECKING:
+    from dray.config.searcher import Searcher
     from dray.records.reader import ExperimentReader
 
 _BEGINS = {
@@ -88,8 +89,8 @@ def standing(
     now = time.time() if now is None else now
     ran_s = seen.ran_s + (max(now - seen.last, 0.0) if running and seen.last else 0.0)
     budget_left = _budget_left(seen.budget)
-    rungs = [] if reader is None else _rungs(reader)
-    search = ", ".join(_doings(reader, rungs)) if reader is not None and running else ""
+    counts = None if reader is None else _counts(reader)
+    search = ", ".join(_doings(reader.config.searcher, counts)) if reader and counts and running else ""
     parts: list[tuple[PartKind, str]] = [("state", _state(seen, ran_s, None if queued is None else now - queued))]
     left = [f"about {rough_time(seen.left_s)}"] if running and seen.left_s is not None else []
     if budget_left is not None and (running or seen.state in _WAITING):
@@ -104,7 +105,9 @@ def standing(
         parts.append(("best", _best(seen, reader)))
     if search:
         parts.append(("search", search))
-    return Standing(parts=parts, left_s=seen.left_s, budget_left=budget_left, search=search, rungs=rungs)
+    return Standing(
+        parts=parts, left_s=seen.left_s, budget_left=budget_left, search=search, rungs=counts.rungs if counts else []
+    )
 
 
 def _state(seen: Overview, ran_s: float, queued_s: float | None) -> str:
@@ -137,29 +140,51 @@ def _best(seen: Overview, reader: ExperimentReader) -> str:
     return f"best {seen.metric} {shown(seen.best)} of trial {seen.best_trial}{front}"
 
 
-def _rungs(reader: ExperimentReader) -> list[RungNow]:
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What is counted over all trials, once for each version of an experiment."""
+
+    version: int
+    rungs: list[RungNow]
+    repeats: int  # that run
+    results: int  # trials that have reported
+
+
+def _counts(reader: ExperimentReader) -> _Counts:
+    found: _Counts | None = reader.derived.get("standing")
+    if found is None or found.version != reader.version:
+        found = reader.derived["standing"] = _count(reader)
+    return found
+
+
+def _count(reader: ExperimentReader) -> _Counts:
     lengths = sorted(set(reader.rungs))
     reached, running, paused = ([0] * (len(lengths) + 1) for _ in range(3))
+    repeats = results = 0
     for trial in reader.trials.values():
-        if trial.repeat is None:
-            place = bisect_right(lengths, trial.last_step)
-            reached[place] += 1
-            running[place] += trial.state == "RUNNING"
-            paused[place] += trial.state == "PAUSED"
-    return [
+        results += trial.last_step > 0
+        if trial.repeat is not None:
+            repeats += trial.state == "RUNNING"
+            continue
+        place = bisect_right(lengths, trial.last_step)
+        reached[place] += 1
+        running[place] += trial.state == "RUNNING"
+        paused[place] += trial.state == "PAUSED"
+    rungs = [
         RungNow(length=length, reached=sum(reached[at + 1 :]), running=running[at], paused=paused[at + 1])
         for at, length in enumerate(lengths)
     ]
+    return _Counts(reader.version, rungs, repeats, results)
 
 
-def _doings(reader: ExperimentReader, rungs: list[RungNow]) -> Iterator[str]:
-    """What the search does, from its trials and its settings."""
+def _doings(searcher: Searcher, counts: _Counts) -> Iterator[str]:
+    """What a search does, from its trials and its settings."""
     from dray.config.search import sampler_of
 
-    searcher, trials = reader.config.searcher, reader.trials.values()
-    repeats = sum(trial.repeat is not None and trial.state == "RUNNING" for trial in trials)
-    if repeats:
-        yield f"{counted(repeats, 'repeat')} of the best trials train{'s' * (repeats == 1)} with other seeds"
+    rungs = counts.rungs
+    if counts.repeats:
+        train = "trains" if counts.repeats == 1 else "train"
+        yield f"{counted(counts.repeats, 'repeat')} of the best trials {train} with other seeds"
     on = [place for place, rung in enumerate(rungs, 1) if rung.running]
     number = sum(rung.running for rung in rungs)
     if on:
@@ -176,6 +201,6 @@ def _doings(reader: ExperimentReader, rungs: list[RungNow]) -> Iterator[str]:
         yield f"{paused:,} {'is' if paused == 1 else 'are'} paused at rungs"
     sampler = sampler_of(searcher)
     startup = STARTUP.get(sampler.name, 0) and sampler.options.get("n_startup_trials", STARTUP[sampler.name])
-    results = sum(trial.last_step > 0 for trial in trials)
+    results = counts.results
     if searcher.name not in ("grid", "single", "pbt") and results < startup:
         yield f"hyperparameters are random until {startup} trials have results ({results} have)"

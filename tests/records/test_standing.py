@@ -38,6 +38,7 @@ def test_a_running_experiment_is_described_in_a_sentence(tmp_path: Path) -> None
     assert parts["best"] == "best error 0.25 of trial 0"
     assert parts["search"] == "1 trial trains to 20 batches"
     assert found.to_json()["sentence"] == found.sentence
+    assert dict(story.result.standing.parts)["best"] == parts["best"]
 
 
 def test_the_time_and_the_budget_left_are_told_while_it_can_go_on() -> None:

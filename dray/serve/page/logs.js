@@ -60,7 +60,7 @@ function Numbered({ path, tail, ranks, rank, label, whole }) {
   return html`<${Bar} path=${path} query=${query} tail=${tail} ranks=${ranks} rank=${rank} follow=${follow && !line} setFollow=${on => { setFollow(on); if (on) setLine(""); }} whole=${whole} />
     <${TextLines} label=${label} total=${tail.total} line=${shown} range=${range} target=${target} find=${find}
       follow=${follow} onfollow=${setFollow} onpick=${setParams} />
-    ${target >= 0 && text?.length > long && html`<pre class="whole" aria-label="Line ${line}">${text}</pre>`}
+    ${target >= 0 && text?.length > long && html`<pre class="whole" tabindex="0" aria-label="Line ${line}">${text}</pre>`}
     ${target >= tail.total && html`<p class="quiet">There is no line ${line} yet; there are ${count(tail.total)}.</p>`}`;
 }
 
