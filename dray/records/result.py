@@ -130,7 +130,7 @@ class Result:
 
     @property
     def standing(self) -> Standing:
-        """How the experiment stands now: ``standing.sentence`` is what ``dray experiment describe`` and the page say."""
+        """How the experiment stands now; its ``sentence`` is the one that ``dray experiment describe`` prints."""
         return standing(self.overview, self.reader)
 
     @cached_property

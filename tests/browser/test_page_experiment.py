@@ -272,13 +272,12 @@ def test_all_ranks_are_shown_by_time_and_one_of_them_can_be_chosen(site: Site, l
     site.until(lambda: "2 lines" in site.texts(".logbar [role=status]"))
     site.press(Keys.ENTER)
     site.until(lambda: "rank=1" in query(site) and "line=12345" in query(site), "where the match is")
-    choose = """const it = [...document.querySelectorAll('.logbar select')][0];
-                it.value = '0';
-                it.dispatchEvent(new Event('change'));"""
     site.open("#/e/digits-1/t/5/logs")
-    site.one(".logbar select")
-    site.js(choose)
+    site.one(".logbar select").send_keys("0")
     site.until(lambda: [line.partition(" ")[0] for line in site.js(LINES)] == ["1"] and "rank=0" in query(site))
+    site.js("document.activeElement.blur()")
+    site.press("r")
+    site.until(lambda: "rank=1" in query(site) and site.js(LAST).endswith(" step 30000"), "the next rank")
 
 
 def test_what_a_trial_prints_is_text_and_is_followed(site: Site) -> None:

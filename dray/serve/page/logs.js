@@ -117,7 +117,11 @@ function Bar({ path, query, tail, ranks, rank, follow, setFollow, whole }) {
     const it = matches.at(next < 0 ? -1 : next % matches.length);
     return setParams({ line: String(it.line), rank: it.rank === null || ranks.length < 2 ? null : String(it.rank) });
   };
-  useKeys([["n", "next match", () => go(1)], ["N", "previous match", () => go(-1)]]);
+  const turn = () => {
+    const all = ["", ...ranks.map(String)];
+    setParams({ rank: all[(all.indexOf(rank) + 1) % all.length], line: null });
+  };
+  useKeys([["n", "next match", () => go(1)], ["N", "previous match", () => go(-1)], ...ranks.length > 1 ? [["r", "next rank", turn]] : []]);
   const enter = event => {
     if (event.key !== "Enter") return;
     event.preventDefault();
