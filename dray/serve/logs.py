@@ -103,20 +103,21 @@ class _Events:
     """The events of one experiment as lines, which grow."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        self._lines: list[str] = []
         self._inode = self._read = 0
+        self._lock = threading.Lock()
 
-    def refresh(self, directory: ExperimentDirectory) -> None:
-        try:
-            status = directory.journal.stat()
-        except FileNotFoundError:
-            return
-        if status.st_ino != self._inode or status.st_size < self._read:
-            self.lines, self._inode, self._read = [], status.st_ino, 0
-        config = _config(directory.config_file, directory.config_file.stat().st_mtime_ns)
-        while whole := _lines_from(directory.journal, self._read):
-            self._read += len(whole)
-            self.lines += event_lines(config, Journal.parse(whole, where=str(directory.journal)))
+    def of(self, directory: ExperimentDirectory) -> Lines:
+        """The lines now."""
+        with self._lock:
+            status = directory.journal.stat() if directory.journal.exists() else None
+            if status is None or status.st_ino != self._inode or status.st_size < self._read:
+                self._lines, self._inode, self._read = [], 0 if status is None else status.st_ino, 0
+            config = _config(directory.config_file, directory.config_file.stat().st_mtime_ns)
+            while whole := _lines_from(directory.journal, self._read):
+                self._read += len(whole)
+                self._lines += event_lines(config, Journal.parse(whole, where=str(directory.journal)))
+            return ListedLines(self._lines.copy())
 
 
 # ---------------------------------------------------------------------------------------------------------- output
@@ -135,14 +136,14 @@ class Logs:
             found = self._events[directory.path] = self._events.pop(directory.path, _Events())
             for path in list(self._events)[:-MOST_EVENTS]:
                 del self._events[path]
-            found.refresh(directory)
-            return ListedLines(found.lines.copy())
+        return found.of(directory)
 
     def ranks(self, directory: ExperimentDirectory, trial: int, *, final: bool) -> dict[int, JoinedLines]:
         """A trial's output by rank. `final`: whether incomplete last lines count."""
         files: dict[int, list[FileLines]] = {}
+        there = log_files(self._fetched.places(directory, trial))
         with self._lock:
-            for rank, path in log_files(self._fetched.places(directory, trial)).values():
+            for rank, path in there.values():
                 found = self._files[path] = self._files.pop(path, FileLines(path))
                 files.setdefault(rank, []).append(found)
             for path in list(self._files)[:-MOST_FILES]:
