@@ -110,20 +110,28 @@ def standing(
     )
 
 
+def _lasted(seconds: float) -> str:
+    """A time that has passed: 40 s, 12 min, 3 h 5 min."""
+    if seconds < 60:
+        return f"{round(seconds)} s"
+    minutes = int(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
 def _state(seen: Overview, ran_s: float, queued_s: float | None) -> str:
-    ran = f" after {rough_time(ran_s)}" if ran_s else ""
+    ran = f" after {_lasted(ran_s)}" if ran_s else ""
     match seen.state:
         case "RUNNING":
-            return f"running for {rough_time(ran_s)}"
+            return f"running for {_lasted(ran_s)}"
         case "DAMAGED":
             return f"its files can't be read: {seen.why}"
         case "UNKNOWN":
-            return f"ran for {rough_time(ran_s)}, and may still run on another machine"
+            return f"ran for {_lasted(ran_s)}, and may still run on another machine"
         case _ if seen.began is None and seen.state == "STOPPED":
             return "not begun"
     begins = _BEGINS[seen.state]
     if seen.began is None:
-        return begins if queued_s is None else f"{begins} for {rough_time(max(queued_s, 0.0))}"
+        return begins if queued_s is None else f"{begins} for {_lasted(max(queued_s, 0.0))}"
     why = seen.reason or (seen.why if seen.state in ("ERROR", "RESTARTING") else "")
     return f"{'ended' if seen.reason else begins}{ran}{f': {why}' if why else ''}"
 
