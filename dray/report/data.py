@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -53,9 +53,13 @@ class ReportData:
         along: the x-axis of curves: epochs if they are the searcher's unit and every validation has them, else batches.
         repeats, repeats_summary: the trials that were trained again, as rows of text with their headings, and in words.
         summaries: sentences about failed and diverged trials.
+
+    Args:
+        include: trials that `shown` has even if it leaves out others of their rank.
     """
 
-    def __init__(self, reader: ExperimentReader) -> None:
+    def __init__(self, reader: ExperimentReader, include: Collection[int] = ()) -> None:
+        self._include = include
         with reader.lock:
             self.directory, self.config, self.overview = reader.directory, reader.config, reader.overview()
             self.metric, self.sign, self.varying = reader.metric, reader.sign, reader.varying
@@ -114,7 +118,14 @@ class ReportData:
     @cached_property
     def shown(self) -> pd.DataFrame:
         """The ranked trials that figures show."""
-        return _some(self.ranked, MAX_TRIALS)
+        ranks = some_ranks(len(self.ranked), MAX_TRIALS)
+        return self.ranked.iloc[sorted({*ranks, *self.ranked.index.get_indexer(pd.Index(self.included)).tolist()})]
+
+    @cached_property
+    def included(self) -> list[int]:
+        """The ranked trials that are shown only because they were asked for."""
+        usual = set(_some(self.ranked, MAX_TRIALS).index)
+        return [trial for trial in self._include if trial in self.ranked.index and trial not in usual]
 
     @cached_property
     def drawn(self) -> pd.DataFrame:

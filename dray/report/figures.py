@@ -11,6 +11,7 @@ import pandas as pd
 
 from dray.report.data import ReportData, ReportedMetric, thinned
 from dray.report.scale import logarithms, scaled, ticks_of
+from searchers.domains import Categorical
 
 Figure = dict[str, Any]
 """A mapping of "data" and "layout"; with a metric's axis also "scales" and "scale", see `scale.scaled`."""
@@ -104,26 +105,45 @@ def parallel(report: ReportData) -> Figure:
     shown = report.shown.iloc[::-1]  # the best trials are drawn last, on top
     ranks = shown["score"].rank() - 1
     dimensions = [_dimension(report, name, shown[f"hparams.{name}"]) for name in report.varying]
-    values = shown["best_metric"]
-    log = scaled({"layout": {}}, report.metric, values, report.sign)["layout"]["yaxis"].get("type") == "log"
-    dimensions.append(_numbers(report.metric, values, log=log))
+    objectives = report.config.searcher.objectives
+    metrics = {report.metric: ("best_metric", report.sign)} | {
+        each.name: (f"metrics.{each.name}", 1 if each.smaller_is_better else -1)
+        for each in (objectives.objectives[1:] if objectives is not None else ())
+    }
+    for name, (column, sign) in metrics.items():
+        log = scaled({"layout": {}}, name, shown[column], sign)["layout"]["yaxis"].get("type") == "log"
+        dimensions.append(_numbers(name, shown[column], log=log))
     line = {"color": (ranks / max(ranks.max(), 1)).tolist(), "colorscale": RANK_SCALE}
-    lines = {"type": "parcoords", "line": line, "dimensions": dimensions, "labelangle": -20, "labelside": "top"}
+    lines: dict[str, Any] = {"type": "parcoords", "line": line, "dimensions": dimensions}
+    lines |= {"customdata": shown.index.tolist(), "labelangle": -20, "labelside": "top"}
     return {"data": [lines], "layout": {"margin": {"l": 60, "r": 60, "t": 90, "b": 30}}}
 
 
 def _dimension(report: ReportData, name: str, values: pd.Series[Any]) -> dict[str, Any]:
     if report.is_number(name):
         return _numbers(name, values, log=report.is_log(name))
-    names = sorted({str(value) for value in values})
+    names = _choices(report, name, values)
     codes = {choice: code for code, choice in enumerate(names)}
     return {
         "label": name,
-        "values": [codes[str(value)] for value in values],
+        "values": [codes[choice] for choice in _texts(values)],
         "tickvals": list(codes.values()),
         "ticktext": [_short(choice) for choice in names],
+        "names": names,  # for the server's page
         "range": [-0.2, len(names) - 0.8],
     }
+
+
+def _texts(values: pd.Series[Any]) -> list[str]:
+    """Values of a hyperparameter without a numeric axis; "-" if a trial has none."""
+    return ["-" if value is None or value != value else str(value) for value in values]
+
+
+def _choices(report: ReportData, name: str, values: pd.Series[Any]) -> list[str]:
+    """The different values of a hyperparameter as `_texts`: in the order of the config, others at the end."""
+    domain = report.domains.get(name)
+    order = [str(choice) for choice in domain.vals] if isinstance(domain, Categorical) else []
+    return sorted(set(_texts(values)), key=lambda text: (order.index(text) if text in order else len(order), text))
 
 
 def _numbers(label: str, values: pd.Series[Any], *, log: bool) -> dict[str, Any]:
@@ -135,6 +155,7 @@ def _numbers(label: str, values: pd.Series[Any], *, log: bool) -> dict[str, Any]
     return {
         "label": label,
         "values": exponents.tolist(),
+        "log": True,  # for the server's page
         "tickvals": [math.log10(tick) for tick in ticks],
         "ticktext": [f"{tick:g}" for tick in ticks],
     }
@@ -148,13 +169,17 @@ def slices(report: ReportData) -> dict[str, Figure]:
         for rung in sorted(report.shown["rung"].unique()):
             trials = report.shown[report.shown["rung"] == rung]
             values = trials[f"hparams.{name}"]
-            x = values if is_number else [_short(str(value)) for value in values]
+            x = values if is_number else _texts(values)
             marker = {"size": 6, "color": rung_colour(report.rungs, int(rung)), "opacity": 0.75}
             hover = f"<br>{name} %{{x}}: %{{y:.5g}}"
             data.append(
                 scatter(report.rung_name(int(rung)), x, trials["best_metric"], trials.index, hover, marker=marker)
             )
-        axis: dict[str, Any] = {"type": "linear" if is_number else "category"}
+        axis: dict[str, Any] = {"type": "linear"}
+        if not is_number:
+            names = _choices(report, name, report.shown[f"hparams.{name}"])
+            axis = {"type": "category", "categoryorder": "array", "categoryarray": names}
+            axis |= {"tickvals": names, "ticktext": [_short(choice) for choice in names]}
         if report.is_log(name):
             exponents = np.log10(report.shown[f"hparams.{name}"].astype(float))
             axis = {"type": "log", **ticks_of(float(exponents.min()), float(exponents.max()))}

@@ -41,7 +41,7 @@ PHASES_SHOWN = {
         "waiting for the search", "#d5493a", "the trial waits for the search's decisions or for other ranks"
     ),
     "ending": _Phase("ending", "#f08a4b", "from the decision on a trial's last report until its processes are free"),
-    "idle": _Phase("idle", "#b9c3cf", "the processes run, without a trial"),
+    "idle": _Phase("idle", "#94a0ad", "the processes run, without a trial"),
 }
 MAX_STRETCHES = 4_000
 BINS = 240
@@ -109,8 +109,8 @@ def stretches(report: ReportData) -> Figure | None:
             "y": rows["group"].tolist(),
             "base": ((rows["start"] - began) / unit_s).tolist(),
             "x": ((rows["end"] - rows["start"]) / unit_s).tolist(),
-            "customdata": [f"trial {trial}, " if trial >= 0 else "" for trial in rows["trial_id"]],
-            "hovertemplate": f"%{{customdata}}{phase.name}: %{{x:.3g}} {unit}<extra></extra>",
+            "customdata": [(f"trial {trial}, ", trial) if trial >= 0 else ("", None) for trial in rows["trial_id"]],
+            "hovertemplate": f"%{{customdata[0]}}{phase.name}: %{{x:.3g}} {unit}<extra></extra>",
             "marker": {"color": phase.colour, "line": {"width": 0}},
         }
         for phase, rows in _by_phase(table)

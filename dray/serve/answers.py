@@ -43,6 +43,14 @@ def number(request: web.Request, name: str, default: int = 0, *, most: int = 10*
     return int(text)
 
 
+def numbers(request: web.Request, name: str, *, most: int) -> tuple[int, ...]:
+    """A parameter of the query with at most this many whole numbers, separated by commas; in order."""
+    texts = [text for text in request.query.get(name, "").split(",") if text]
+    if len(texts) > most or not all(text.isascii() and text.isdecimal() and len(text) <= 9 for text in texts):
+        raise BadInput(f"{name} must be at most {most} whole numbers with commas, got {','.join(texts)[:40]!r}")
+    return tuple(sorted({int(text) for text in texts}))
+
+
 def refuse(status: int, why: str, faults: Sequence[tuple[str, str]] = ()) -> web.Response:
     """An error response. `faults` are the errors of a config, as pairs of a field and a message."""
     return answer({"error": why, **({"faults": [list(fault) for fault in faults]} if faults else {})}, status=status)

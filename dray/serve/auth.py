@@ -31,7 +31,6 @@ page's files contain no data, and need nothing."""
 _ONE = f"{API}/experiments/{{name}}"
 NEEDS: Mapping[tuple[str, str], Need] = {
     ("GET", "/"): "nothing",
-    ("GET", "/static/plotly.js"): "nothing",
     ("GET", "/static/{file}"): "nothing",
     ("GET", "/static/lib/{file}"): "nothing",
     ("GET", "/login"): "nothing",
@@ -60,9 +59,9 @@ CALLER = web.RequestKey("caller", Token)
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE = ("GET", "HEAD")  # methods that change nothing
 HEADERS = {
-    # Only scripts from this server, none inline; plotly sets styles on elements and draws images of figures.
-    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    # Only scripts and styles from this server, none inline.
+    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",

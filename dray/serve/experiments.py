@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ VIEWED_S = 30.0  # how long after a request an experiment counts as viewed
 FOLLOW_S = 2.5
 """How often the metrics of viewed experiments are read at least: after more than five seconds their writer may have
 moved them twice, and then all would be read again."""
+MOST_MADE = 40  # most figures and curves of an experiment that are kept
 PATIENCE_S = 0.3  # how long the list waits for experiments that are read for the first time; a thread reads the rest
 TICK_S = 2.0  # how far apart two changes of a directory may be that have the same time, in some file systems
 
@@ -240,10 +241,11 @@ class Experiments:
         for key in [key for key in self._made if key[0] == entry.path.name]:
             del self._made[key]
 
-    def figures(self, name: str, kind: str, *, now: bool = False) -> tuple[bytes, float]:
+    def figures(self, name: str, kind: str, include: Sequence[int] = (), *, now: bool = False) -> tuple[bytes, float]:
         """Figures of one of `figures.KINDS`, remade if their cost allows it or `now` demands it; and the seconds until
-        they may be remade."""
-        return self._paced(name, kind, lambda reader: figures_of(reader, kind), now=now)
+        they may be remade. They have the trials `include` even if they leave out others of their rank."""
+        what = f"{kind} {','.join(map(str, include))}"
+        return self._paced(name, what, lambda reader: figures_of(reader, kind, include), now=now)
 
     def curves(self, name: str, metric: tuple[str, str]) -> tuple[bytes, float]:
         """The curves of a metric other than the searcher's, given by kind and name; paced like `figures`."""
@@ -256,6 +258,8 @@ class Experiments:
         made = self._made.get(key)
         if made is None or now or (made.version != reader.version and not made.wait_s):
             made = self._made[key] = cached(reader, lambda: make(reader))
+            for old in [each for each in list(self._made) if each[0] == name][:-MOST_MADE]:
+                self._made.pop(old, None)  # of selections that nobody looks at any more
         return made.body, made.wait_s
 
     def viewed(self) -> int:

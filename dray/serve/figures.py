@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from dray.records.reader import ExperimentReader
@@ -15,6 +15,7 @@ CPU_SHARE = 0.0005  # average share of a core spent on remaking the figures of a
 LEAST_S = 2.0
 
 
+MAX_INCLUDED = 100  # most trials that a request may ask for
 KINDS = ("history", "front", "parallel", "slices", "importance", "slots")
 
 
@@ -40,7 +41,8 @@ def _made(report: ReportData, kind: str) -> dict[str, Figure]:
             found = {"parallel": figures.parallel(report)}
         case "slices":
             found = {f"slice {name}": figure for name, figure in figures.slices(report).items()}
-    note = report.left_out(len(report.shown))
+    note = report.left_out(len(report.shown) - len(report.included))
+    note += " The selected ones are shown, too." if report.included else ""
     return {name: {**figure, "note": note} for name, figure in found.items()}
 
 
@@ -48,8 +50,8 @@ def _made(report: ReportData, kind: str) -> dict[str, Figure]:
 class CachedFigures:
     """Figures of one kind, or curves."""
 
-    # JSON: ``figures`` by name, ``at`` (Unix time in s), ``version`` of the experiment, and ``error`` if they can't be
-    # made. Or curves, see `dray.serve.trials.curves`.
+    # JSON: ``figures`` by name, ``included`` (trials that are shown only because they were asked for), ``at`` (Unix
+    # time in s), and ``version`` of the experiment. Or curves, see `dray.serve.trials.curves`.
     body: bytes
     version: int  # the reader's version they were made from
     cost_s: float  # CPU time
@@ -61,11 +63,11 @@ class CachedFigures:
         return max(0.0, self.at + max(LEAST_S, self.cost_s / CPU_SHARE) - time.monotonic())
 
 
-def figures_of(reader: ExperimentReader, kind: str) -> bytes:
-    """Figures of a kind, for `cached`."""
-    version = reader.version
-    found = _made(ReportData(reader), kind)
-    return html.script({"figures": found, "at": time.time(), "version": version}).encode()
+def figures_of(reader: ExperimentReader, kind: str, include: Collection[int] = ()) -> bytes:
+    """Figures of a kind, for `cached`; with these trials even if others of their rank are left out."""
+    version, report = reader.version, ReportData(reader, include)
+    found = {"figures": _made(report, kind), "included": report.included, "at": time.time(), "version": version}
+    return html.script(found).encode()
 
 
 def cached(reader: ExperimentReader, make: Callable[[], bytes]) -> CachedFigures:

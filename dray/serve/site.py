@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,12 @@ from dray.serve.control import API
 PAGE = Path(__file__).parent / "page"
 FILES = {path.name: path for path in (PLOTS, *PAGE.iterdir(), *(PAGE / "lib").iterdir()) if path.is_file()}
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-PLOTLY = "/static/plotly.js"
-_ONE_DAY = "max-age=86400"
 
 
 def routes() -> list[web.RouteDef]:
     """The routes of the page, its files, and the API's description."""
     return [
         web.get("/", _file),
-        web.get(PLOTLY, _plotly),
         web.get("/static/{file:[\\w-]+\\.(?:js|css|svg)}", _file),
         web.get("/static/lib/{file:[\\w-]+\\.(?:js|css)}", _file),
         web.get(f"{API}/openapi.json", _openapi),
@@ -51,19 +46,3 @@ async def _file(request: web.Request) -> web.StreamResponse:
     # Browsers ask each time: a new dray may have other files.
     headers = {"Cache-Control": "no-cache", "Content-Type": f"{KINDS[path.suffix]}; charset=utf-8"}
     return web.FileResponse(path, headers=headers)
-
-
-async def _plotly(request: web.Request) -> web.StreamResponse:
-    """plotly's JavaScript, from its Python package."""
-    tag = f'"plotly-{version("plotly")}"'
-    headers = {"ETag": tag, "Cache-Control": _ONE_DAY, "Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-    if request.headers.get("If-None-Match") == tag:
-        return web.Response(status=304, headers=headers)
-    return web.Response(body=_packed_plotly(), content_type="text/javascript", charset="utf-8", headers=headers)
-
-
-@cache
-def _packed_plotly() -> bytes:
-    from plotly.offline import get_plotlyjs
-
-    return gzip.compress(get_plotlyjs().encode(), 6)

@@ -24,7 +24,7 @@ from dray.records.repeats import compare
 from dray.records.standing import standing
 from dray.report.ui import boards
 from dray.serve import figures, near, trials
-from dray.serve.answers import BadInput, number, plain
+from dray.serve.answers import BadInput, number, numbers, plain
 from dray.serve.answers import encoded as _encoded
 from dray.serve.control import API, Control, NotSubmitted, Submitted
 from dray.serve.experiments import VIEW_S, Experiments
@@ -236,11 +236,13 @@ class Views:
         return self._all.curves(name, (kind, metric))
 
     def figures(self, request: web.Request) -> tuple[bytes, float]:
-        """Figures of the report, see `figures.CachedFigures`; ``now=1`` makes them anew."""
+        """Figures of the report, see `figures.CachedFigures`, with the trials ``include=3,17`` even if they leave out
+        others; ``now=1`` makes them anew."""
         name, kind = request.match_info["name"], request.match_info["kind"]
         if kind not in figures.KINDS:
             raise BadInput(f"{kind[:40]}: there are no such figures; there are {', '.join(figures.KINDS)}")
-        return self._all.figures(name, kind, now=request.query.get("now") == "1")
+        included = numbers(request, "include", most=figures.MAX_INCLUDED)
+        return self._all.figures(name, kind, included, now=request.query.get("now") == "1")
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """See `Texts.trial_logs`; with ``whole=1`` all of it as a file."""

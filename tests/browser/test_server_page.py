@@ -40,21 +40,6 @@ def test_curves_have_the_validations_of_all_trials(site: Site) -> None:
     assert sorted(found) == sorted(rows["value"])
 
 
-def test_figures_are_drawn_when_they_come_on_the_screen(site: Site) -> None:
-    site.open("#/e/digits-1")
-    site.one("tbody tr.row")
-    for title, drawn in (
-        ("Best value over time", "section:has(h2) .plot .main-svg"),
-        ("Parallel coordinates", "canvas[aria-label^='Parallel coordinates of 64 trials']"),
-        ("Hyperparameters one by one", ".plot.small .main-svg"),
-    ):
-        site.js(
-            "[...document.querySelectorAll('h2')].find(it => it.textContent === arguments[0]).scrollIntoView()", title
-        )
-        site.one(drawn)
-    assert site.js("const it = document.querySelector('canvas'); return it.width > 0 && it.height > 0")
-
-
 def test_a_running_experiment_is_followed(site: Site) -> None:
     site.open("#/e/experiment")
     site.one("tr[data-key='3']")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dray.report import figures, front, html, slot_time, write_report
 from dray.report.data import ReportData
 from dray.report.importance import importance
 from dray.report.scale import LOG, scaled
+from searchers.domains import Categorical
 from searchers.events import Exited, Started
 from searchers.journal import Journal
 from tests.records.test_result import Story, config, told
@@ -37,8 +39,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return simulated(tmp_path_factory.mktemp("report") / "experiment", TRIALS, workers=WORKERS).path
 
 
-def data_of(path: Path) -> ReportData:
-    return ReportData(StoredExperiment.here(ExperimentDirectory(path)).read())
+def data_of(path: Path, include: Collection[int] = ()) -> ReportData:
+    return ReportData(StoredExperiment.here(ExperimentDirectory(path)).read(), include)
 
 
 @pytest.fixture
@@ -97,9 +99,37 @@ def test_of_many_trials_the_best_are_shown_and_others_evenly_by_rank(
     assert gaps.max() - gaps.min() <= 1
 
 
+def test_trials_that_were_asked_for_are_shown_in_their_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_data, "MAX_TRIALS", 8)
+    usual = data_of(path)
+    ranked = usual.ranked["trial_id"].tolist()
+    asked = [trial for trial in ranked if trial not in usual.shown.index][:2]
+    report = data_of(path, include=[asked[1], ranked[0], asked[0], 10**6])
+    assert report.shown.index.tolist() == [trial for trial in ranked if trial in usual.shown.index or trial in asked], (
+        "by rank"
+    )
+    assert (set(report.included), usual.included) == (set(asked), [])
+
+
 def test_a_long_curve_keeps_its_first_and_last_point() -> None:
     assert report_data.thinned(10, 3) == [0, 4, 9]
     assert report_data.thinned(2, 3) == [0, 1]
+
+
+def test_choices_are_in_the_order_of_the_config_and_missing_ones_are_told(path: Path) -> None:
+    report = data_of(path)
+    report.domains["optimizer"] = Categorical(vals=(128, "sgd", 32, "adam"))
+    changed = {0: 32, 1: None, 2: float("nan"), 3: 128, 4: "another"}
+    for table in (report.trials, report.ranked):
+        table["hparams.optimizer"] = [changed.get(trial, row) for trial, row in table["hparams.optimizer"].items()]
+    [lines] = figures.parallel(report)["data"]
+    [dimension] = [each for each in lines["dimensions"] if each["label"] == "optimizer"]
+    assert dimension["names"] == ["128", "sgd", "32", "adam", "-", "another"]
+    shown = dict(zip(lines["customdata"], dimension["values"], strict=True))
+    assert [shown[trial] for trial in changed] == [2, 4, 4, 0, 5]
+    figure = figures.slices(report)["optimizer"]
+    assert figure["layout"]["xaxis"]["categoryarray"] == dimension["names"]
+    assert {value for trace in figure["data"] for value in trace["x"]} == set(dimension["names"])
 
 
 def test_slices_have_a_point_for_each_trial(looked: ReportData) -> None:
@@ -121,9 +151,11 @@ def test_parallel_coordinates_have_all_trials_the_best_on_top(looked: ReportData
     ranked = looked.trials.sort_values("best_metric", ascending=False)
     by_label = {dimension["label"]: dimension for dimension in trace["dimensions"]}
     assert by_label["hidden"]["values"] == ranked["hparams.hidden"].tolist()
+    assert trace["customdata"] == ranked["trial_id"].tolist()
+    assert [label for label, dimension in by_label.items() if dimension.get("log")] == ["lr"]
     assert by_label["lr"]["values"] == pytest.approx(np.log10(ranked["hparams.lr"]).tolist())
     names = by_label["optimizer"]
-    assert [names["ticktext"][code] for code in names["values"]] == ranked["hparams.optimizer"].tolist()
+    assert [names["names"][code] for code in names["values"]] == ranked["hparams.optimizer"].tolist()
     assert trace["line"]["color"] == pytest.approx(np.linspace(1, 0, TRIALS))  # from the worst to the best
     assert 10.0 ** np.array(by_label["lr"]["tickvals"]) == pytest.approx([float(t) for t in by_label["lr"]["ticktext"]])
 
@@ -145,6 +177,9 @@ def test_each_trial_is_in_its_group_of_the_front(tmp_path: Path) -> None:
             colour,
             "lines+markers" if group is front_of else "markers",
         )
+    [lines] = figures.parallel(report)["data"]
+    sizes = trials.loc[lines["customdata"], "metrics.size"].tolist()
+    assert [(each["label"], each["values"]) for each in lines["dimensions"]][-1] == ("size", sizes)
     table = front.section(report, lambda *_, **__: "")
     shown = re.findall(r"<tr><td>(\d+)</td>", table)
     assert list(map(int, shown)) == trials[front_of].sort_values("best_metric").index.tolist()

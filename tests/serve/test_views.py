@@ -200,6 +200,31 @@ def test_figures_of_all_kinds_are_served(served: Served, digits: Path) -> None:
     assert served.api("GET", "/experiments/digits-1/figures/nonsense").status == 400
 
 
+def test_figures_have_the_trials_that_are_asked_for(
+    served: Served, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dray.report.data.MAX_TRIALS", 8)
+    monkeypatch.setattr("dray.serve.experiments.MOST_MADE", 3)
+
+    def figure(query: str = "") -> tuple[list[int], list[int], str]:
+        found = served.api("GET", f"/experiments/digits-1/figures/parallel{query}").json
+        lines = found["figures"]["parallel"]
+        return lines["data"][0]["customdata"], found["included"], lines["note"]
+
+    usual, none, note = figure()
+    assert (len(usual), none) == (8, [])
+    assert note == "8 of 48 trials are shown: the 4 best, and others evenly by rank."
+    left_out = sorted(set(range(TRIALS)) - set(usual))
+    for first in left_out[:6]:  # more than are kept
+        trials, included, noted = figure(f"?include={first},{left_out[-1]},{usual[0]},999")
+        assert (set(trials) - set(usual), included) == ({first, left_out[-1]}, [first, left_out[-1]])
+        assert noted == f"{note} The selected ones are shown, too."
+    assert figure() == (usual, none, note)
+    for wrong in ("x", "-1", "1.5", "9" * 20, ",".join(map(str, range(101)))):
+        reply = served.api("GET", f"/experiments/digits-1/figures/parallel?include={wrong}")
+        assert (reply.status, "include must be at most 100 whole numbers" in reply.json["error"]) == (400, True)
+
+
 def test_a_damaged_journal_is_an_answer(served: Served, digits: Path) -> None:
     (digits / "journal.jsonl").write_text("{}}\n{}\n")
     assert served.api("GET", "/experiments/digits-1").status == 409

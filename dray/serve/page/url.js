@@ -72,6 +72,9 @@ function focused() {
   return !it || it === document.body || it.id === "main" ? "" : it.id ? `#${CSS.escape(it.id)}` : by("href") || by("aria-label") || by("name") || "";
 }
 
+// Whether one has been at this entry of the history before, so that it restores its own scroll.
+export const returning = () => JSON.parse(sessionStorage.getItem(PLACES) ?? "[]").some(([key]) => key === current);
+
 function leave() {
   if (!current) return;
   const places = JSON.parse(sessionStorage.getItem(PLACES) ?? "[]").filter(([key]) => key !== current);
