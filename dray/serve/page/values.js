@@ -13,7 +13,8 @@ export function shown(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
-export const count = value => value.toLocaleString("en");
+const WHOLE = new Intl.NumberFormat("en");
+export const count = value => WHOLE.format(value);
 export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 const two = value => String(value).padStart(2, "0");
 
