@@ -28,7 +28,7 @@ from dray.records.overview import ExperimentState, Overview, compared_by, drawn_
 from dray.records.repeats import Finalist, best_run, compared, summary
 from dray.records.spending import Spending, totals_of
 from dray.records.time_left import TimeLeft, of_budget, rounded
-from dray.records.trial_record import TrialRecord
+from dray.records.trial_record import EndedBy, TrialRecord
 from dray.storage import Location
 from dray.text import counted, one_line, some
 from dray.training.metrics.checks import is_loss
@@ -161,6 +161,7 @@ class ExperimentReader:
             self._metrics.close()
 
     def _refresh(self) -> None:
+        was_running = self.is_running
         self.is_running = self._has_driver()  # before the journal: the last record of a driver that ends is read too
         records, is_another = self._journal.new_records()
         if is_another:
@@ -183,7 +184,17 @@ class ExperimentReader:
             self._begin()
             why = f"{type(error).__name__}: {one_line(error)}"
             raise ValueError(f"the metrics in {self.directory.metrics} can't be read: {why}") from error
+        if was_running != self.is_running or (records and not self.is_running):
+            self._note_interrupted()
         self.version += bool(records or rows or parts is not None)
+
+    def _note_interrupted(self) -> None:
+        """Note whether trials that were running when the driver ended are interrupted."""
+        ended_by: EndedBy | None = "interruption" if self.is_running is False else None
+        for trial in self.trials.values():
+            if trial.state == "RUNNING" and trial.ended_by != ended_by:
+                trial.ended_by = ended_by
+                trial.derived.clear()
 
     # ------------------------------------------------------------------ the journal
     def _happened(self, record: Mapping[str, Any]) -> None:

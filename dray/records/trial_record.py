@@ -13,8 +13,9 @@ from searchers.events import Repeat
 from searchers.objectives import Losses, Objectives
 from searchers.views import END_STATES, NEVER_BEST, State
 
-EndedBy = Literal["search", "request", "divergence"]
-"""Who ended a trial early: the search pruned it; a person or a program asked for its end; or its loss was NaN."""
+EndedBy = Literal["search", "request", "divergence", "interruption"]
+"""What ended a trial early: the search, which pruned it; a person or a program who asked for its end; its loss, which
+was NaN; or the end of its experiment's driver, while it ran: it is still RUNNING, and is the first to be resumed."""
 _EARLY: dict[str, EndedBy] = {"stopped": "search", "diverged": "divergence", "canceled": "request"}
 _WORDS: dict[State, str] = {
     "PENDING": "waiting",
@@ -35,7 +36,7 @@ class TrialRecord:
     Attributes:
         objectives: the metrics that rank trials.
         state: see `searchers.views.TrialView`.
-        ended_by: who ended it early; None if it has not ended, or ended in another way.
+        ended_by: what ended it early; None if it has not ended, or ended in another way.
         source_trial, source_batches: the checkpoint of another trial that it began from; None if it did not.
         begin: the step of that checkpoint, in the searcher's unit.
         repeat: the trial that it runs again, and which seed it has; None if it is not a repeat.
@@ -85,6 +86,7 @@ class TrialRecord:
     def start(self, drawn: Mapping[str, Any] | None, time: float | None) -> None:
         if self.drawn is None:
             self.drawn, self.started = drawn, time
+        self.ended_by = None
         if self.state != "PAUSED":  # else its restart crossed the pause
             self.state = "RUNNING"
         self.derived.clear()
@@ -96,7 +98,7 @@ class TrialRecord:
 
     def decided(self, action: str) -> None:
         if action == "pause":
-            self.state = "PAUSED"
+            self.state, self.ended_by = "PAUSED", None
         elif action == "resume":
             self.state, self.ended, self.ended_by = "PENDING", None, None
         self.derived.clear()
@@ -160,7 +162,8 @@ class TrialRecord:
     @property
     def word(self) -> str:
         """Its state as people call it: "stopped" if somebody has ended it, "diverged" if its loss was NaN."""
-        return "diverged" if self.ended_by == "divergence" else _WORDS.get(self.state, self.state.lower())
+        words = {"divergence": "diverged", "interruption": "interrupted"}
+        return words.get(self.ended_by or "", _WORDS.get(self.state, self.state.lower()))
 
     @property
     def is_eligible(self) -> bool:

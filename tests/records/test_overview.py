@@ -103,8 +103,14 @@ def test_the_most_frequent_error_is_told_with_the_users_line(tmp_path: Path) -> 
 
 def test_who_ended_a_trial(tmp_path: Path) -> None:
     reader = StoredExperiment.here(happened(tmp_path / "one")).read()
-    assert [reader.trials[trial].ended_by for trial in (0, 1, 3, 4, 7)] == [None, None, "search", "divergence", None]
-    words = ["completed", "failed", "paused", "pruned", "diverged", "completed", "invalid", "running", "waiting"]
+    assert [reader.trials[trial].ended_by for trial in (0, 1, 3, 4, 7)] == [
+        None,
+        None,
+        "search",
+        "divergence",
+        "interruption",
+    ]
+    words = ["completed", "failed", "paused", "pruned", "diverged", "completed", "invalid", "interrupted", "waiting"]
     assert [trial.word for trial in reader.trials.values()] == words
     story = told(tmp_path, config())
     story.happen(Started(trial=4))
@@ -112,6 +118,21 @@ def test_who_ended_a_trial(tmp_path: Path) -> None:
     story.happen(Exited(trial=4, reason="canceled"))
     found = StoredExperiment.here(story.directory).read().trials[4].to_json()
     assert (found["state"], found["ended_by"]) == ("CANCELED", "request")
+
+
+def test_running_trials_are_interrupted_while_nothing_runs_them(tmp_path: Path) -> None:
+    runs, story = [True], told(tmp_path, config())
+    reader = ExperimentReader(story.directory, is_running=lambda: runs[0])
+    reader.refresh()
+    assert (reader.trials[3].ended_by, reader.trials[3].word) == (None, "running")
+    runs[0] = False
+    reader.refresh()
+    assert (reader.trials[3].state, reader.trials[3].word) == ("RUNNING", "interrupted")
+    assert (reader.trials[0].word, reader.trials[4].word) == ("completed", "waiting")
+    runs[0] = True
+    story.happen(Started(trial=3))
+    reader.refresh()
+    assert reader.trials[3].word == "running"
 
 
 def test_json_and_back(tmp_path: Path) -> None:

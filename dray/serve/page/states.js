@@ -7,7 +7,7 @@ const SHAPES = {
   clock: "M6 1.5a4.5 4.5 0 1 0 .01 0M6 3.5V6l2 1.5", dots: "M2 6h.01M6 6h.01M10 6h.01", turn: "M9.5 4A4 4 0 1 0 10 6.5M9.8 1.5v2.7H7.1",
   eject: "M6 2l4 4.5H2zM2 9.5h8", down: "M6 1.5V8M3.5 5.5L6 8l2.5-2.5M2 10.5h8", wave: "M1 9l2.5-6L6 9l2.5-6L11 9", slash: "M6 1.5a4.5 4.5 0 1 0 .01 0M3 9l6-6",
   full: "M2 2.5h8v7H2zM4.5 2.5v7M7.5 2.5v7", half: "M2 6.5l2 2M4 8.5l3-4.5M9 7l2.5 2.5m0-2.5L9 9.5", question: "M4 4a2 2 0 1 1 2.8 1.9Q6 6.3 6 7.2M6 9.6h.01", warning: "M6 1.5L11 10.5H1zM6 5v2.4M6 9h.01",
-  leave: "M3 3h6v6H3zM6 1.2v3M6 7.8v3",
+  broken: "M1.5 6h3l1-2.5M6.5 8.5L7.5 6h3", leave: "M3 3h6v6H3zM6 1.2v3M6 7.8v3",
 };
 
 // [word, shape, tone, what it means]
@@ -36,11 +36,13 @@ const TRIAL = {
   OUT_OF_MEMORY: ["out of memory", "full", "bad", "Its hyperparameters need more memory than there is."],
   INVALID_HP: ["invalid", "slash", "", "Its code has refused its hyperparameters, and the search draws others."],
 };
-const DIVERGED = ["diverged", "wave", "bad", "Its loss was NaN or infinite, so it was ended."];
+const BY = {
+  divergence: ["diverged", "wave", "bad", "Its loss was NaN or infinite, so it was ended."],
+  interruption: ["interrupted", "broken", "wait", "Its experiment was stopped or ended while it ran. It is the first to go on when the experiment does."],
+};
 
 function of(state, by, trial) {
-  if (by === "divergence") return DIVERGED;
-  return (trial ? TRIAL[state] : EXPERIMENT[state]) ?? EXPERIMENT[state] ?? TRIAL[state] ?? [state.toLowerCase().replaceAll("_", " "), "question", "", ""];
+  return BY[by] ?? (trial ? TRIAL[state] : EXPERIMENT[state]) ?? EXPERIMENT[state] ?? TRIAL[state] ?? [state.toLowerCase().replaceAll("_", " "), "question", "", ""];
 }
 
 export const word = (state, by, trial) => of(state, by, trial)[0];
