@@ -35,7 +35,7 @@ class IdleSlots:
         due = {what for what, since in self._since.items() if now - since >= self._limit_s} - self._told
         if not due:
             return ""
-        self._told |= {*due, "idle"}
+        self._told |= self._since.keys()  # the text says what waits, however long
         idle_s = now - self._since["waits" if "waits" in due else "idle"]
         waits = (
             f"while {some(waiting, _NAMED)} {'wait' if len(waiting) > 1 else 'waits'}"

@@ -48,6 +48,11 @@ def test_what_waits_from_the_beginning_is_told_once() -> None:
     assert len(told(IdleSlots(LIMIT_S), (0, 2, ["a"]), (600, 2, ["a"]), (900, 2, ["a"]), (2000, 2, []))) == 1
 
 
+def test_what_waits_almost_from_the_beginning_is_told_with_the_idle_slots_and_not_again() -> None:
+    said = told(IdleSlots(LIMIT_S), (1, 2, []), (2, 2, ["a"]), (601, 2, ["a"]), (602, 2, ["a"]), (1300, 2, ["a"]))
+    assert said == ["2 of 8 GPUs idle for 10:00, while a waits"]
+
+
 def test_a_fraction_of_a_slot_is_not_idle() -> None:
     assert told(IdleSlots(LIMIT_S), (0, 0.5, []), (9000, 0.5, [])) == []
 
