@@ -1,0 +1,199 @@
+"""The real `ServerCore` behind a fake server's queue: experiments whose trials begin and end when a test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from dray.desk.desk import Desk
+from dray.desk.lease import Lease
+from dray.desk.messages import Departure, LeaseOutcome
+from dray.desk.shares import Demand
+from dray.display.counts import Counts
+from dray.groups.effects import ClusterSeen, GroupPlaced, LookAtCluster, ProcessesEnded, StartGroup
+from dray.groups.lender import GroupKind, Lender, OnPool, PoolOpened
+from dray.groups.pool import GroupsPlan
+from dray.serve.control import QueueState, Share, Submitted, Verb
+from dray.serve.core import ServerCore
+from dray.serve.effects import StartProcess
+from dray.serve.lanes import Lanes
+from dray.serve.queue import Item, Queue
+from dray.serve.quota import Quota
+from dray.serve.scheduler import MAX_PROCESSES
+from tests.groups.clusters import cluster, cpus
+from tests.serve.fake import FakeControl
+
+NOON = 1_700_000_000.0
+
+
+def kind(slots: int = 1, shared_by: int = 1) -> GroupKind:
+    """Groups of so many CPUs, or of a part of one."""
+    return GroupKind(
+        slots=cpus(slots, shared_by=shared_by),
+        environment={},
+        deterministic=False,
+        collective_timeout_s=600.0,
+        reuse_workers=True,
+    )
+
+
+@dataclass(frozen=True)
+class Asks:
+    """A group's call for its next lease."""
+
+    group: str
+    ended: list[str]
+
+    def answer(self, value: Any) -> None:
+        """Without a lease, its processes end."""
+        if value is None:
+            self.ended.append(self.group)
+
+
+class SceneControl(FakeControl):
+    """A server on a machine with so many CPUs, at a given time. Processes and groups are up at once."""
+
+    def __init__(self, results: Path, slots: int = 4, quota: Quota | None = None) -> None:
+        super().__init__(results)
+        self.now, self.cpus = NOON, slots
+        self.kinds: dict[str, GroupKind] = {}
+        self.trials: dict[str, int] = {}
+        self.performed: list[Any] = []
+        self.ends: list[str] = []  # groups whose ranks were told to end
+        self.up: dict[str, tuple[str, int, GroupKind]] = {}  # owner, start and kind by group
+        self._pools: dict[str, GroupKind] = {}
+        self.kept: list[Mapping[str, Any]] = []
+        self.records: list[Mapping[str, Any]] = []
+        self.hold = False  # groups' processes arrive, and can't train yet
+        self.slow: set[str] = set()  # experiments whose processes take their time to start
+        self.core = ServerCore(
+            Queue([], self.records.append, clock=lambda: self.now),
+            self._lend,
+            self.performed.append,
+            quota_of=lambda owner: quota or Quota(),
+            lanes=Lanes((), self.kept.append, clock=lambda: self.now),
+        )
+
+    def _lend(self, emit: Callable[[Any], None]) -> Lender:
+        return Lender(
+            cluster({"CPU": float(self.cpus)}),
+            lambda: self.now,
+            plan=lambda owner, kind: GroupsPlan(owner=owner, slots=kind.slots, own_cluster=False, min_groups=0),
+            emit=emit,
+            counts=Counts(),
+            shares_cluster=True,
+        )
+
+    @property
+    def desk(self) -> Desk:
+        return self.core.lender.desk
+
+    # ------------------------------------------------------------------ what happens
+    def run(self, name: str, trials: int = 9, *, of: GroupKind | None = None, owner: str = "", **share: Any) -> None:
+        """Submit an experiment with so many trials."""
+        self.kinds[name], self.trials[name] = of or kind(), trials
+        self.core.scheduler.submit(self.results / name, Share(**share), has_process=False, owner=owner)
+        self.settle()
+
+    def settle(self, seconds: float = 1.0) -> None:
+        """Time passes, and everything that is due happens."""
+        for _ in range(10):
+            self.core.settle()
+            self.now += seconds / 10
+            effects, self.performed[:] = list(self.performed), []
+            for effect in effects:
+                self._carry_out(effect)
+            for group in [each for each in self.ends if each in self.up]:
+                owner, start, _ = self.up.pop(group)
+                self.core.lender.on(owner, ProcessesEnded(group=group, start=start))
+            self.ends.clear()
+            for client in list(self.desk.clients.values()):
+                for lease in list(client.leases.values()):
+                    self.desk.bind(client.name, lease.number, b"")
+                    self.desk.begun(None, lease.number)
+                    if lease.state == "moving":
+                        self._leave(lease, "interrupted")
+
+    def _carry_out(self, effect: Any) -> None:
+        match effect:
+            case StartProcess(name):
+                if name not in self.slow:
+                    self.connect(name)
+            case PoolOpened(owner, of):
+                self._pools[owner] = of
+            case OnPool(owner, StartGroup() as start):
+                if sum(of.slots.taken for _, _, of in self.up.values()) + start.slots.taken > self.cpus:
+                    self.performed.append(effect)  # it waits for its slots
+                    return
+                self.up[start.group] = owner, start.start, self._pools[owner]
+                self.core.lender.on(owner, GroupPlaced(group=start.group, start=start.start))
+                self.desk.arrived(None, owner, start.group, start.start, "node", "", "CPU")
+                if not self.hold:
+                    self._ask(start.group, 0)
+            case OnPool(owner, LookAtCluster()):
+                self.core.lender.on(owner, ClusterSeen(cluster({"CPU": float(self.cpus)})))
+
+    def connect(self, name: str) -> None:
+        """An experiment's process is up, and queues its trials."""
+        share = self.core.scheduler.experiment(name).share
+        session = SimpleNamespace(push=lambda message: None)
+        given = {"priority": share.priority, "weight": share.weight, "max_slots": share.max_slots}
+        for method, args in (
+            ("add", (f"{name}-run", self.kinds[name], ("host", 1, b"key"), given)),
+            ("enqueue", (f"{name}-run", tuple(range(self.trials[name])), False)),
+        ):
+            call = SimpleNamespace(method=method, args=args, session=session, answer=lambda value=None: None)
+            self.core.take(call)  # type: ignore[arg-type]
+
+    def _ask(self, group: str, after: int) -> None:
+        owner, start, of = self.up[group]
+        self.desk.next_lease(Asks(group, self.ends), owner, group, start, 0, 1, after, of.shape)
+
+    def leases(self, name: str) -> list[Lease]:
+        client = self.desk.clients.get(f"{name}-run")
+        return [] if client is None else list(client.leases.values())
+
+    def finish(self, name: str, outcome: LeaseOutcome = "completed", count: int = 99) -> None:
+        """Trials of an experiment leave, and their groups get others."""
+        for lease in self.leases(name)[:count]:
+            self._leave(lease, outcome)
+        self.settle()
+
+    def _leave(self, lease: Lease, outcome: LeaseOutcome) -> None:
+        self.desk.leave(None, lease.number, 0, Departure(outcome=outcome))
+        self._ask(lease.group.name, lease.number)
+
+    def has(self) -> dict[str, int]:
+        """The number of each experiment's groups that train."""
+        return {each.name: int(each.slots) for each in self.core.scheduler.experiments()}
+
+    # ------------------------------------------------------------------ the verbs
+    def experiments(self) -> list[Submitted]:
+        return self.core.scheduler.experiments()
+
+    def experiment(self, name: str) -> Submitted:
+        return self.core.scheduler.experiment(name)
+
+    def act(self, name: str, verb: Verb) -> Submitted:
+        self.core.scheduler.act(name, verb)
+        self.settle()
+        return self.experiment(name)
+
+    def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
+        self.core.scheduler.change(name, change)
+        self.settle()
+        return self.experiment(name)
+
+    def queue(self, seconds: float) -> QueueState:
+        return self.core.queue(seconds)
+
+    def foresee(self, shares: Mapping[str, Share]) -> list[str]:
+        return self.core.foresee(shares, self.guess)
+
+    def guess(self, item: Item) -> Demand:
+        """The demand of an experiment without a process."""
+        slots, trials = self.kinds[item.name].slots, min(self.trials[item.name], MAX_PROCESSES)
+        return Demand(name=f"{item.name}-guess", groups=trials, size=slots.taken * slots.unit, kind=slots.kind)
