@@ -32,8 +32,8 @@ def moved(
 ) -> dict[str, int] | None:
     """The new priorities that put an experiment directly before another one, or at the end; None if none do.
 
-    As few experiments as possible change, by as little as possible, and the others keep their order. Between two of the
-    same priority there may be no room; then those on one side change too.
+    Others keep their order, and change as little as possible: only if two of one priority leave no room between them.
+    Among ways that are equal for them, the experiment itself changes by the least.
 
     Args:
         priorities: of all experiments in the queue, in the order of their submission.
@@ -59,7 +59,8 @@ def moved(
             last = each
         changes = {each: value for each, value in new.items() if value != priorities[each]}
         if all(FIRST <= value <= LAST and may(each, value) for each, value in changes.items()):
-            found.append((len(changes), sum(abs(new[each] - priorities[each]) for each in changes), changes))
+            steps = sum(abs(new[each] - priorities[each]) for each in changes if each != name)
+            found.append((steps, abs(priority - priorities[name]), changes))
     return min(found, key=lambda each: each[:2])[2] if found else None
 
 
@@ -143,19 +144,21 @@ def effects_of(now: Mapping[str, Part], then: Mapping[str, Part], changed: Colle
         name: (then[name].slots if name in then else 0.0) - (now[name].slots if name in now else 0.0)
         for name in {**then, **now}
     }
-    losers = [name for name, gain in gains.items() if gain < -TINY]
+    yielding = [name for name, part in then.items() if part.has > part.slots + TINY]
     lines = []
     for name in [name for name, gain in gains.items() if gain > TINY]:
-        part = then[name]
-        if yielding := [each for each in losers if each in then and then[each].priority > part.priority]:
-            how = f", at once: trials of {named(yielding)} save, leave, and continue later"
-        else:
-            how = f", as trials of {named(losers)} end" if losers else ""
+        part, lower = then[name], [each for each in yielding if then[each].priority > then[name].priority]
+        how = ""
+        if part.slots > part.has + TINY and lower:
+            how = f", at once: trials of {named(lower)} save, leave, and continue later"
+        elif part.slots > part.has + TINY and yielding:
+            how = f", as trials of {named(yielding)} end"
         guess, start = ("", "") if part.is_up else ("up to ", "; its process starts first, which takes seconds")
-        moves = abs(part.slots - part.has) > TINY
-        lines.append(f"{name} {_steps(part, guess)}{how if moves else ''}{start}.")
-    for name in losers:
-        lines.append(f"{name} {_steps(then.get(name) or replace(now[name], slots=0.0))}.")
+        lines.append(f"{name} {_steps(part, guess)}{how}{start}.")
+    losers = {name: then.get(name) or replace(now[name], slots=0.0) for name, gain in gains.items() if gain < -TINY}
+    lines += [f"{name} {_steps(part)}." for name, part in losers.items() if part.has]
+    if wait := [name for name, part in losers.items() if not part.has]:
+        lines.append(f"{named(wait)} {'waits' if len(wait) == 1 else 'wait'} longer.")
     if not lines:
         lines.append("No slots move now.")
     first = next_of(then)
@@ -166,7 +169,7 @@ def effects_of(now: Mapping[str, Part], then: Mapping[str, Part], changed: Colle
 
 def _steps(part: Part, guess: str = "") -> str:
     if abs(part.slots - part.has) <= TINY:
-        return f"keeps {slots_text(part.has)}" if part.has else "stays without a slot"
+        return f"keeps {slots_text(part.has)}"
     return f"goes from {part.has:g} to {guess}{slots_text(part.slots)}"
 
 

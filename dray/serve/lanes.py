@@ -56,6 +56,7 @@ class _Group:
     slots: Slots
     lanes: list[int] = field(default_factory=list)  # [] until its processes have arrived
     part: int = 0
+    since: float = 0.0  # when they arrived
     ready: bool = False  # it has been able to train
 
 
@@ -72,7 +73,7 @@ class Lanes:
         self._keep, self._clock = keep, clock
         self._since = clock()
         self._bars = deque((Bar(**each) for each in kept), maxlen=MAX_BARS)  # in the order of their ends
-        self._live: dict[int, Bar] = {}  # by the lease's number
+        self.live: dict[int, Bar] = {}  # by the lease's number
         self._groups: dict[str, _Group] = {}
         self._left_at = {(bar.kind, lane): bar.ended for bar in self._bars for lane in bar.lanes}
         """When a trial has last left each lane."""
@@ -92,8 +93,8 @@ class Lanes:
                 self._sit(name, ready=True)
             case Tell(client, LeaseGranted(group=name, lease=lease, trial=trial)):
                 # The groups' owner gets the message too, second.
-                if lease not in self._live and (group := self._sit(name, ready=True)) is not None:
-                    self._live[lease] = Bar(
+                if lease not in self.live and (group := self._sit(name, ready=True)) is not None:
+                    self.live[lease] = Bar(
                         experiment=experiment_of(client),
                         trial=trial,
                         kind=group.slots.kind,
@@ -103,10 +104,10 @@ class Lanes:
                         began=self._clock(),
                     )
             case Tell(_, TrialLeft(lease=lease, outcome=outcome)):
-                if (bar := self._live.get(lease)) is not None:
+                if (bar := self.live.get(lease)) is not None:
                     bar.outcome = outcome
             case Tell(_, LeaseOver(lease=lease)):
-                if (bar := self._live.pop(lease, None)) is not None:
+                if (bar := self.live.pop(lease, None)) is not None:
                     bar.ended = self._clock()
                     self._bars.append(bar)
                     self._left_at |= {(bar.kind, lane): bar.ended for lane in bar.lanes}
@@ -120,12 +121,13 @@ class Lanes:
         if not group.lanes:
             mates = [each for each in self._groups.values() if each.lanes and each.slots.kind == group.slots.kind]
             group.lanes, group.part = _seat(group.slots, mates)
+            group.since = self._clock()
         return group
 
     # ------------------------------------------------------------------ what is known
     def bars(self, since: float) -> list[Bar]:
         """The trials that were on a lane after `since`, those that still are last."""
-        return [each for each in self._bars if (each.ended or 0) > since] + list(self._live.values())
+        return [each for each in self._bars if (each.ended or 0) > since] + list(self.live.values())
 
     def view(self, seconds: float, slots: Mapping[str, float]) -> dict[str, Any]:
         """The lanes in the last `seconds`. `slots`: of the cluster, by kind."""
@@ -157,12 +159,13 @@ class Lanes:
 
     def _lane(self, kind: str, lane: int) -> dict[str, Any]:
         """A lane now: "training", "starting" (its processes do) or "idle"; and since when, if it is not training."""
-        if any(bar.kind == kind and lane in bar.lanes for bar in self._live.values()):
+        if any(bar.kind == kind and lane in bar.lanes for bar in self.live.values()):
             return {"kind": kind, "lane": lane, "state": "training", "since": None}
         groups = [each for each in self._groups.values() if each.slots.kind == kind and lane in each.lanes]
-        state = "starting" if groups and not any(each.ready for each in groups) else "idle"
+        if groups and not any(each.ready for each in groups):
+            return {"kind": kind, "lane": lane, "state": "starting", "since": min(each.since for each in groups)}
         since = max(self._left_at.get((kind, lane)) or 0.0, self._since)
-        return {"kind": kind, "lane": lane, "state": state, "since": since}
+        return {"kind": kind, "lane": lane, "state": "idle", "since": since}
 
 
 def _seat(slots: Slots, mates: Iterable[_Group]) -> tuple[list[int], int]:

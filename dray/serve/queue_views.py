@@ -53,8 +53,10 @@ def _changes(
     """The fields to change by experiment, and the reason why the token may not move the experiment."""
     if "before" not in query:
         given = {field: _parsed(query[field]) for field in ("priority", "weight", "max_slots") if field in query}
-        change, share = change_of(given), submitted[name].share
-        return {name: change} if replace(share, **change) != share else {}, ""
+        change = {
+            field: value for field, value in change_of(given).items() if value != getattr(submitted[name].share, field)
+        }
+        return {name: change} if change else {}, ""
     before = query["before"] or None
     if before is not None and (before == name or before not in submitted):
         raise BadInput(f"before={before[:100]}: give another experiment of the queue, or nothing for its end")

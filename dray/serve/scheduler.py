@@ -222,7 +222,7 @@ class Scheduler:
             limits.append(([each for each in running if each.owner == item.owner], most, f" of token {item.owner}"))
         for those, slots, whose in limits:
             if len(those) > slots and item.share.priority >= max(each.share.priority for each in those):
-                return f"{counted(len(those), 'experiment')}{whose} come first, for {counted(slots, 'slot')}"
+                return f"{counted(len(those), 'experiment')}{whose} run or wait before it, for {counted(slots, 'slot')}"
         return ""
 
     def _start(self, item: Item) -> None:
@@ -349,6 +349,8 @@ class Scheduler:
             return "its last process ends" if self._is_up(item.name) else self._why_no_process(item) or STARTS
         if not demands:
             return STARTS
+        if not any(each.groups for each in demands):
+            return "its search decides what to train next, or ends"
         return next((self._why_waits(each) for each in demands if each.groups > each.has), "")
 
     def _state(self, item: Item, demands: Collection[Demand]) -> ExperimentState:

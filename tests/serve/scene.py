@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from dray.cluster.view import ClusterView
 from dray.desk.desk import Desk
 from dray.desk.lease import Lease
 from dray.desk.messages import Departure, LeaseOutcome
 from dray.desk.shares import Demand
 from dray.display.counts import Counts
-from dray.groups.effects import ClusterSeen, GroupPlaced, LookAtCluster, ProcessesEnded, StartGroup
+from dray.groups.effects import ClusterSeen, EndGroup, GroupPlaced, LookAtCluster, ProcessesEnded, StartGroup
 from dray.groups.lender import GroupKind, Lender, OnPool, PoolOpened
 from dray.groups.pool import GroupsPlan
-from dray.serve.control import QueueState, Share, Submitted, Verb
+from dray.serve.control import QueueState, Share, Status, Submitted, Verb
 from dray.serve.core import ServerCore
-from dray.serve.effects import StartProcess
+from dray.serve.effects import SignalProcess, StartProcess
 from dray.serve.lanes import Lanes
 from dray.serve.queue import Item, Queue
 from dray.serve.quota import Quota
-from dray.serve.scheduler import MAX_PROCESSES
+from dray.serve.scheduler import MAX_PROCESSES, ProcessEnd
 from tests.groups.clusters import cluster, cpus
 from tests.serve.fake import FakeControl
 
@@ -38,6 +39,11 @@ def kind(slots: int = 1, shared_by: int = 1) -> GroupKind:
         collective_timeout_s=600.0,
         reuse_workers=True,
     )
+
+
+def is_start(effect: Any, number: int) -> bool:
+    """Whether an effect is this start of a group."""
+    return isinstance(effect, OnPool) and isinstance(effect.effect, StartGroup) and effect.effect.start == number
 
 
 @dataclass(frozen=True)
@@ -72,20 +78,24 @@ class SceneControl(FakeControl):
         self.core = ServerCore(
             Queue([], self.records.append, clock=lambda: self.now),
             self._lend,
-            self.performed.append,
+            lambda effect: self.performed.append(effect),
             quota_of=lambda owner: quota or Quota(),
             lanes=Lanes((), self.kept.append, clock=lambda: self.now),
         )
 
     def _lend(self, emit: Callable[[Any], None]) -> Lender:
         return Lender(
-            cluster({"CPU": float(self.cpus)}),
+            self.view(),
             lambda: self.now,
             plan=lambda owner, kind: GroupsPlan(owner=owner, slots=kind.slots, own_cluster=False, min_groups=0),
             emit=emit,
             counts=Counts(),
             shares_cluster=True,
         )
+
+    def view(self) -> ClusterView:
+        """The machine."""
+        return cluster({"CPU": float(self.cpus)})
 
     @property
     def desk(self) -> Desk:
@@ -103,18 +113,20 @@ class SceneControl(FakeControl):
         for _ in range(10):
             self.core.settle()
             self.now += seconds / 10
-            effects, self.performed[:] = list(self.performed), []
-            for effect in effects:
+            effects, self.performed = self.performed, []
+            while effects:
+                effect = effects.pop(0)
+                if isinstance(effect, OnPool) and isinstance(effect.effect, EndGroup):
+                    effects = [each for each in effects if not is_start(each, effect.effect.start)]
                 self._carry_out(effect)
             for group in [each for each in self.ends if each in self.up]:
-                owner, start, _ = self.up.pop(group)
-                self.core.lender.on(owner, ProcessesEnded(group=group, start=start))
+                self._end(group, self.up[group][1])
             self.ends.clear()
             for client in list(self.desk.clients.values()):
                 for lease in list(client.leases.values()):
                     self.desk.bind(client.name, lease.number, b"")
                     self.desk.begun(None, lease.number)
-                    if lease.state == "moving":
+                    if lease.state == "moving" or client.closing:
                         self._leave(lease, "interrupted")
 
     def _carry_out(self, effect: Any) -> None:
@@ -122,6 +134,8 @@ class SceneControl(FakeControl):
             case StartProcess(name):
                 if name not in self.slow:
                     self.connect(name)
+            case SignalProcess(name):  # its trials save, and it ends
+                self.core.scheduler.ended(name, ProcessEnd(kind="stopped"))
             case PoolOpened(owner, of):
                 self._pools[owner] = of
             case OnPool(owner, StartGroup() as start):
@@ -133,8 +147,16 @@ class SceneControl(FakeControl):
                 self.desk.arrived(None, owner, start.group, start.start, "node", "", "CPU")
                 if not self.hold:
                     self._ask(start.group, 0)
+            case OnPool(owner, EndGroup(group=group, start=number)):
+                self.performed[:] = [each for each in self.performed if not is_start(each, number)]
+                self._end(group, number)
             case OnPool(owner, LookAtCluster()):
-                self.core.lender.on(owner, ClusterSeen(cluster({"CPU": float(self.cpus)})))
+                self.core.lender.on(owner, ClusterSeen(self.view()))
+
+    def _end(self, group: str, start: int) -> None:
+        if group in self.up and self.up[group][1] == start:
+            owner, start, _ = self.up.pop(group)
+            self.core.lender.on(owner, ProcessesEnded(group=group, start=start))
 
     def connect(self, name: str) -> None:
         """An experiment's process is up, and queues its trials."""
@@ -186,6 +208,11 @@ class SceneControl(FakeControl):
         self.core.scheduler.change(name, change)
         self.settle()
         return self.experiment(name)
+
+    def status(self) -> Status:
+        lender = self.core.lender
+        busy = sum(demand.has * demand.size for demand in lender.demands.values())
+        return replace(super().status(), slots=lender.slots(), busy=busy, groups=lender.count)
 
     def queue(self, seconds: float) -> QueueState:
         return self.core.queue(seconds)

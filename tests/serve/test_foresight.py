@@ -17,7 +17,6 @@ from dray.serve.control import Share
 from dray.serve.foresight import in_order, moved, ties
 from dray.serve.guess import guessed
 from dray.serve.quota import Quota
-from dray.serve.scheduler import ProcessEnd
 from tests.groups.clusters import cluster
 from tests.serve.scene import SceneControl, kind
 from tests.serve.test_api import CONFIG
@@ -64,6 +63,10 @@ def test_the_smallest_change_is_made(name: str, before: str | None, changes: dic
     assert moved({"a": 42, "b": 42, "c": 42}, name, before) == changes
 
 
+def test_another_changes_only_as_far_as_there_must_be_room() -> None:
+    assert moved({"a": 42, "b": 42, "mine": 42, "nightly": 60}, "nightly", "mine") == {"nightly": 42, "mine": 43}
+
+
 def test_what_may_not_change_stays() -> None:
     queue = {"theirs": 42, "mine": 42, "also-mine": 42}
     assert moved(queue, "also-mine", "mine", lambda name, priority: name != "theirs") == {"mine": 43}
@@ -103,9 +106,9 @@ def test_those_that_wait_say_for_what(scene: SceneControl) -> None:
     assert scene.has() == {"digits": 2, "gpt": 0, "big": 0, "urgent": 2}
     assert why(scene)["urgent"] == "at its most slots (2)"
     assert why(scene)["big"] == "behind urgent, which has priority 10"
-    scene.act("urgent", "pause")
+    scene.core.scheduler.act("urgent", "pause")
     assert why(scene)["urgent"] == "its trials save"
-    scene.core.scheduler.ended("urgent", ProcessEnd(kind="stopped"))
+    scene.settle()
     assert [each.name for each in scene.queue(0).entries] == ["digits", "gpt", "big", "urgent"], "paused ones are last"
     assert why(scene)["urgent"] == "paused, until somebody activates it"
 
@@ -127,7 +130,7 @@ def test_experiments_without_a_process_and_those_of_a_token_say_why(tmp_path: Pa
     scene = SceneControl(tmp_path, 1)
     for name in ("a", "b", "c"):
         scene.run(name, 9)
-    assert why(scene)["c"] == "2 experiments come first, for 1 slot"
+    assert why(scene)["c"] == "2 experiments run or wait before it, for 1 slot"
     scene.core.scheduler.disk("the disk is full")
     assert why(scene)["c"].startswith("the disk is full")
     limited = SceneControl(tmp_path, 4, quota=Quota(slots=2))

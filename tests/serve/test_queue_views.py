@@ -52,7 +52,7 @@ def test_a_preview_says_what_to_change_and_changing_it_does_that(queued: Served,
     assert found["changes"] == {"mine": {"priority": 43}}
     assert found["order"] == ["theirs", "ours", "mine"]
     assert found["refused"] == ""
-    assert "mine stays without a slot." in found["lines"]
+    assert "mine waits longer." in found["lines"]
     assert scene.has() == {"theirs": 4, "mine": 0, "ours": 0}
     for name, change in found["changes"].items():
         assert queued.api("PATCH", f"/experiments/{name}", change).status == 200
