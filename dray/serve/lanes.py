@@ -134,6 +134,7 @@ class Lanes:
         now = self._clock()
         since = now - min(seconds, KEEP_S)
         bars = self.bars(since)
+        since = max(since, min([self._since, *(bar.began for bar in bars)]))
         if len(self._bars) == MAX_BARS:  # older ones may be missing
             since = max(since, self._bars[0].ended or since)
         is_gpu = slots.get("gpu", 0) > 0  # then a slot is a GPU, and CPUs are listed as far as trials have used them

@@ -35,6 +35,8 @@ def test_each_lease_is_a_bar_on_its_groups_lanes(scene: SceneControl) -> None:
     ]
     assert view["lanes"][0]["since"] == done[4], "when its trial left"
     assert view["lanes"][3]["since"] == NOON, "since the server's start"
+    assert view["from"] == NOON
+    assert scene.queue(10).lanes["from"] == scene.now - 10
 
 
 def test_a_trial_whose_slots_are_taken_is_interrupted_and_continues_elsewhere(scene: SceneControl) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dray.serve.app import listening
+from dray.serve.client import Server
 from dray.serve.tokens import Tokens
 from tests.serve.conftest import PORT, TOKEN, Served
 from tests.serve.scene import SceneControl
@@ -44,7 +45,13 @@ def test_the_queue_is_in_order_with_reasons_and_lanes(queued: Served) -> None:
     ]
     assert (found["refused"], found["next"], found["slots"]) == ({}, "mine", 4)
     assert {bar["experiment"] for bar in found["lanes"]["bars"]} == {"theirs"}
-    assert queued.api("GET", "/queue?seconds=60").json["lanes"]["from"] == pytest.approx(found["lanes"]["from"] + 3540)
+    assert found["lanes"]["from"] == found["lanes"]["since"], "the server is younger than an hour"
+
+
+def test_the_client_asks_for_both(queued: Served) -> None:
+    server = Server(queued.url, TOKEN)
+    assert [each["name"] for each in server.queue(60)["entries"]] == ["theirs", "mine", "ours"]
+    assert server.preview("mine", before="")["order"] == ["theirs", "ours", "mine"]
 
 
 def test_a_preview_says_what_to_change_and_changing_it_does_that(queued: Served, scene: SceneControl) -> None:

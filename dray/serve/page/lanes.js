@@ -69,7 +69,7 @@ export function Lanes({ view }) {
   const last = view.lanes.findLastIndex(isUsed), shown = view.lanes.slice(0, Math.max(last + 1 + MOST_UNUSED, 4)), more = view.lanes.length - shown.length + view.more_lanes;
   const row = new Map(shown.map((each, number) => [`${each.kind}-${each.lane}`, number]));
   const high = shown.length <= 16 ? 28 : shown.length <= 40 ? 20 : 12;
-  const begin = Math.min(view.now - 30, Math.max(view.from, Math.min(view.since, ...view.bars.map(bar => bar.began))));
+  const begin = Math.min(view.now - 30, view.from);
   const x = seconds => Math.round((seconds - begin) / (view.now - begin) * (width - 2) * 10) / 10, height = AXIS + shown.length * high;
   const bars = view.bars.filter(bar => row.has(`${bar.kind}-${bar.lanes[0]}`)), current = bars.find(bar => keyOf(bar) === (near ?? at)) ?? null;
   useEffect(() => { place.current.scrollLeft = place.current.scrollWidth; }, [width]);
