@@ -117,7 +117,7 @@ class ServerCore:
         entries = sorted(self.scheduler.experiments(), key=lambda each: (each.state == "PAUSED", each.share.priority))
         return QueueState(
             entries=[each for each in entries if each.state in (*ACTIVE, "PAUSED")],
-            next=next_of(self.parts({}, lambda item: None)),
+            next=next_of({experiment_of(run): self._place(run, each) for run, each in self.lender.demands.items()}),
             slots=self.lender.slots(),
             lanes=self.lanes.view(seconds, self.lender.slots_up()),
         )
@@ -143,14 +143,18 @@ class ServerCore:
                 most = None if share.max_slots is None else share.max_slots * demand.unit
                 new = replace(demand, priority=share.priority, weight=share.weight, max_slots=most)
                 demands[run] = new
-        given, clients = lender.supposed(demands.values()), lender.desk.clients
+        given = lender.supposed(demands.values())
         return {
             experiment_of(run): Part(
                 slots=given.get(run, 0) * demand.size / demand.unit,
                 has=demand.has * demand.size / demand.unit,
                 priority=demand.priority,
-                first=order_of(demand, clients[run].had if run in clients else 0.0),
+                first=self._place(run, demand),
                 is_up=run in lender.demands,
             )
             for run, demand in demands.items()
         }
+
+    def _place(self, run: str, demand: Demand) -> tuple[float, ...] | None:
+        client = self.lender.desk.clients.get(run)
+        return order_of(demand, 0.0 if client is None else client.had)

@@ -161,8 +161,8 @@ def effects_of(now: Mapping[str, Part], then: Mapping[str, Part], changed: Colle
         lines.append(f"{named(wait)} {'waits' if len(wait) == 1 else 'wait'} longer.")
     if not lines:
         lines.append("No slots move now.")
-    first = next_of(then)
-    if first is not None and (first != next_of(now) or (first in changed and len(lines) == 1)):
+    before, first = (next_of({name: part.first for name, part in parts.items()}) for parts in (now, then))
+    if first is not None and (first != before or (first in changed and len(lines) == 1)):
         lines.append(f"{first} gets the next free slot.")
     return lines
 
@@ -180,10 +180,10 @@ def order_of(demand: Demand, had: float) -> tuple[float, ...] | None:
     return (demand.priority, had + QUANTUM * demand.has * demand.size / demand.weight)
 
 
-def next_of(parts: Mapping[str, Part]) -> str | None:
-    """The experiment that gets the next free slot."""
-    waiting = [(part.first, name) for name, part in parts.items() if part.first is not None]
-    return min(waiting)[1] if waiting else None
+def next_of(waiting: Mapping[str, tuple[float, ...] | None]) -> str | None:
+    """The experiment that gets the next free slot. `waiting`: the place of each, from `order_of`."""
+    places = [(place, name) for name, place in waiting.items() if place is not None]
+    return min(places)[1] if places else None
 
 
 def ties(order: Sequence[str], priorities: Mapping[str, int], name: str) -> str:

@@ -14,7 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,9 @@ class Bar:
     ended: float | None = None  # None: it trains
     outcome: str = ""  # how it left, as in `dray.desk.messages.LeaseOutcome`; "" if its processes ended
     trials: int = 1
+
+
+FIELDS = tuple(each.name for each in fields(Bar))
 
 
 @dataclass(slots=True)
@@ -149,7 +152,7 @@ class Lanes:
             "since": self._since,
             "lanes": lanes[:MAX_LANES],
             "more_lanes": max(0, len(lanes) - MAX_LANES),
-            "bars": [asdict(bar) for bar in merged(bars, (now - since) / PIXELS)],
+            "bars": [{name: getattr(bar, name) for name in FIELDS} for bar in merged(bars, (now - since) / PIXELS)],
         }
 
     def _used(self, kind: str, bars: Iterable[Bar]) -> int:
@@ -202,7 +205,7 @@ def merged(bars: Iterable[Bar], least: float) -> list[Bar]:
             if was_short and before.ended is not None and bar.began - before.ended < least:
                 before.ended, before.trials = bar.ended, before.trials + bar.trials
                 continue
-        last[place] = bar = Bar(**asdict(bar))
+        last[place] = bar = replace(bar)
         found.append(bar)
     return found
 

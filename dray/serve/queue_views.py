@@ -26,7 +26,8 @@ def queue(control: Control, request: web.Request) -> dict[str, Any]:
     reason. ``seconds``: the time that the lanes show."""
     found, token = control.queue(number(request, "seconds", HOUR_S, most=int(KEEP_S))), request[CALLER]
     refused = {each.name: why for each in found.entries if (why := refusal(token, each.name, each.owner))}
-    return {**asdict(found), "refused": refused}
+    entries = [asdict(each) for each in found.entries]
+    return {"entries": entries, "refused": refused, "next": found.next, "slots": found.slots, "lanes": found.lanes}
 
 
 def preview(control: Control, request: web.Request) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 // The queue: what the slots do, who waits and why, and the order, which can be changed.
 
-import { html, useEffect, useRef, useState } from "./lib/preact.js";
+import { html, useRef, useState } from "./lib/preact.js";
 import { experiment, Refused, send, useData } from "./data.js";
 import { ask, say } from "./dialogs.js";
 import { useKeys } from "./keys.js";
@@ -12,6 +12,7 @@ import { duration, number, plural } from "./values.js";
 const EVERY_MS = 4000;
 const PATIENCE = 60;  // how often to look for the answer about what was typed last
 const SPANS = [["3600", "1 hour"], ["600", "10 minutes"], ["21600", "6 hours"], ["86400", "24 hours"]];
+const MOST = 100;  // how many experiments are listed at first
 const FIELDS = { priority: "priority", weight: "weight", max_slots: "most slots" };
 
 // ------------------------------------------------------------------ what a change would do
@@ -93,7 +94,7 @@ function useDrag(active, drop) {
   const [state, set] = useState({ name: null, over: null }), list = useRef(null), now = useRef(state);
   now.current = state;
   const placeAt = y => {
-    const rows = [...list.current.querySelectorAll("li.entry")].slice(0, active.length);
+    const rows = [...list.current.querySelectorAll("li.entry")].filter(row => active.some(each => each.name === row.dataset.name));
     const found = rows.findIndex(row => y < row.getBoundingClientRect().top + row.offsetHeight / 2);
     return found < 0 ? rows.length : found;
   };
@@ -103,11 +104,7 @@ function useDrag(active, drop) {
     const at = active.findIndex(each => each.name === name);
     if (event.type === "pointerup" && name && over !== null && over !== at && over !== at + 1) drop(name, over);
   };
-  useEffect(() => {
-    const escape = event => { if (event.key === "Escape") set({ name: null, over: null }); };
-    addEventListener("keydown", escape);
-    return () => removeEventListener("keydown", escape);
-  }, []);
+  useKeys([["Escape", "", () => Boolean(now.current.name) && set({ name: null, over: null })]]);
   return [list, {
     ...state,
     handle: name => ({
@@ -121,6 +118,7 @@ function useDrag(active, drop) {
 function Now({ data }) {
   const { entries, refused } = data, active = entries.filter(each => each.state !== "PAUSED"), paused = entries.filter(each => each.state === "PAUSED");
   const [list, drag] = useDrag(active, (name, at) => askToMove(name, active[at]?.name ?? null, entries));
+  const [most, setMost] = useState(MOST);
   const here = () => document.activeElement?.closest?.("li.entry")?.dataset.name, place = name => active.findIndex(each => each.name === name);
   const step = by => {
     const links = [...list.current.querySelectorAll("a.open")], at = links.findIndex(link => link.closest("li").contains(document.activeElement));
@@ -140,12 +138,13 @@ function Now({ data }) {
   const row = (entry, number) => html`<${Row} key=${entry.name} entry=${entry} place=${number} next=${entry.name === data.next} refused=${refused[entry.name]} locked=${!all && refused[entry.name]}
     entries=${entries} active=${active} drag=${drag} />`;
   const over = drag.name && drag.over !== null && ![place(drag.name), place(drag.name) + 1].includes(drag.over) ? drag.over : null;
-  const rows = active.flatMap((entry, at) => {
+  const rows = active.slice(0, most).flatMap((entry, at) => {
     const mates = active.filter(each => each.share.priority === entry.share.priority).length, first = active[at - 1]?.share.priority !== entry.share.priority;
     return [first && mates > 1 && html`<li key=${`p${entry.share.priority}`} class="level quiet">${mates} of priority ${entry.share.priority}: they share the slots by weight</li>`, row(entry, at)];
   });
   return html`${all && html`<p class="quiet">You can look, but not change the order: ${refused[entries[0].name]}.</p>`}
     <ol class="entries ${drag.name ? "dragging" : ""}" ref=${list} aria-label="Experiments in the order of their turns">${rows}
+      ${active.length > most && html`<li class="level"><button onclick=${() => setMost(Infinity)}>Show ${plural(active.length - most, "more experiment")}</button></li>`}
       ${drag.over === active.length && html`<li class="end" />`}
       ${paused.length > 0 && html`<li key="paused" class="level quiet">Paused: they wait for nobody's slots</li>`}${paused.map(entry => row(entry, -1))}</ol>
     ${over !== null && html`<aside class="dropping" aria-label="What dropping it here does"><b>${active[over] ? `${drag.name} before ${active[over].name}` : `${drag.name} at the end`}</b>
