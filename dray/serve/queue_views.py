@@ -12,13 +12,14 @@ from dray.errors import ConfigError
 from dray.serve.answers import BadInput, number
 from dray.serve.api import change_of
 from dray.serve.auth import CALLER, refusal
-from dray.serve.control import Control, NotSubmitted, Share, Submitted
+from dray.serve.control import ACTIVE, Control, Share, Submitted
 from dray.serve.foresight import in_order, moved, ties
 from dray.serve.lanes import KEEP_S
 from dray.serve.quota import check_priority
 from dray.serve.tokens import Token
 
 HOUR_S = 3600
+FIELDS = ("priority", "weight", "max_slots")
 
 
 def queue(control: Control, request: web.Request) -> dict[str, Any]:
@@ -34,35 +35,36 @@ def preview(control: Control, request: web.Request) -> dict[str, Any]:
     """What a change would do: ``changes``, the fields to change by experiment; ``lines``, sentences; ``order``, the new
     order of the queue; ``refused``, the reason why the caller's token may not do it."""
     name, token = request.query.get("name", ""), request[CALLER]
-    entries = {each.name: each for each in control.queue(0).entries if each.state != "PAUSED"}
-    submitted = {each.name: each for each in control.experiments() if each.name in entries}
-    if name not in submitted:
-        raise NotSubmitted(f"{name[:100]!r} is not in the queue")
-    changes, refused = _changes(request.query, name, submitted, token)
-    shares = {each: replace(submitted[each].share, **change) for each, change in changes.items()}
-    priorities = {each.name: shares.get(each.name, each.share).priority for each in submitted.values()}
-    order = in_order(priorities)
-    lines = control.foresee(shares) if shares else ["Nothing changes."]
-    tie = ties(order, priorities, name) if "before" in request.query else ""
-    refused = refused or next((why for each in changes if (why := _refusal(token, submitted[each], shares[each]))), "")
-    return {"changes": changes, "lines": [*lines, *([tie] if tie else [])], "order": order, "refused": refused}
+    asked = control.experiment(name)
+    queued = {each.name: each for each in control.experiments() if each.state in ACTIVE}
+    changes, refused = _changes(request.query, asked, queued, token)
+    known = {**queued, name: asked}
+    shares = {each: replace(known[each].share, **change) for each, change in changes.items()}
+    priorities = {each.name: shares.get(each.name, each.share).priority for each in queued.values()}
+    order, lines = in_order(priorities), ["Nothing changes."]
+    if shares:
+        lines = control.foresee(shares) if name in queued else [f"It takes effect when {name} is queued again."]
+    if "before" in request.query and (tie := ties(order, priorities, name)):
+        lines.append(tie)
+    refused = refused or next((why for each in changes if (why := _refusal(token, known[each], shares[each]))), "")
+    return {"changes": changes, "lines": lines, "order": order, "refused": refused}
 
 
 def _changes(
-    query: Mapping[str, str], name: str, submitted: Mapping[str, Submitted], token: Token
+    query: Mapping[str, str], asked: Submitted, queued: Mapping[str, Submitted], token: Token
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """The fields to change by experiment, and the reason why the token may not move the experiment."""
     if "before" not in query:
-        given = {field: _parsed(query[field]) for field in ("priority", "weight", "max_slots") if field in query}
-        change = {
-            field: value for field, value in change_of(given).items() if value != getattr(submitted[name].share, field)
-        }
-        return {name: change} if change else {}, ""
-    before = query["before"] or None
-    if before is not None and (before == name or before not in submitted):
-        raise BadInput(f"before={before[:100]}: give another experiment of the queue, or nothing for its end")
-    priorities = {each.name: each.share.priority for each in submitted.values()}
-    found = moved(priorities, name, before, lambda each, priority: not _refusal(token, submitted[each], priority))
+        given = change_of({field: _parsed(query[field]) for field in FIELDS if field in query})
+        change = {field: value for field, value in given.items() if value != getattr(asked.share, field)}
+        return {asked.name: change} if change else {}, ""
+    name, before = asked.name, query["before"] or None
+    if name not in queued or before == name or (before is not None and before not in queued):
+        raise BadInput(
+            f"{name[:100]} can't be moved before {before!r:.100}: give two that run or wait, or nothing: the end"
+        )
+    priorities = {each.name: each.share.priority for each in queued.values()}
+    found = moved(priorities, name, before, lambda each, priority: not _refusal(token, queued[each], priority))
     why = ""
     if found is None:
         found = moved(priorities, name, before) or {}

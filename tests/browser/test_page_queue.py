@@ -134,6 +134,7 @@ def test_keys_move_an_experiment_and_cancel_does_not(site: QueueSite) -> None:
     ActionChains(site.browser).key_down(Keys.ALT).send_keys(Keys.ARROW_UP).key_up(Keys.ALT).perform()
     assert site.texts("dialog h2") == ["Move nightly before mine?"]
     assert site.lines()[-1].startswith(f"nightly has priority 42, as digits, gpt and {NASTY}: they share")
+    site.until(lambda: site.js("return document.activeElement.textContent") == "Move")
     site.press(Keys.ENTER)
     site.until(lambda: site.names() == [*ORDER[:3], "nightly", "mine"])
     site.until(lambda: site.js("return document.activeElement.textContent") == "nightly")
@@ -147,6 +148,14 @@ def test_dragging_shows_what_dropping_does_and_asks_before_it_does_it(site: Queu
     site.until(lambda: site.texts(".dropping b") == ["nightly before digits"])
     lines = site.lines()
     assert lines[0].startswith("nightly goes from 0 to 4 slots, at once: trials of digits and gpt save")
+    site.press(Keys.ESCAPE)
+    site.until(lambda: not site.all(".dropping"))
+    actions.release().perform()
+    assert (site.names(), site.all("dialog")) == (ORDER, [])
+    handle, target = site.one('li[data-name="nightly"] .handle'), site.one('li[data-name="digits"]')
+    actions = ActionChains(site.browser)
+    actions.click_and_hold(handle).move_to_element_with_offset(target, 0, -10).perform()
+    assert site.lines() == lines
     assert site.priorities()["nightly"] == 60
     actions.release().perform()
     site.until(lambda: site.texts("dialog h2") == ["Move nightly before digits?"])
@@ -177,7 +186,7 @@ def test_a_share_is_previewed_while_it_is_typed(site: QueueSite) -> None:
     site.click("Change", "dialog")
     site.until(lambda: not site.all("dialog"))
     assert site.control.experiment("gpt").share == Share(priority=10, max_slots=3)
-    site.until(lambda: "3 slots of at most 3" in " ".join(site.texts('li[data-name="gpt"] .has')))
+    site.until(lambda: "3 of at most 3 slots" in " ".join(site.texts('li[data-name="gpt"] .has')))
 
 
 def test_those_who_may_not_change_the_queue_see_it_and_why(site: QueueSite) -> None:
@@ -224,6 +233,15 @@ def test_the_time_shown_is_in_the_address_and_a_phone_scrolls_only_the_lanes(sit
         assert site.js("return document.documentElement.scrollWidth <= innerWidth")
     finally:
         site.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_of_a_long_queue_the_first_are_listed(site: QueueSite) -> None:
+    for number in range(120):
+        site.control.core.scheduler.submit(site.results / f"later-{number}", Share(), has_process=False)
+    site.browser.refresh()
+    site.until(lambda: len(site.names()) == 100)
+    site.click("Show 25 more experiments")
+    site.until(lambda: len(site.names()) == 125)
 
 
 def test_large_groups_and_shared_slots_have_their_places(site: QueueSite) -> None:

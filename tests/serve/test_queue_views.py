@@ -75,6 +75,17 @@ def test_a_preview_of_a_share(queued: Served) -> None:
     assert preview(queued, name="ours", priority=42, max_slots="none").json["lines"] == ["Nothing changes."]
 
 
+def test_a_paused_one_keeps_its_new_share_for_later(queued: Served, scene: SceneControl) -> None:
+    scene.act("ours", "pause")
+    found = preview(queued, name="ours", priority=10).json
+    assert (found["changes"], found["lines"]) == (
+        {"ours": {"priority": 10}},
+        ["It takes effect when ours is queued again."],
+    )
+    assert found["order"] == ["theirs", "mine"]
+    assert preview(queued, name="ours", before="mine").status == 400
+
+
 def test_a_token_reads_all_and_moves_only_its_own(queued: Served) -> None:
     agent, reader = bearer(queued, "agent", priority=20), bearer(queued, "reader", "read")
     refused = queued.send("GET", "/api/v1/queue", headers=agent).json["refused"]

@@ -67,8 +67,8 @@ export function askToShare(entry, entries = [entry]) {
 
 // ------------------------------------------------------------------ the list
 function slotsOf({ slots, waiting, share }) {
-  const most = share.max_slots ? ` of at most ${share.max_slots}` : "";
-  return html`${plural(Number(number(slots)), "slot")}${most}${waiting > 0 && html`<span class="quiet"> · ${plural(waiting, "trial")} waiting</span>`}`;
+  const has = share.max_slots ? `${number(slots)} of at most ${plural(share.max_slots, "slot")}` : plural(Number(number(slots)), "slot");
+  return html`${has}${waiting > 0 && html`<span class="quiet"> · ${plural(waiting, "trial")} waiting</span>`}`;
 }
 
 function Row({ entry, place, next, refused, locked, entries, active, drag }) {
