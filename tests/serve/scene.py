@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from dray.cluster.view import ClusterView
 from dray.desk.desk import Desk
@@ -27,6 +29,8 @@ from dray.serve.scheduler import MAX_PROCESSES, ProcessEnd
 from tests.groups.clusters import cluster, cpus
 from tests.serve.fake import FakeControl
 
+P = ParamSpec("P")
+R = TypeVar("R")
 NOON = 1_700_000_000.0
 
 
@@ -59,11 +63,23 @@ class Asks:
             self.ended.append(self.group)
 
 
+def alone(method: Callable[P, R]) -> Callable[P, R]:
+    """A method that runs in one thread at a time: a server's decisions are made in a single one."""
+
+    @functools.wraps(method)
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        with given[0].lock:  # type: ignore[attr-defined]
+            return method(*given, **named)
+
+    return call
+
+
 class SceneControl(FakeControl):
     """A server on a machine with so many CPUs, at a given time. Processes and groups are up at once."""
 
     def __init__(self, results: Path, slots: int = 4, quota: Quota | None = None) -> None:
         super().__init__(results)
+        self.lock = threading.RLock()
         self.now, self.cpus = NOON, slots
         self.kinds: dict[str, GroupKind] = {}
         self.trials: dict[str, int] = {}
@@ -102,12 +118,14 @@ class SceneControl(FakeControl):
         return self.core.lender.desk
 
     # ------------------------------------------------------------------ what happens
+    @alone
     def run(self, name: str, trials: int = 9, *, of: GroupKind | None = None, owner: str = "", **share: Any) -> None:
         """Submit an experiment with so many trials."""
         self.kinds[name], self.trials[name] = of or kind(), trials
         self.core.scheduler.submit(self.results / name, Share(**share), has_process=False, owner=owner)
         self.settle()
 
+    @alone
     def settle(self, seconds: float = 1.0) -> None:
         """Time passes, and everything that is due happens."""
         for _ in range(10):
@@ -178,6 +196,7 @@ class SceneControl(FakeControl):
         client = self.desk.clients.get(f"{name}-run")
         return [] if client is None else list(client.leases.values())
 
+    @alone
     def finish(self, name: str, outcome: LeaseOutcome = "completed", count: int = 99) -> None:
         """Trials of an experiment leave, and their groups get others."""
         for lease in self.leases(name)[:count]:
@@ -188,35 +207,43 @@ class SceneControl(FakeControl):
         self.desk.leave(None, lease.number, 0, Departure(outcome=outcome))
         self._ask(lease.group.name, lease.number)
 
+    @alone
     def has(self) -> dict[str, int]:
         """The number of each experiment's groups that train."""
         return {each.name: int(each.slots) for each in self.core.scheduler.experiments()}
 
     # ------------------------------------------------------------------ the verbs
+    @alone
     def experiments(self) -> list[Submitted]:
         return self.core.scheduler.experiments()
 
+    @alone
     def experiment(self, name: str) -> Submitted:
         return self.core.scheduler.experiment(name)
 
+    @alone
     def act(self, name: str, verb: Verb) -> Submitted:
         self.core.scheduler.act(name, verb)
         self.settle()
         return self.experiment(name)
 
+    @alone
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
         self.core.scheduler.change(name, change)
         self.settle()
         return self.experiment(name)
 
+    @alone
     def status(self) -> Status:
         lender = self.core.lender
         busy = sum(demand.has * demand.size for demand in lender.demands.values())
         return replace(super().status(), slots=lender.slots(), busy=busy, groups=lender.count)
 
+    @alone
     def queue(self, seconds: float) -> QueueState:
         return self.core.queue(seconds)
 
+    @alone
     def foresee(self, shares: Mapping[str, Share]) -> list[str]:
         return self.core.foresee(shares, self.guess)
 

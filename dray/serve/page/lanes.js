@@ -43,11 +43,12 @@ function runs(numbers) {
 const keyOf = bar => `${bar.kind}-${bar.lanes[0]}-${bar.part}-${bar.began}`;
 const slotOf = (kind, lane, both) => `${both ? `${kind.toUpperCase()} slot` : "slot"} ${lane + 1}`;
 
+const titled = bar => `${bar.experiment}, ${bar.trials > 1 ? `${bar.trials} short trials` : `trial ${bar.trial}`}`;
+
 function described(bar, now, both) {
-  const what = bar.trials > 1 ? `${bar.trials} short trials, from ${bar.trial}` : `trial ${bar.trial}`;
   const where = `${slotOf(bar.kind, bar.lanes[0], both)}${bar.lanes.length > 1 ? ` and ${bar.lanes.length - 1} more` : ""}${bar.parts > 1 ? ` (1/${bar.parts} of it)` : ""}`;
   const end = bar.ended === null ? "trains now" : ENDS[bar.outcome] ?? word(bar.outcome);
-  return `${bar.experiment}, ${what}, on ${where}: ${time(bar.began)} to ${bar.ended === null ? "now" : time(bar.ended)} (${duration((bar.ended ?? now) - bar.began)}), ${end}`;
+  return `${titled(bar)}${bar.trials > 1 ? ` from ${bar.trial}` : ""}, on ${where}: ${time(bar.began)} to ${bar.ended === null ? "now" : time(bar.ended)} (${duration((bar.ended ?? now) - bar.began)}), ${end}`;
 }
 
 function useWidth() {
@@ -87,19 +88,24 @@ export function Lanes({ view }) {
     const next = there.sort((one, other) => far(one) - far(other))[0];
     if (next) event.currentTarget.querySelector(`[data-key="${keyOf(next)}"]`)?.focus();
   };
+  // The rectangles of a bar: one for each run of neighbouring lanes.
+  const boxes = each => runs(each.lanes).map(([lane, many]) => {
+    const left = Math.max(0, x(Math.max(each.began, begin))), tall = (many * high - GAP) / each.parts;
+    return { left, tall, top: AXIS + row.get(`${each.kind}-${lane}`) * high + each.part * tall, wide: Math.max(1.5, x(each.ended ?? view.now) - left) };
+  });
   const bar = each => {
-    const key = keyOf(each), left = Math.max(0, x(Math.max(each.began, begin))), wide = Math.max(1.5, x(each.ended ?? view.now) - left), colour = colourOf(each.experiment);
-    const name = `${each.experiment}${each.trials > 1 ? ` ×${each.trials}` : `, ${each.trial}`}`, fits = Math.floor((wide - 10) / LETTER);
-    const href = address(each.experiment, each.trials > 1 ? null : each.trial), end = each.outcome === "errored" ? "bad" : each.outcome === "interrupted" ? "left" : "";
+    const key = keyOf(each), colour = colourOf(each.experiment), end = each.outcome === "errored" ? "bad" : each.outcome === "interrupted" ? "left" : "";
+    const href = address(each.experiment, each.trials > 1 ? null : each.trial);
     return html`<a key=${key} data-key=${key} class="bar ${end}" href=${href} tabindex=${key === (at ?? keyOf(bars[0])) ? 0 : -1} aria-label=${described(each, view.now, both)}
         onfocus=${() => { setAt(key); setNear(null); }} onmouseenter=${() => setNear(key)} onmouseleave=${() => setNear(null)} onclick=${event => { event.preventDefault(); go(href); }}>
-      ${runs(each.lanes).map(([lane, many]) => {
-        const whole = many * high - GAP, tall = whole / each.parts, top = AXIS + row.get(`${each.kind}-${lane}`) * high + each.part * tall;
-        return html`<rect x=${left} y=${top} width=${wide} height=${Math.max(2, tall - (each.parts > 1 ? 1 : 0))} rx=${Math.min(3, wide / 3)} fill=${colour} fill-opacity=".26" stroke=${colour} />
-          ${end && wide > 4 && html`<path class="end" d="M${left + wide - 1.5} ${top} v${tall}" />`}
-          ${tall > 13 && fits >= 2 && html`<text x=${left + 6} y=${top + tall / 2 + 4}>${name.length > fits ? `${name.slice(0, fits - 1)}…` : name}</text>`}`;
-      })}</a>`;
+      ${boxes(each).map(({ left, top, wide, tall }) => html`
+        <rect x=${left} y=${top} width=${wide} height=${Math.max(2, tall - (each.parts > 1 ? 1 : 0))} rx=${Math.min(3, wide / 3)} fill=${colour} fill-opacity=".26" stroke=${colour} />
+        ${end && wide > 4 && html`<path class="end" d="M${left + wide - 1.5} ${top} v${tall}" />`}`)}</a>`;
   };
+  const label = each => boxes(each).map(({ left, top, wide, tall }) => {
+    const name = titled(each), fits = Math.floor((wide - 10) / LETTER);
+    return tall > 13 && fits >= 3 && html`<text key=${`${keyOf(each)}-${top}`} x=${left + 6} y=${top + tall / 2 + 4}>${name.length > fits ? `${name.slice(0, fits - 1)}…` : name}</text>`;
+  });
   const idle = (each, number) => {
     const from = Math.max(begin, each.since ?? 0), wide = x(view.now) - x(from), text = `${each.state === "starting" ? "its process starts" : `idle for ${duration(view.now - each.since)}`}`;
     if (each.state === "training" || wide < 2) return null;
@@ -111,6 +117,6 @@ export function Lanes({ view }) {
     <div class="box" ref=${place} tabindex="0" role="region" aria-label="Slots over time">${width > 0 && html`<svg width=${width} height=${height} role="group" aria-label="What each slot trained, over time" onkeydown=${move}>
       ${ticks(begin, view.now, width).map(([seconds, text]) => html`<g key=${seconds} class="tick"><path d="M${x(seconds)} ${AXIS - 5} V${height}" />${x(seconds) + text.length * LETTER < width - 6 && html`<text x=${x(seconds) + 4} y="13">${text}</text>`}</g>`)}
       ${view.since > begin + 1 && html`<g class="server"><path d="M${x(view.since)} 0 V${height}" /><title>the server started at ${time(view.since)}</title></g>`}
-      ${shown.map(idle)}${bars.map(bar)}</svg>`}</div></div>
+      ${shown.map(idle)}${bars.map(bar)}<g aria-hidden="true">${bars.map(label)}</g></svg>`}</div></div>
     <p class="quiet detail" role="status">${current ? described(current, view.now, both) : `${bars.length ? "A bar is a trial: point at it, or use the arrow keys; Enter opens it. A red end: it failed; a dashed one: it left its slot, and continues later." : "No trial has run in this time."}${more > 0 ? ` ${plural(more, "more slot")} ${more === 1 ? "is" : "are"} idle.` : ""}`}</p>`;
 }
