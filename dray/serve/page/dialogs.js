@@ -4,6 +4,7 @@ import { html, render, useEffect, useRef, useState } from "./lib/preact.js";
 import { Refused } from "./data.js";
 import { described } from "./keys.js";
 
+export { askShare } from "./share.js";
 export * from "./verbs.js";
 
 export function say(text) {
