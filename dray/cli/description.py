@@ -151,6 +151,7 @@ def describe(read: ReadExperiment) -> None:
             ("now", standing(seen, reader, queued=None if submitted is None else submitted.submitted).sentence),
             ("ended", seen.reason),
             ("error", show.red(seen.why)),
+            ("waits", "" if submitted is None or submitted.slots else submitted.why),
             ("failed", show.red(reader.failure_summary())),
             ("diverged", show.red(reader.divergence_summary())),
             ("description", config.description),

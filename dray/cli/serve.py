@@ -198,8 +198,8 @@ def _status(json: bool) -> None:
     )
     if queue:
         typer.echo()
-        headings = ["#", "name", "state", "priority", "weight", "slots", "waiting", "trials", "owner"]
-        show.table(headings, [_row(each) for each in queue], left=["name", "state", "owner"])
+        headings = ["#", "name", "state", "priority", "weight", "slots", "waiting", "trials", "owner", "why"]
+        show.table(headings, [_row(each) for each in queue], left=["name", "state", "owner", "why"])
 
 
 def _row(each: dict[str, Any]) -> list[object]:
@@ -207,4 +207,4 @@ def _row(each: dict[str, Any]) -> list[object]:
     slots = f"{submitted['slots']:g}" + (f" of {share['max_slots']}" if share["max_slots"] else "")
     trials = f"{each['ended']}/{each['total']}"
     shown = [each["number"], each["name"], each["state"], share["priority"], f"{share['weight']:g}"]
-    return [*shown, slots, submitted["waiting"], trials, submitted["owner"]]
+    return [*shown, slots, submitted["waiting"], trials, submitted["owner"], submitted["why"]]

@@ -8,9 +8,10 @@ Pure, with a given clock: it passes effects to `emit`, and `dray.groups.lending`
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,6 +116,7 @@ class Lender:
     Attributes:
         desk: the desk that lends the groups.
         demands: the demand of each experiment at the last step, by the name of its run.
+        given: the number of groups that each is to have.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class Lender:
         self._clock, self._emit, self._plan, self._counts = clock, emit, plan, counts
         self.desk = Desk(self._from_desk)
         self.demands: dict[str, Demand] = {}
+        self.given: dict[str, int] = {}
         self._pools: dict[str, _Pool] = {}
         self._owners: dict[str, _Pool] = {}
         self._owner_numbers, self._names = itertools.count(), itertools.count()
@@ -213,9 +216,31 @@ class Lender:
     def free_slots(self) -> tuple[float, float, str]:
         """The slots of the cluster's current nodes, how many of them no trial uses, and their kind."""
         kind = "gpu" if self._slots["gpu"] else "cpu"
-        slots = float(sum(slots_now(self.view, kind, 1)))
+        slots = self.slots_up()[kind]
         busy = sum(demand.has * demand.size for demand in self.demands.values() if demand.kind == kind)
         return slots, max(slots - busy, 0.0), kind
+
+    def most_slots(self, kind: str) -> float:
+        """The cluster's slots of a kind, after it has scaled up."""
+        return self._slots[kind]
+
+    def slots_up(self) -> dict[str, float]:
+        """The slots of the nodes that are up, by kind."""
+        return {kind: float(sum(slots_now(self.view, kind, 1))) for kind in KINDS}
+
+    def supposed(self, demands: Collection[Demand]) -> dict[str, int]:
+        """The number of groups that each experiment would have with these demands: divided on a copy of the shares."""
+        asking = [demand for demand in demands if demand.groups]
+        given: dict[str, int] = {}
+        for kind in KINDS:
+            shares = copy.deepcopy(self._shares[kind])
+            given |= shares.divide((each for each in asking if each.kind == kind), self._slots[kind])
+        return given
+
+    def groups_wait(self, demand: Demand) -> str:
+        """What the groups of a demand wait for: nodes, or their processes."""
+        pool = self._pools.get(demand.shape)
+        return (pool and pool.groups.node_wait) or "its worker processes start"
 
     def is_preempted(self, demand: Demand) -> bool:
         """Whether other experiments have, or get first, the slots that a demand waits for."""
@@ -278,6 +303,7 @@ class Lender:
         passed, self._divided_at = now - self._divided_at, now
         for kind in KINDS:
             given |= self._shared(kind, passed)
+        self.given = given
         for shape, pool in self._pools.items():
             pool.wanted = sum(given.get(demand.name, 0) for demand in demands if demand.shape == shape)
         if len(self._pools) > 1:

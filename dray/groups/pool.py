@@ -104,6 +104,11 @@ class Groups:
         """Whether a group is still waiting for its slots."""
         return self._in_state["asked"] + self._in_state["waiting"] > 0
 
+    @property
+    def node_wait(self) -> str:
+        """What groups that wait for nodes wait for; "" if none waits."""
+        return self._node_wait.status
+
     # ------------------------------------------------------------------ events
     def on(self, event: Message | effects.GroupsEvent, now: float) -> None:
         """Handle a message of the desk or an event from the shell. Call `reconcile` afterwards."""

@@ -129,7 +129,7 @@ class Api:
             raise ConfigError([(field, _without(what, code)) for field, what in error.faults], error.source) from None
 
     async def _patch(self, request: web.Request) -> web.StreamResponse:
-        name, change = request.match_info["name"], _change_of(await _body(request))
+        name, change = request.match_info["name"], change_of(await _body(request))
         if "priority" in change:
             check_priority(request[CALLER].owner, request[CALLER].quota, change["priority"])
         return answer(asdict(await asyncio.to_thread(self._control.change, name, change)))
@@ -306,7 +306,7 @@ def _delete(control: Control, path: Path) -> None:
     copies.delete(StoredExperiment.here(ExperimentDirectory.open(path)))
 
 
-def _change_of(body: Mapping[str, Any]) -> dict[str, Any]:
+def change_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The changes to `dray.serve.control.Share`, tags and notes in a request's body; `BadInput` if they are invalid."""
     known = ("priority", "weight", "max_slots", "tags", "notes")
     if unknown := [name for name in body if name not in known]:

@@ -36,6 +36,7 @@ NEEDS: Mapping[tuple[str, str], Need] = {
     ("GET", "/login"): "nothing",
     ("POST", "/login"): "nothing",
     **{("GET", f"{API}/{what}"): "read" for what in ("status", "openapi.json", "token", "experiments")},
+    **{("GET", f"{API}/{what}"): "read" for what in ("queue", "queue/preview")},
     ("GET", f"{API}/tokens"): "operate",
     ("GET", _ONE): "read",
     **{
@@ -113,8 +114,8 @@ def guard(tokens: Tokens, hosts: Collection[str], owner_of: Callable[[str], str]
         if need == "own" and token.scope != "operate":
             name = request.match_info["name"]
             owner = await asyncio.to_thread(owner_of, name)
-            if owner != token.owner:
-                return refuse(403, f"{name[:100]} {_is_not_its(token, owner)}")
+            if why := refusal(token, name, owner):
+                return refuse(403, why)
         request[CALLER] = token
         return await handler(request)
 
@@ -138,6 +139,13 @@ def _lacks(token: Token, need: Need | None) -> str:
     if wanted in allowed[token.scope]:
         return ""
     return f"this needs a token with the scope {wanted}; token {token.name} has the scope {token.scope}"
+
+
+def refusal(token: Token, name: str, owner: str) -> str:
+    """The reason why a token may not change an experiment of this owner; "" if it may."""
+    if token.scope == "operate" or (token.scope == "submit" and owner == token.owner):
+        return ""
+    return _lacks(token, "own") or f"{name[:100]} {_is_not_its(token, owner)}"
 
 
 def _is_not_its(token: Token, owner: str) -> str:

@@ -223,6 +223,17 @@ class Server:
         found: list[dict[str, Any]] = self._request("GET", "/tokens")["tokens"]
         return found
 
+    def queue(self, seconds: int = 3600) -> dict[str, Any]:
+        """The experiments in the order of their turns, ``entries``, and what the slots did, ``lanes``."""
+        found: dict[str, Any] = self._request("GET", f"/queue?seconds={seconds}")
+        return found
+
+    def preview(self, name: str, **change: Any) -> dict[str, Any]:
+        """What it would do to set an experiment's priority, weight or max_slots, or to move it ``before`` another one:
+        ``lines``, and the ``changes`` by experiment."""
+        found: dict[str, Any] = self._request("GET", f"/queue/preview?{urlencode({'name': name, **change})}")
+        return found
+
     def status(self) -> Status:
         return status_from(self._request("GET", "/status"))
 

@@ -49,6 +49,7 @@ class Submitted:
     share: Share
     slots: float = 0  # slots in use by its trials; fractional if trials share a slot
     waiting: int = 0  # trials that could run if there were slots
+    why: str = ""  # the reason why it, or some of its trials, wait, in one line
     restarts: int = 0  # how often its process has died and been restarted
     # One line: why its state is ERROR, why its process last died, or why it can't continue now (a full disk)
     error: str = ""
@@ -71,6 +72,16 @@ class Status:
     busy: float  # slots in use by trials
     groups: int  # worker groups that are up or starting
     experiments: Mapping[ExperimentState, int]  # number of experiments in each state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueState:
+    """The queue, and what the cluster's slots did."""
+
+    entries: list[Submitted]  # active ones in their order, then paused ones
+    next: str | None  # the one that gets the next free slot
+    slots: float  # the cluster's slots, after it has scaled up
+    lanes: Mapping[str, Any]  # see `dray.serve.lanes.Lanes.view`
 
 
 def submitted_from(value: Mapping[str, Any]) -> Submitted:
@@ -141,6 +152,12 @@ class Control(Protocol):
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
         """Change some fields of an experiment's share, its tags or its notes; other fields keep their values."""
 
+    def queue(self, seconds: float) -> QueueState:
+        """The queue, and what the slots did in the last `seconds`."""
+
+    def foresee(self, shares: Mapping[str, Share]) -> list[str]:
+        """What will happen if experiments get these shares, in sentences. Nothing changes."""
+
     def use(self, owner: str) -> Use:
         """What the experiments of a token use."""
 
@@ -159,6 +176,17 @@ class Browsing:
 
     def experiment(self, name: str) -> Submitted:
         raise NotSubmitted(f"experiment {name} was not submitted to a server")
+
+    def queue(self, seconds: float) -> QueueState:
+        lanes = {
+            "now": time.time(),
+            "from": self._since,
+            "since": self._since,
+            "lanes": [],
+            "more_lanes": 0,
+            "bars": [],
+        }
+        return QueueState(entries=[], next=None, slots=0, lanes=lanes)
 
     def status(self) -> Status:
         return Status(
@@ -180,4 +208,4 @@ class Browsing:
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise WrongState("no server is up; to change or run experiments here, end dray ui and start: dray serve")
 
-    submit = act = extend = reopen = change = _refuse
+    submit = act = extend = reopen = change = foresee = _refuse

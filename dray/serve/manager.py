@@ -46,8 +46,10 @@ from dray.records.spending import totals_of
 from dray.serve import effects
 from dray.serve import processes as commands
 from dray.serve.alerts import ServerAlerts
-from dray.serve.control import Status, Submitted, Verb
+from dray.serve.control import QueueState, Share, Status, Submitted, Verb
 from dray.serve.core import ServerCore
+from dray.serve.guess import guessed
+from dray.serve.lanes import LaneFile, Lanes
 from dray.serve.meters import Meters
 from dray.serve.processes import ExperimentProcess, Spares
 from dray.serve.queue import Queue
@@ -99,8 +101,13 @@ class Manager:
         self._loop.listen(ray.util.get_node_ip_address())
         plan = LendingPlan(own_cluster=cluster.own, idle_s=idle_s)
         self._queue = Queue(Journal.read(self._journal.path), self._journal.append)
+        file = LaneFile(self._directory / "lanes.jsonl")
         self._core = ServerCore(
-            self._queue, lambda emit: plan.lender(emit, Counts()), self._perform, quota_of=tokens.quota
+            self._queue,
+            lambda emit: plan.lender(emit, Counts()),
+            self._perform,
+            quota_of=tokens.quota,
+            lanes=Lanes(file.kept, file.keep),
         )
         self._lending = Lending(self._loop, self._core.lender, plan, _Lines(say))
         self._scheduler = self._core.scheduler
@@ -301,6 +308,12 @@ class Manager:
 
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
         return self._ask(self._scheduler.change, name, change)
+
+    def queue(self, seconds: float) -> QueueState:
+        return self._ask(self._core.queue, seconds)
+
+    def foresee(self, shares: Mapping[str, Share]) -> list[str]:
+        return self._ask(self._core.foresee, shares, lambda item: guessed(item.path, self._core.lender.view))
 
     def use(self, owner: str) -> Use:
         return self._ask(self._scheduler.use, owner)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -130,6 +130,12 @@ class Queue:
     def find(self, name: str) -> Item | None:
         """The item of this name, if there is one."""
         return self._items.get(name)
+
+    def supposed(self, shares: Mapping[str, Share]) -> Queue:
+        """A copy in which experiments have these shares; it is not recorded."""
+        other = Queue((), lambda record: None)
+        other._items = {name: replace(item, share=shares.get(name, item.share)) for name, item in self._items.items()}
+        return other
 
     def items(self) -> list[Item]:
         """All items, in the order of submission."""

@@ -6,6 +6,7 @@ of a user before anything acts on it.
 
 from __future__ import annotations
 
+import copy
 import math
 import signal
 from collections import Counter
@@ -30,8 +31,10 @@ from dray.serve.effects import (
 )
 from dray.serve.queue import Item, Queue, extended
 from dray.serve.quota import Quota, Use, check_priority
+from dray.text import counted
 
 MAX_DEATHS = 3  # an experiment fails when its process dies this often in a row without training in between
+STARTS = "its process starts"
 MAX_PROCESSES = 64  # most experiments that run at the same time
 
 
@@ -60,6 +63,7 @@ class Scheduler:
         queue: the experiments, with the states that users want.
         emit: called with each effect.
         is_preempted: tells whether other runs have the slots that a demand waits for.
+        why_waits: the reason why trials of a demand wait, in one line.
         quota_of: the quota of the token of this name.
     """
 
@@ -69,9 +73,10 @@ class Scheduler:
         emit: Callable[[SchedulerEffect], None],
         *,
         is_preempted: Callable[[Demand], bool],
+        why_waits: Callable[[Demand], str] = lambda demand: "",
         quota_of: Callable[[str], Quota] = lambda owner: Quota(),
     ) -> None:
-        self._queue, self._emit, self._is_preempted = queue, emit, is_preempted
+        self._queue, self._emit, self._is_preempted, self._why_waits = queue, emit, is_preempted, why_waits
         self._processes: dict[str, _Process] = {}
         self._leaving: set[str] = set()  # runs whose process has ended, but not all of their trials
         self._unsettled: set[str] = set()  # experiments whose process has ended, but what they spent is not yet read
@@ -98,10 +103,24 @@ class Scheduler:
                 self._emit(SetShare(run, share.priority, share.weight, most))
         for name in self._unsettled - set(map(experiment_of, self._leaving)):
             self._emit(ReadSpent(name))
+        self._start_due()
+
+    def _start_due(self) -> None:
         due = [item for item in self._queue.items() if item.state == "run" and not self._is_up(item.name)]
         for item in sorted(due, key=lambda each: each.share.priority):
-            if self._may_start(item):
+            if not self._why_no_process(item):
                 self._start(item)
+
+    def supposed(self, shares: Mapping[str, Share]) -> list[Item]:
+        """The experiments that have a process or get one next if experiments have these shares: decided on a copy."""
+        other = copy.copy(self)
+        other._queue, other._processes, other._emit = (
+            self._queue.supposed(shares),
+            dict(self._processes),
+            lambda _: None,
+        )
+        other._start_due()
+        return [other._queue.item(name) for name in other._processes]
 
     def disk(self, full: str) -> None:
         """Note whether the disk of the results is full: the reason, or "". While it is, no process starts, as it would
@@ -187,19 +206,24 @@ class Scheduler:
         is_leaving = any(experiment_of(run) == name for run in self._leaving)
         return name in self._processes or name in self._unsettled or is_leaving
 
-    def _may_start(self, item: Item) -> bool:
-        """Whether an experiment may start: at most one more than the slots, unless it preempts a running one; the same
-        for the experiments and the slots of its token, which would take the places of others otherwise."""
-        if self.closing or self.full or len(self._processes) >= MAX_PROCESSES:
-            return False
+    def _why_no_process(self, item: Item) -> str:
+        """The reason why an experiment may not start now; "" if it may: at most one more than the slots, unless it
+        preempts a running one; the same for the experiments and the slots of its token, which would take the places of
+        others otherwise."""
+        if self.closing:
+            return "the server is ending; the next one continues it"
+        if self.full:
+            return self.full
+        if len(self._processes) >= MAX_PROCESSES:
+            return f"{MAX_PROCESSES} experiments run, the most at a time"
         running = [self._queue.item(name) for name in self._processes]
-        limits = [(running, int(self.slots))]
+        limits = [(running, int(self.slots), "")]
         if item.owner and (most := self.accounts.quota_of(item.owner).slots) is not None:
-            limits.append(([each for each in running if each.owner == item.owner], most))
-        return all(
-            len(those) <= slots or item.share.priority < max(each.share.priority for each in those)
-            for those, slots in limits
-        )
+            limits.append(([each for each in running if each.owner == item.owner], most, f" of token {item.owner}"))
+        for those, slots, whose in limits:
+            if len(those) > slots and item.share.priority >= max(each.share.priority for each in those):
+                return f"{counted(len(those), 'experiment')}{whose} run or wait before it, for {counted(slots, 'slot')}"
+        return ""
 
     def _start(self, item: Item) -> None:
         self._processes[item.name] = _Process()
@@ -228,7 +252,7 @@ class Scheduler:
         totals = dict(budget or {})
         self.accounts.admit(Item(name=path.name, path=path, submitted=0.0, share=share, owner=owner, budget=totals))
         item = self._queue.add(path, share, owner=owner, budget=totals)
-        runs = has_process and self._may_start(item)
+        runs = has_process and not self._why_no_process(item)
         if runs:
             self._processes[item.name] = _Process()
         return self._submitted(item), runs
@@ -306,11 +330,28 @@ class Scheduler:
             waiting=sum(demand.groups - demand.has for demand in demands),
             restarts=item.restarts,
             # A running experiment has recovered from its last death.
+            why=self._why(item, state, demands),
             error=(item.error if state != "RUNNING" else "") or (self.full if state in ACTIVE else ""),
             tags=item.tags,
             notes=item.notes,
             owner=item.owner,
         )
+
+    def _why(self, item: Item, state: ExperimentState, demands: Collection[Demand]) -> str:
+        """The reason why an experiment, or some of its trials, wait."""
+        if state == "PAUSED":
+            return "paused, until somebody activates it"
+        if state not in ACTIVE:
+            return ""
+        if state == "STOPPING":
+            return "its trials save"
+        if item.name not in self._processes:
+            return "its last process ends" if self._is_up(item.name) else self._why_no_process(item) or STARTS
+        if not demands:
+            return STARTS
+        if not any(each.groups for each in demands):
+            return "its search decides what to train next, or ends"
+        return next((self._why_waits(each) for each in demands if each.groups > each.has), "")
 
     def _state(self, item: Item, demands: Collection[Demand]) -> ExperimentState:
         process = self._processes.get(item.name)

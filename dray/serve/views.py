@@ -23,7 +23,7 @@ from dray.records.reader import ExperimentReader
 from dray.records.repeats import compare
 from dray.records.standing import standing
 from dray.report.ui import boards
-from dray.serve import figures, near, trials
+from dray.serve import figures, near, queue_views, trials
 from dray.serve.answers import BadInput, number, numbers, plain
 from dray.serve.answers import encoded as _encoded
 from dray.serve.control import API, Control, NotSubmitted, Submitted
@@ -45,6 +45,8 @@ def routes(control: Control, results: Path) -> list[web.RouteDef]:
     one = f"{API}/experiments/{{name}}"
     reads: dict[str, Read] = {
         f"{API}/experiments": views.experiments,
+        f"{API}/queue": lambda request: _encoded(queue_views.queue(control, request)),
+        f"{API}/queue/preview": lambda request: _encoded(queue_views.preview(control, request)),
         one: views.experiment,
         f"{one}/config": views.config,
         f"{one}/trials": views.trials,

@@ -67,6 +67,10 @@ def test_the_second_experiment_trains_in_the_processes_of_the_first_with_its_own
     server.wait_until(second, "COMPLETED")
     [one], [other] = ({line["pid"] for line in lines(server.record(name))} for name in ("first", "second"))
     assert one == other
+    bars = {bar["experiment"]: bar for bar in server.client.queue()["lanes"]["bars"]}
+    before, after = bars[first.name], bars[second.name]
+    assert (before["outcome"], before["lanes"]) == ("completed", after["lanes"])
+    assert before["began"] < before["ended"] <= after["began"] < after["ended"]
     assert "new" not in dray.Result(server.path(first)).metrics["name"].to_numpy()
     assert "new" in dray.Result(server.path(second)).metrics["name"].to_numpy()
 
@@ -311,8 +315,12 @@ def test_a_server_that_is_killed_finds_its_experiments_again(server: Served) -> 
     waiting = [server.submit(f"waiting-{number}", batches=20) for number in range(3)]
     server.wait_for(lambda: has_saved(server, running), "a checkpoint")
     paused = server.client.act(waiting[-1].name, "pause")
+    queue = server.client.queue()
+    assert all(each["why"] for each in queue["entries"] if not each["slots"])
+    ended = {bar["experiment"] for bar in queue["lanes"]["bars"] if bar["ended"] is not None}
     server.kill()
     server.restart()
+    assert ended <= {bar["experiment"] for bar in server.client.queue()["lanes"]["bars"]}
     for submitted in (running, *waiting[:-1]):
         server.wait_until(submitted, "COMPLETED")
     check_training(server.record("running-on"), trials=1, batches=60)

@@ -14,7 +14,8 @@ import yaml
 from dray.code.load import check_entrypoint_file
 from dray.config.load import load_config
 from dray.records.directory import ExperimentDirectory
-from dray.serve.control import ExperimentState, NotSubmitted, Share, Status, Submitted, Verb, WrongState
+from dray.serve.control import ExperimentState, NotSubmitted, QueueState, Share, Status, Submitted, Verb, WrongState
+from dray.serve.lanes import Lanes
 from dray.serve.quota import Use
 
 ACTIVE = ("QUEUED", "RUNNING", "STOPPING")
@@ -77,6 +78,13 @@ class FakeControl:
         share = {field: value for field, value in change.items() if field not in ("tags", "notes")}
         words = {field: value for field, value in change.items() if field in ("tags", "notes")}
         return self.put(name, now.state, share=replace(now.share, **share), **words)
+
+    def queue(self, seconds: float) -> QueueState:
+        entries = [each for each in self.experiments() if each.state in (*ACTIVE, "PAUSED")]
+        return QueueState(entries=entries, next=None, slots=2.0, lanes=Lanes().view(seconds, {"cpu": 2.0}))
+
+    def foresee(self, shares: Mapping[str, Share]) -> list[str]:
+        return ["No slots move now."]
 
     def use(self, owner: str) -> Use:
         mine = sum(each.owner == owner for each in self.experiments())

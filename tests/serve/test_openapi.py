@@ -114,6 +114,11 @@ def test_answers_are_as_documented(served: Served, model: Path) -> None:
     check(served.api("POST", f"/experiments/{name}/extend", {"max_trials": 2}), "POST", f"{one}/extend")
     check(served.api("POST", f"/experiments/{name}/fork", {}), "POST", f"{one}/fork", 201)
     check(served.api("POST", f"/experiments/{name}/fork", {"config": {"a": 1}}), "POST", f"{one}/fork", 400)
+    check(served.api("GET", "/queue"), "GET", "/queue")
+    check(served.api("GET", "/queue?seconds=x"), "GET", "/queue", 400)
+    check(served.api("GET", f"/queue/preview?name={name}&priority=1"), "GET", "/queue/preview")
+    check(served.api("GET", f"/queue/preview?name={name}&priority=0"), "GET", "/queue/preview", 400)
+    check(served.api("GET", "/queue/preview?name=none"), "GET", "/queue/preview", 404)
     check(served.api("DELETE", f"/experiments/{name}"), "DELETE", one, 409)
 
 

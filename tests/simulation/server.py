@@ -179,6 +179,16 @@ class ServerProcess(Loop):
 
     def settle(self) -> None:
         self._core.settle()
+        self._check_lanes()
+
+    def _check_lanes(self) -> None:
+        """Check that the lanes show the leases that there are, and no two trials at the same place."""
+        leases = {number for client in self.lender.desk.clients.values() for number in client.leases}
+        if (live := self._core.lanes.live.keys()) != leases:
+            raise Failed(f"{self.name}: the lanes show leases {sorted(live)}, and there are {sorted(leases)}")
+        places = [(each.kind, lane, each.part) for each in self._core.lanes.live.values() for lane in each.lanes]
+        if len(places) != len(set(places)):
+            raise Failed(f"{self.name}: two trials are on the same lane: {sorted(places)}")
 
     def _perform(self, effect: Any) -> None:
         match effect:

@@ -4,6 +4,7 @@ import { html, render, useEffect, useRef, useState } from "./lib/preact.js";
 import { Refused } from "./data.js";
 import { described } from "./keys.js";
 
+export { askShare } from "./share.js";
 export * from "./verbs.js";
 
 export function say(text) {
@@ -16,12 +17,13 @@ export function say(text) {
 
 // A dialog with a form. `act` gets the form's FormData when it is confirmed, and a function that shows how far it is; if it
 // is refused, the dialog stays and says why. If `act` returns something to show, that takes the place of the form.
+// `sure`: the focus is on the button that confirms.
 export function ask(asked) {
   const place = document.body.appendChild(document.createElement("div"));
   render(html`<${Dialog} ...${asked} gone=${() => { render(null, place); place.remove(); }} />`, place);
 }
 
-function Dialog({ title, body, yes, danger = false, wide = false, act, gone }) {
+function Dialog({ title, body, yes, danger = false, wide = false, sure = false, act, gone }) {
   const dialog = useRef(null), [error, setError] = useState(null), [busy, setBusy] = useState(false);
   const [progress, setProgress] = useState(""), [shown, setShown] = useState(null);
   useEffect(() => { dialog.current.showModal(); }, []);
@@ -46,7 +48,7 @@ function Dialog({ title, body, yes, danger = false, wide = false, act, gone }) {
       <div class="trouble" role="alert">${error && html`<p>${error.status ? error.message : "The server does not answer."}</p>
         <ul>${(error.faults ?? []).map(([field, fault]) => html`<li><b>${field}</b>: ${fault}</li>`)}</ul>`}</div>
       <div class="buttons">${act && !shown && html`<button type="button" onclick=${() => dialog.current.close()}>Cancel</button>`}
-        <button type="submit" class=${danger && !shown ? "danger" : "primary"} disabled=${busy && !shown}>${shown ? "Close" : yes}</button></div>
+        <button type="submit" class=${danger && !shown ? "danger" : "primary"} autofocus=${sure} disabled=${busy && !shown}>${shown ? "Close" : yes}</button></div>
     </form></dialog>`;
 }
 

@@ -19,7 +19,7 @@ const share = it => it.max_trials === null && it.budget ? Math.max(...Object.val
 const tagsOf = it => [...new Set([...it.submitted?.tags ?? [], ...it.labels])];
 const methodOf = it => it.is_local ? "local run" : it.method ?? "unknown";
 const beganAt = it => it.began ?? it.submitted?.submitted ?? null;
-const whyOf = it => it.why ?? it.failure ?? it.reason ?? "";
+const whyOf = it => it.why ?? it.failure ?? it.reason ?? (it.submitted?.slots ? "" : it.submitted?.why ?? "");  // also why it waits
 // "about 12 min": an estimate has two digits.
 const rough = seconds => seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} days`;
 

@@ -123,24 +123,6 @@ export function askNotes(it, done) {
   });
 }
 
-export function askShare(it, done) {
-  const { priority, weight, max_slots } = it.submitted.share;
-  ask({
-    title: `Slots of ${it.title}`, yes: "Change",
-    body: html`<p>Slots move when trials end; a smaller priority number takes them at once, and the trials of others save first.</p>
-      <label>Priority <input type="number" name="priority" min="1" max="99" step="1" required value=${priority} /><small>1 to 99; smaller numbers go first</small></label>
-      <label>Weight <input type="number" name="weight" min="0.001" step="any" required value=${weight} /><small>its share among those of the same priority</small></label>
-      <label>Most slots <input type="number" name="max_slots" min="1" step="1" value=${max_slots ?? ""} /><small>empty: no limit</small></label>`,
-    act: async form => {
-      await send("PATCH", experiment(it.name), {
-        priority: Number(form.get("priority")), weight: Number(form.get("weight")), max_slots: form.get("max_slots") ? Number(form.get("max_slots")) : null,
-      });
-      say("Changed; slots move when trials end");
-      done?.();
-    },
-  });
-}
-
 // `it`: the experiment in full.
 export function askExtend(it, done) {
   const budget = Object.keys(it.budget ?? {});
