@@ -129,6 +129,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
     dray trial describe latest best
     """
     with read_experiment(experiment) as read:
+        from dray.records.lineage import lineage, relatives
         from dray.records.metrics import read_trials
         from dray.records.reader import nan_since_text
         from dray.records.timeline import gpu_types
@@ -139,11 +140,12 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
         failed = [record for record in read.reader.failures if record["trial"] == trial_.id]
         metrics = last_values(read_trials(directory.metrics, [trial_.id]))
         logs = directory.trial(trial_.id) / "logs"
-        diff = _diff(directory, trial_)
+        diff, family = _diff(directory, trial_), lineage(read.reader.trials, trial_.id)
         if json:
             show.as_json(
                 {
                     **_json(trial_, gpu_types(directory.metrics)),
+                    "lineage": family,
                     "metrics": metrics,
                     "checkpoints": [{"batches": each.batches, "path": each.location.uri} for each in checkpoints],
                     "diff": diff or None,
@@ -158,6 +160,8 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 ("trial", f"{trial_.id} of {read.stored.name}  {trial_.state}"),
                 ("forked from", trial_.forked_from),
                 ("repeat of", trial_.repeat_of),
+                ("forked into", relatives(family["children"])),
+                ("repeated by", relatives(family["repeats"])),
                 ("code", trial_.code),
                 ("hyperparameters", "\n".join(f"{name} = {shown(value)}" for name, value in trial_.hparams.items())),
                 ("trained for", f"{trial_.batches} batches"),

@@ -172,14 +172,19 @@ def read_metrics(directory: Path) -> pd.DataFrame:
     return _read(directory, system=False)
 
 
-def read_system(directory: Path) -> pd.DataFrame:
-    """The rows of kind "system", which `read_metrics` leaves out."""
-    return _read(directory, system=True)
+def read_system(directory: Path, trials: Collection[int] | None = None) -> pd.DataFrame:
+    """The rows of kind "system", which `read_metrics` leaves out; of these trials, or of all."""
+    return _read(directory, system=True, trials=None if trials is None else list(trials))
 
 
 def read_trials(directory: Path, trials: Collection[int]) -> pd.DataFrame:
     """The rows of these trials, as from `read_metrics`."""
     return _read(directory, system=False, trials=list(trials))
+
+
+def read_series(directory: Path, kind: str, name: str, trials: Collection[int] | None = None) -> pd.DataFrame:
+    """The rows of one metric, as from `read_metrics`; of these trials, or of all."""
+    return _read(directory, system=kind == SYSTEM, trials=None if trials is None else list(trials), series=(kind, name))
 
 
 def read_parts(directory: Path) -> pa.Table:
@@ -190,13 +195,26 @@ def read_parts(directory: Path) -> pa.Table:
     return pa.concat_tables(parts) if len(parts) > 1 else parts[0]
 
 
-def _read(directory: Path, *, system: bool, trials: list[int] | None = None) -> pd.DataFrame:
+def _read(
+    directory: Path, *, system: bool, trials: list[int] | None = None, series: tuple[str, str] | None = None
+) -> pd.DataFrame:
     # The tail first: rows that move to a part meanwhile are read twice rather than never.
     rows, _ = _whole(directory / TAIL)
-    tail = _table([row for row in rows if trials is None or row.get("trial_id") in trials])
-    wanted = None if trials is None else [("trial_id", "in", trials)]
+    chosen = None if trials is None else set(trials)
+    tail = _table(
+        [
+            row
+            for row in rows
+            if (chosen is None or row.get("trial_id") in chosen)
+            and (series is None or (row.get("kind"), row.get("name")) == series)
+        ]
+    )
+    wanted = [] if trials is None else [("trial_id", "in", trials)]
+    wanted += [] if series is None else [("kind", "==", series[0]), ("name", "==", series[1])]
     try:
-        parts = [pq.read_table(path, columns=SCHEMA.names, filters=wanted).cast(SCHEMA) for path in _parts(directory)]
+        parts = [
+            pq.read_table(path, columns=SCHEMA.names, filters=wanted or None).cast(SCHEMA) for path in _parts(directory)
+        ]
     except pa.ArrowInvalid as error:
         raise ExperimentError(f"the metrics in {directory} can't be read: {one_line(error)}") from error
     table = pa.concat_tables([*parts, tail])

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from bisect import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,29 @@ def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:
     rows = [row for stretch in _stretches(_events(directory), times) for row in reports.split(stretch)]
     slots = "float64" if any(isinstance(row[1], float) for row in rows) else "int64"
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"slots": slots, "trial_id": "int64"})
+
+
+def leases(directory: Path, times: Iterable[float]) -> dict[int, list[tuple[float, float, float]]]:
+    """When each trial had its slots: pairs of start and end (Unix time in s), with the number of slots, in order.
+
+    Args:
+        directory: the directory of the metrics.
+        times: those of the trials' reports; a lease whose end is not known lasts up to the last one.
+    """
+    found: dict[int, list[tuple[float, float, float]]] = {}
+    for _, slots, trial, phase, start, end, _ in _stretches(_events(directory), sorted(set(times))):
+        if trial >= 0 and not phase:
+            found.setdefault(trial, []).append((start, end, slots))
+    return found
+
+
+def slot_seconds(held: Sequence[tuple[float, float, float]], times: Sequence[float]) -> list[float]:
+    """How much slot time a trial had taken at each of some times, in slot-seconds; `held`: its leases.
+
+    >>> slot_seconds([(10.0, 20.0, 2), (50.0, 60.0, 2)], [15.0, 30.0, 55.0])
+    [10.0, 20.0, 30.0]
+    """
+    return [sum(slots * min(max(time - start, 0.0), end - start) for start, end, slots in held) for time in times]
 
 
 def gpu_types(directory: Path) -> dict[int, str]:

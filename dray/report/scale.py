@@ -46,6 +46,11 @@ def scaled(figure: dict[str, Any], title: str, values: Iterable[float], sign: in
     return {**figure, "layout": {**figure["layout"], "yaxis": axis}, "scales": scales, "scale": scale}
 
 
+def is_log(values: Iterable[float], sign: int | None) -> bool:
+    """Whether the axis of `scaled` is logarithmic by default."""
+    return bool(scaled({"layout": {}}, "", values, sign)["scale"] == LOG)
+
+
 def _linear(found: np.ndarray[Any, Any], sign: int | None) -> dict[str, dict[str, Any]]:
     """First without the worst values, if they are far out."""
     if len(found) < 2 or sign is None:

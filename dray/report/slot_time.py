@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from dray.records.machine import FIGURES
 from dray.records.timeline import PHASES
 from dray.report import html
 from dray.report.data import ReportData
@@ -171,23 +172,12 @@ def _timed(report: ReportData) -> tuple[pd.DataFrame, float, str, float]:
 def _system(report: ReportData) -> str:
     """A table of the trials' use of their machines."""
     rows = report.system_metrics
-    names = {
-        "batches_per_second": "batches per second",
-        "records_per_second": "records per second",
-        "tokens_per_second": "tokens per second",
-        "mfu_percent": "MFU, % of the GPUs' peak",
-        "cpu_cores": "CPU cores per trial",
-        "memory_gb": "memory per trial, GB",
-        "gpu_percent": "GPU utilization, % of time",
-        "gpu_memory_gb": "GPU memory per rank, GB",
-        "gpu_peak_memory_gb": "GPU memory per rank at the peak, GB",
-    }
     table = []
-    for name, label in names.items():
+    for name, label in FIGURES.items():
         values = rows.loc[rows["name"] == name, "value"]
         if len(values):
             low, middle, high = values.quantile(np.array([0.05, 0.5, 0.95]))
-            table.append((label, rough(middle), f"{rough(low)} to {rough(high)}"))
+            table.append((", ".join(filter(None, label)), rough(middle), f"{rough(low)} to {rough(high)}"))
     if not table:
         return ""
     return "<h3>Resource usage of trials</h3>" + html.table(["", "median", "5th to 95th percentile"], table)

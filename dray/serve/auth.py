@@ -45,7 +45,7 @@ NEEDS: Mapping[tuple[str, str], Need] = {
     },
     **{("GET", f"{_ONE}/{what}"): "read" for what in ("figures/{kind}", "variants/{variant}")},
     **{("GET", f"{_ONE}/{what}"): "read" for what in ("failures", "logs", "code", "code/{path}", "difference")},
-    **{("GET", f"{_ONE}/trials/{{trial}}{what}"): "read" for what in ("", "/metrics", "/logs")},
+    **{("GET", f"{_ONE}/trials/{{trial}}{what}"): "read" for what in ("", "/metrics", "/system", "/logs")},
     ("POST", f"{API}/experiments"): "submit",
     ("POST", f"{_ONE}/fork"): "submit",
     ("PATCH", _ONE): "own",

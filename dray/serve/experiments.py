@@ -18,8 +18,8 @@ from dray.records.local_runs import METRICS, LocalRun, local_runs
 from dray.records.numbering import LINKS, numbers_by_path
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
-from dray.serve.figures import CachedFigures, cached, figures_of
-from dray.serve.trials import other_curves
+from dray.serve.curves import Wanted, curves
+from dray.serve.figures import CPU_SHARE, CURVES_SHARE, CachedFigures, cached, figures_of
 from dray.text import one_line
 from searchers.errors import JournalError
 
@@ -78,7 +78,7 @@ class Experiments:
         self._lock = threading.Lock()  # of entries, and their readers
         self._follower: threading.Thread | None = None
         self._rest: threading.Thread | None = None
-        self._made: dict[tuple[str, str], CachedFigures] = {}
+        self._made: dict[tuple[str, str | Wanted], CachedFigures] = {}
 
     # ------------------------------------------------------------------ the list
     def overviews(self, also: Iterable[str] = ()) -> tuple[dict[str, Overview], int]:
@@ -247,19 +247,27 @@ class Experiments:
         what = f"{kind} {','.join(map(str, include))}"
         return self._paced(name, what, lambda reader: figures_of(reader, kind, include), now=now)
 
-    def curves(self, name: str, metric: tuple[str, str]) -> tuple[bytes, float]:
-        """The curves of a metric other than the searcher's, given by kind and name; paced like `figures`."""
-        return self._paced(name, " ".join(metric), lambda reader: other_curves(reader, *metric))
+    def curves(self, name: str, wanted: Wanted) -> tuple[bytes, float]:
+        """Learning curves; paced like `figures`, but remade more often."""
+        return self._paced(name, wanted, lambda reader: curves(reader, wanted), share=CURVES_SHARE)
 
     def _paced(
-        self, name: str, what: str, make: Callable[[ExperimentReader], bytes], *, now: bool = False
+        self,
+        name: str,
+        what: str | Wanted,
+        make: Callable[[ExperimentReader], bytes],
+        *,
+        now: bool = False,
+        share: float = CPU_SHARE,
     ) -> tuple[bytes, float]:
         reader, key = self.open(name), (name, what)
         made = self._made.get(key)
         if made is None or now or (made.version != reader.version and not made.wait_s):
-            made = self._made[key] = cached(reader, lambda: make(reader))
-            for old in [each for each in list(self._made) if each[0] == name][:-MOST_MADE]:
-                self._made.pop(old, None)  # of selections that nobody looks at any more
+            made = cached(reader, lambda: make(reader), share)
+        self._made.pop(key, None)
+        self._made[key] = made  # as the last that was looked at
+        for old in [each for each in list(self._made) if each[0] == name][:-MOST_MADE]:
+            self._made.pop(old, None)  # of selections that nobody looks at any more
         return made.body, made.wait_s
 
     def viewed(self) -> int:

@@ -12,6 +12,7 @@ from dray.report.data import ReportData
 from dray.report.figures import Figure
 
 CPU_SHARE = 0.0005  # average share of a core spent on remaking the figures of a kind while they are viewed
+CURVES_SHARE = 0.003  # the same for curves
 LEAST_S = 2.0
 
 
@@ -51,16 +52,17 @@ class CachedFigures:
     """Figures of one kind, or curves."""
 
     # JSON: ``figures`` by name, ``included`` (trials that are shown only because they were asked for), ``at`` (Unix
-    # time in s), and ``version`` of the experiment. Or curves, see `dray.serve.trials.curves`.
+    # time in s), and ``version`` of the experiment. Or curves, see `dray.serve.curves.curves`.
     body: bytes
     version: int  # the reader's version they were made from
     cost_s: float  # CPU time
     at: float  # time of their making, by the monotonic clock
+    share: float  # of a core, on average
 
     @property
     def wait_s(self) -> float:
         """Seconds until their cost allows to remake them."""
-        return max(0.0, self.at + max(LEAST_S, self.cost_s / CPU_SHARE) - time.monotonic())
+        return max(0.0, self.at + max(LEAST_S, self.cost_s / self.share) - time.monotonic())
 
 
 def figures_of(reader: ExperimentReader, kind: str, include: Collection[int] = ()) -> bytes:
@@ -70,7 +72,7 @@ def figures_of(reader: ExperimentReader, kind: str, include: Collection[int] = (
     return html.script(found).encode()
 
 
-def cached(reader: ExperimentReader, make: Callable[[], bytes]) -> CachedFigures:
-    """The result of ``make``, with its cost in this thread."""
+def cached(reader: ExperimentReader, make: Callable[[], bytes], share: float) -> CachedFigures:
+    """The result of ``make``, with its cost in this thread; the share of a core that remaking it may take."""
     began, version = time.thread_time(), reader.version
-    return CachedFigures(make(), version, time.thread_time() - began, time.monotonic())
+    return CachedFigures(make(), version, time.thread_time() - began, time.monotonic(), share)

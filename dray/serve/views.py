@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,17 +16,18 @@ from aiohttp.typedefs import Handler
 
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.checkpoints import list_checkpoints
+from dray.records.lineage import lineage
 from dray.records.logs import failure_fields
-from dray.records.metrics import read_trials
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.records.repeats import compare
 from dray.records.standing import standing
 from dray.report.ui import boards
-from dray.serve import figures, near, queue_views, trials
+from dray.serve import figures, near, queue_views, series, trials
 from dray.serve.answers import BadInput, number, numbers, plain
 from dray.serve.answers import encoded as _encoded
 from dray.serve.control import API, Control, NotSubmitted, Submitted
+from dray.serve.curves import Wanted
 from dray.serve.experiments import VIEW_S, Experiments
 from dray.serve.texts import Texts
 from dray.storage import StorageError
@@ -52,6 +53,7 @@ def routes(control: Control, results: Path) -> list[web.RouteDef]:
         f"{one}/trials": views.trials,
         f"{one}/trials/{{trial:\\d{{1,9}}}}": views.trial,
         f"{one}/trials/{{trial:\\d{{1,9}}}}/metrics": views.metrics,
+        f"{one}/trials/{{trial:\\d{{1,9}}}}/system": views.system,
         f"{one}/comparison": views.comparison,
         f"{one}/checkpoints": views.checkpoints,
         f"{one}/variants/{{variant}}": views.texts.variant,
@@ -165,15 +167,22 @@ class Views:
             return head.encode() + b",".join(rows) + b"]}"
 
     def trial(self, request: web.Request) -> bytes:
-        """A row of ``trials``, with ``rank``, nested ``drawn`` hyperparameters, ``checkpoints`` and ``failures``."""
+        """A row of ``trials``, with ``rank``, nested ``drawn`` hyperparameters, its ``lineage``, the ``best`` trial,
+        ``checkpoints`` and ``failures``."""
         reader, number = self._trial(request)
         with reader.lock:
-            trial, ranked = reader.trials[number], reader.ranked()
+            trial, ranked, best = reader.trials[number], reader.ranked(), reader.best()
             found = {
                 **plain(trial.to_json()),
                 "rank": ranked.index(trial) + 1 if trial in ranked else None,
                 "of": len(ranked),
                 "drawn": plain(trial.drawn),
+                "lineage": lineage(reader.trials, number),
+                "best": None
+                if best is None
+                else plain({"trial": best.id, "metric": best.best_metric, "hparams": best.hparams}),
+                "varying": reader.varying,
+                "trials": len(reader.trials),
                 "submitted": self._is_submitted(request.match_info["name"]),
                 "failures": [failure_fields(each) for each in reader.failures if each["trial"] == number],
             }
@@ -194,21 +203,12 @@ class Views:
         return True
 
     def metrics(self, request: web.Request) -> bytes:
-        """``series``: each metric with ``kind``, ``name``, ``batches``, ``epochs``, ``values`` and ``times``."""
-        reader, trial = self._trial(request)
-        rows = read_trials(reader.directory.metrics, [trial])
-        series = [
-            {
-                "kind": kind,
-                "name": name,
-                "batches": mine["batches"].tolist(),
-                "epochs": plain(mine["epochs"].tolist()),
-                "values": plain(mine["value"].tolist()),
-                "times": plain(mine["time"].tolist()),
-            }
-            for (kind, name), mine in rows.groupby(["kind", "name"], sort=True)
-        ]
-        return _encoded({"trial": trial, "metric": reader.metric, "series": series})
+        """See `series.metrics`; with ``points``, at most so many of each metric."""
+        return _encoded(series.metrics(*self._trial(request), number(request, "points", 10**9)))
+
+    def system(self, request: web.Request) -> bytes:
+        """See `series.system`."""
+        return _encoded(series.system(*self._trial(request)))
 
     def comparison(self, request: web.Request) -> bytes:
         """Two trials, ``a`` and ``b``, see `dray.records.repeats.Comparison`."""
@@ -225,17 +225,15 @@ class Views:
         there = list_checkpoints(self._all.open(request.match_info["name"]).directory)
         return _encoded({"checkpoints": len(there), "bytes": sum(each.size for each in there)})
 
-    def curves(self, request: web.Request) -> bytes | tuple[bytes, float]:
-        """Learning curves, see `trials.curves`; of another metric with ``metric=KIND NAME``."""
-        name, wanted = request.match_info["name"], request.query.get("metric", "")
+    def curves(self, request: web.Request) -> tuple[bytes, float]:
+        """Learning curves, see `dray.serve.curves.curves`; of another metric with ``metric=KIND NAME``."""
+        name, wanted = request.match_info["name"], Wanted.of(request.query)
         reader = self._all.open(name)
-        if not wanted:
-            with reader.lock:
-                return trials.curves(reader)
-        kind, _, metric = wanted.partition(" ")
-        if (kind, metric) not in reader.metrics:
-            raise BadInput(f"metric={wanted[:80]}: no trial has reported it")
-        return self._all.curves(name, (kind, metric))
+        if wanted.metric == ("validation", reader.metric):
+            wanted = replace(wanted, metric=None)
+        elif wanted.metric is not None and wanted.metric not in reader.metrics:
+            raise BadInput(f"metric={' '.join(wanted.metric)[:80]}: no trial has reported it")
+        return self._all.curves(name, wanted)
 
     def figures(self, request: web.Request) -> tuple[bytes, float]:
         """Figures of the report, see `figures.CachedFigures`, with the trials ``include=3,17`` even if they leave out

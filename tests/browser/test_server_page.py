@@ -6,38 +6,13 @@ import shutil
 
 import pytest
 
-from dray.records.directory import DIFF
 from dray.records.result import Result
-from searchers.events import Exited, Requested, Started
+from searchers.events import Exited, Started
 from tests.browser.page import Site
-from tests.experiment.test_requests import answering
 from tests.records.repeated import repeated
 from tests.records.test_repeats import VALUES, runs
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
-
-def test_curves_have_the_validations_of_all_trials(site: Site) -> None:
-    site.open("#/e/digits-1")
-    site.until(lambda: site.js("return document.querySelector('.plot.tall')?.data?.length"), "curves")
-    drawn: dict[int, list[float]] = {}
-    points = "it => it.customdata.map((trial, i) => [trial, it.y[i]])"
-    for trial, value in site.js(f"return document.querySelector('.plot.tall').data.flatMap({points})"):
-        if trial is not None:
-            drawn.setdefault(trial, []).append(value)
-    rows = Result(site.results / "digits-1").metrics.query("kind == 'validation' and name == 'validation_loss'")
-    assert drawn == {trial: mine["value"].tolist() for trial, mine in rows.groupby("trial_id")}
-    assert "All 64 trials that have validated." in site.texts("section [role=status]")
-    assert site.texts(".notes .text") == ["<b>first</b>"], "notes are text"
-    other = """const choice = document.querySelector("select[aria-label=Metric]");
-               choice.value = "training loss";
-               choice.dispatchEvent(new Event("change"));"""
-    site.js(other)
-    title = "return document.querySelector('.plot.tall').layout.yaxis.title.text"
-    site.until(lambda: site.js(title) == "training loss", "another metric")
-    found = site.js("return document.querySelector('.plot.tall').data.flatMap(it => it.y).filter(it => it !== null)")
-    rows = Result(site.results / "digits-1").metrics.query("kind == 'training' and name == 'loss'")
-    assert sorted(found) == sorted(rows["value"])
 
 
 def test_a_running_experiment_is_followed(site: Site) -> None:
@@ -47,9 +22,6 @@ def test_a_running_experiment_is_followed(site: Site) -> None:
     site.story.validate(3, 20, 0.0625)
     site.until(lambda: "0.0625" in site.one(".tiles").text, "the new best")
     site.until(lambda: "0.0625" in site.texts("tr[data-key='3']")[0], "its row")
-    site.until(
-        lambda: 0.0625 in site.js("return document.querySelector('.plot.tall').data.flatMap(it => it.y)"), "its curve"
-    )
     site.story.happen(Exited(trial=3, reason="completed"), Started(trial=4))
     site.until(lambda: "completed" in site.texts("tr[data-key='3']")[0])
     site.until(lambda: "running" in site.texts("tr[data-key='4']")[0])
@@ -77,50 +49,6 @@ def test_trials_of_two_experiments_are_compared(site: Site) -> None:
     site.js("sessionStorage.clear()")
 
 
-def test_a_trial_is_forked_and_stopped(site: Site) -> None:
-    with answering(site.story):
-        site.open("#/e/experiment/t/0")
-        site.until(lambda: "Fork" in site.one(".actions").text)
-        assert "Stop" not in site.one(".actions").text, "it has ended"
-        site.click("Fork", ".actions")
-        rate = site.one("dialog input[name=lr]")
-        rate.clear()
-        rate.send_keys("much")
-        site.click("Fork", "dialog")
-        site.until(lambda: "lr: must be a value like" in site.one("dialog").text)
-        rate.clear()
-        rate.send_keys("0.15")
-        site.click("Fork", "dialog")
-        site.until(lambda: "#/e/experiment/t/5" in site.browser.current_url, "the fork's page")
-        site.until(lambda: "Forked from trial 0 at batch 10." in site.texts("section p"), "its source")
-        assert site.story.search.params(5) == {**site.story.search.params(0), "lr": 0.15}
-        site.click("Stop", ".actions")
-        assert "keeps its checkpoints" in site.one("dialog[open]").text
-        site.click("Stop", "dialog")
-        site.until(lambda: site.story.search.trials[5].stop_requested)
-
-
-def test_what_a_variant_changes_is_text(site: Site) -> None:
-    directory, name = site.story.directory, "0" * 12
-    directory.variant(name).mkdir(parents=True)
-    lines = [
-        "--- a/model.py",
-        "+++ b/model.py",
-        "@@ -1 +1 @@",
-        "-lr = 1",
-        "+x = '<script>window.hacked = 1</script>'",
-        "+y = 1 # \u202e\x1b[8m",
-    ]
-    shown = [*lines[:-1], "+y = 1 # \\u202e\\u001b[8m"]
-    (directory.variant(name) / DIFF).write_text("\n".join(lines))
-    trial = len(site.story.search.trials)
-    site.story.search.request(Requested(code=name))
-    site.open(f"#/e/experiment/t/{trial}")
-    site.until(lambda: site.texts(".diff") == ["\n".join([*shown, ""])])
-    assert site.texts(".diff .added") == [f"{shown[1]}\n", f"{shown[4]}\n", f"{shown[5]}\n"]
-    assert site.js("return window.hacked === undefined && document.querySelectorAll('.diff :not(span)').length === 0")
-
-
 def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> None:
     directory = repeated(site.results / "again", VALUES, runs({1: 0.45, 2: 0.11, 3: 0.10}, noise=0.01))
     try:
@@ -133,8 +61,6 @@ def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> 
         widths = "return [...document.querySelectorAll('.interval i')].map(it => it.getBoundingClientRect().width)"
         third, second, first = site.js(widths)  # noise adds to the luck of the seeds, by a different amount each
         assert all(0 < width <= 160 for width in (first, second, third))
-        site.open("#/e/again/t/5")
-        site.until(lambda: "Repeat of trial 1, seed 1." in site.texts("p"), "what it repeats")
         site.open("#/compare?t=1:again&t=3:again&t=0:again")
         site.until(lambda: len(site.all("section li")) == 2, "differences")
         one, other = site.texts("section li")

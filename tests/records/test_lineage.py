@@ -10,9 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from dray.cli import app
+from dray.records.lineage import lineage, relatives
 from dray.records.overview import Overview
+from dray.records.result import Result
 from dray.report import write_report
 from searchers.events import Requested, Source, Started
+from tests.records.repeated import repeated
+from tests.records.test_repeats import VALUES, runs
 from tests.records.test_result import Story, config, told
 
 
@@ -81,3 +85,31 @@ def test_requested_trials_are_counted_in_the_total_everywhere(story: Story) -> N
 def test_a_request_to_stop_adds_no_trial(story: Story) -> None:
     story.search.request(Requested(trial=3))
     assert story.result.overview.requested == 2
+
+
+def test_relatives_are_followed_in_both_directions(story: Story) -> None:
+    story.search.request(Requested(source=Source(trial=5, step=15, batches=15), hparams={}))
+    story.search.request(Requested(source=Source(trial=0, step=10, batches=10), hparams={}))
+    trials = story.result.reader.trials
+    assert lineage(trials, 7)["ancestors"] == [{"trial": 5, "batches": 15}, {"trial": 0, "batches": 10}]
+    found = lineage(trials, 0)
+    assert found == {
+        "ancestors": [],
+        "children": [{"trial": 5, "batches": 10}, {"trial": 8, "batches": 10}],
+        "repeats": [],
+    }
+    assert relatives(found["children"]) == "trial 5 at batch 10, trial 8 at batch 10"
+    text = CliRunner().invoke(app, ["trial", "describe", str(story.directory.path), "0"]).stdout
+    assert "trial 5 at batch 10, trial 8 at batch 10" in " ".join(text.split())
+    text = CliRunner().invoke(app, ["trial", "describe", str(story.directory.path), "7", "--json"]).stdout
+    assert json.loads(text)["lineage"]["ancestors"][0] == {"trial": 5, "batches": 15}
+
+
+def test_repeats_of_a_trial_are_its_relatives(tmp_path: Path) -> None:
+    directory = repeated(tmp_path / "again", VALUES, runs({1: 0.45, 2: 0.11, 3: 0.10}, noise=0.01))
+    trials = Result(directory.path).reader.trials
+    found = lineage(trials, 1)["repeats"]
+    assert [(each["trial"], each["seed"]) for each in found] == [
+        (each.id, each.repeat.seed) for each in trials.values() if each.repeat and each.repeat.trial == 1
+    ]
+    assert relatives(found).startswith(f"trial {found[0]['trial']} (seed 1)")

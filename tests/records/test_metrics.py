@@ -240,6 +240,32 @@ def test_resource_usage_is_apart_from_metrics(tmp_path: Path) -> None:
     assert metrics_log.read_system(tmp_path)["name"].tolist() == ["cpu_cores"]
 
 
+def test_one_metric_is_read_from_parts_and_tail(tmp_path: Path, small_parts: None) -> None:
+    log = MetricsLog(tmp_path)
+    for trial in range(4):
+        for batches in range(1, 5):
+            log.append(
+                trial,
+                [
+                    row(batches, value=trial + batches / 10),
+                    row(batches, "other"),
+                    row(batches, kind=metrics_log.SYSTEM),
+                ],
+            )
+    log.append(0, [row(5)])
+    assert list(tmp_path.glob("part-*.parquet"))
+    assert (tmp_path / TAIL).stat().st_size
+    whole = read_metrics(tmp_path)
+    mine = whole[whole["name"] == "loss"].reset_index(drop=True)
+    kind = mine["kind"][0]
+    assert len(mine) == 17
+    pd.testing.assert_frame_equal(metrics_log.read_series(tmp_path, kind, "loss"), mine)
+    some = mine[mine["trial_id"].isin([1, 3])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(metrics_log.read_series(tmp_path, kind, "loss", [1, 3]), some)
+    assert set(metrics_log.read_system(tmp_path, [2])["trial_id"]) == {2}
+    assert metrics_log.read_series(tmp_path, kind, "none").empty
+
+
 def test_rows_are_sorted_even_if_their_key_needs_more_than_64_bits(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path)
     log.append(2**40, [row(2**40), row(3), row(3, value=0.7)])

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from dray.records import timeline
-from dray.records.timeline import FILE, Timeline, read_timeline
+from dray.records.timeline import FILE, Timeline, leases, read_timeline, slot_seconds
 from dray.report.slot_time import by_gpu_type
 
 
@@ -101,6 +101,14 @@ def test_a_group_that_dies_is_started_again_and_its_trial_continues_elsewhere(tm
         (-1, "idle", 7, 9),
     ]
     assert by_group["h"] == [(-1, "booting", 0, 5), (0, "training", 5, 9)]
+
+
+def test_leases_of_a_trial_are_those_of_all_its_groups(tmp_path: Path) -> None:
+    write(tmp_path, "0 opened; 1 starts g 2; 1 starts h 1; 2 granted g 3; 5 left g 3; 6 granted h 3; 9 granted g 4")
+    found = leases(tmp_path, [3.0, 11.0])
+    assert found == {3: [(2, 5, 2), (6, 11, 1)], 4: [(9, 11, 2)]}, "up to the last report"
+    assert slot_seconds(found[3], [1.0, 4.0, 5.5, 8.0, 20.0]) == [0, 4, 6, 8, 11]
+    assert slot_seconds((), [1.0]) == [0]
 
 
 def test_a_killed_run_ends_at_its_last_known_event(tmp_path: Path) -> None:

@@ -137,10 +137,12 @@ def test_answers_about_trials_are_as_documented(served: Served) -> None:
         "/curves",
         "/trials/0",
         "/trials/0/metrics",
+        "/curves?show=bands&along=slot-time",
         "/trials/0/logs",
+        "/trials/0/system",
         "/checkpoints",
     ):
-        path = one + re.sub(r"/\d+", "/{trial}", what)
+        path = one + re.sub(r"/\d+", "/{trial}", what.partition("?")[0])
         check(served.api("GET", f"/experiments/digits-1{what}"), "GET", path)
     for what, path in (
         ("/logs", "/logs"),

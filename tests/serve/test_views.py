@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dray.records.metrics import SYSTEM, MetricsLog
 from dray.records.repeats import summary
 from dray.records.result import Result
 from dray.serve import experiments, logs
@@ -134,24 +135,6 @@ def test_trials_that_were_trained_again_are_compared(served: Served) -> None:
         assert problem in reply.json["error"]
 
 
-def test_curves_say_how_many_of_how_many(served: Served, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = served.api("GET", "/experiments/digits-1/curves").json
-    assert (found["shown"], found["of"], found["how"]) == (TRIALS, TRIALS, "all")
-    rows = Result(digits).metrics.query("kind == 'validation' and name == 'validation_loss'")
-    for curve in found["curves"]:
-        mine = rows[rows["trial_id"] == curve["trial"]]
-        assert (curve["x"], curve["y"]) == (mine["epochs"].tolist(), mine["value"].tolist())
-    monkeypatch.setattr("dray.serve.trials.MAX_CURVES", 20)
-    found = served.api("GET", "/experiments/digits-1/curves").json
-    assert (found["shown"], found["of"], len(found["curves"])) == (20, TRIALS, 20)
-    assert found["how"] == "the best 10 and 10 evenly by rank"
-    ranked = Result(digits).trials.sort_values("best_metric", kind="stable")["trial_id"].tolist()
-    assert [curve["trial"] for curve in found["curves"]][:10] == ranked[:10]
-    other = served.api("GET", "/experiments/digits-1/curves?metric=training%20loss").json
-    assert [curve["trial"] for curve in other["curves"]][:10] == ranked[:10]
-    assert other["metric"] == "training loss"
-
-
 def test_a_trial_has_its_metrics_checkpoints_and_failures(served: Served) -> None:
     story = told(served.results, config())
     trial = served.api("GET", "/experiments/experiment/trials/0").json
@@ -166,6 +149,50 @@ def test_a_trial_has_its_metrics_checkpoints_and_failures(served: Served) -> Non
         key: mine["value"].tolist() for key, mine in rows.groupby(["kind", "name"])
     }
     assert served.api("GET", "/experiments/experiment/trials/99").status == 404
+    assert trial["best"] == {"trial": 0, "metric": 0.25, "hparams": trial["hparams"]}
+    assert trial["lineage"] == {"ancestors": [], "children": [], "repeats": []}
+
+
+def test_series_of_a_trial_are_thinned_to_the_points_that_are_asked_for(served: Served, digits: Path) -> None:
+    [trial] = Result(digits).trials.query("batches == 160")["trial_id"].tolist()[:1]
+    path = f"/experiments/digits-1/trials/{trial}/metrics"
+    whole = served.api("GET", path).json["series"]
+    for few, all_ in zip(served.api("GET", f"{path}?points=5").json["series"], whole, strict=True):
+        assert (all_["of"], len(all_["values"]), few["of"]) == (16, 16, 16)
+        places = [0, 3, 7, 11, 15]
+        assert few["values"] == [all_["values"][i] for i in places]
+        assert few["times"] == [all_["times"][i] for i in places]
+
+
+def test_use_of_the_machine_is_that_of_the_system_metrics(served: Served, digits: Path) -> None:
+    log = MetricsLog(digits / "metrics")
+    for second, cores in ((1, 0.5), (6, 1.5), (11, 1.0)):
+        log.append(
+            3,
+            [
+                {
+                    "batches": 10 * second,
+                    "epochs": 1.0,
+                    "kind": SYSTEM,
+                    "time": 1e9 + second,
+                    "name": "cpu_cores",
+                    "value": cores,
+                }
+            ],
+        )
+    log.close()
+    found = served.api("GET", "/experiments/digits-1/trials/3/system").json
+    [cpu] = found["figures"]
+    assert (cpu["name"], cpu["label"], cpu["of"]) == ("cpu_cores", "CPU cores per trial", 3)
+    mine = Result(digits).system_metrics.query("trial_id == 3")
+    rows = mine[mine["name"] == "cpu_cores"]
+    for column in ("batches", "value", "time"):
+        assert cpu[{"value": "values", "time": "times"}.get(column, column)] == rows[column].tolist()
+    spent = mine.groupby("name")["value"].sum()
+    assert found["phases"] == {
+        name: pytest.approx(spent[f"{name}_s"]) for name in ("starting", "training", "validating")
+    }
+    assert served.api("GET", "/experiments/digits-1/trials/99/system").status == 404
 
 
 def test_logs_come_piece_by_piece(served: Served, digits: Path) -> None:

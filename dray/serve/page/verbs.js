@@ -202,7 +202,7 @@ export function askForkTrial(name, it) {
   ask({
     title: `Fork trial ${it.trial}`, yes: "Fork",
     body: html`<p>A new trial of the same search begins from a checkpoint of this one, with these hyperparameters. It does not count for the number of trials; this one stays as it is.</p>
-      <label>Checkpoint <select name="at"><option>best</option><option>latest</option></select></label>
+      <label>Checkpoint <select name="at"><option value="best">best</option><option value="latest">latest</option></select></label>
       ${fields.map(([key, value]) => html`<label key=${key}>${key} <input name=${`hparams.${key}`} value=${text(value)} autocomplete="off" data-hparam=${key} /></label>`)}`,
     act: async form => {
       const changed = fields.filter(([key, value]) => form.get(`hparams.${key}`) !== text(value)).map(([key, value]) => [key, parsed(key, value, form.get(`hparams.${key}`))]);

@@ -1,0 +1,163 @@
+"""Learning curves over the API: those of some trials, and bands of all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dray.records.reader import ExperimentReader
+from dray.records.result import Result
+from dray.report.data import rungs_reached
+from dray.serve import experiments
+from dray.serve.answers import BadInput
+from dray.serve.curves import MAX_CURVES, MOST_POINTS, Wanted, numbers
+from tests.report.simulated import simulated
+from tests.serve.conftest import Served
+
+TRIALS = 32
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulated(tmp_path_factory.mktemp("curves") / "digits-1", TRIALS).path
+
+
+@pytest.fixture
+def result(once: Path, served: Served) -> Result:
+    shutil.copytree(once, served.results / "digits-1")
+    return Result(served.results / "digits-1")
+
+
+def curves(served: Served, query: str = "") -> Any:
+    reply = served.api("GET", f"/experiments/digits-1/curves{query}")
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def best_of(result: Result) -> int:
+    best = result.reader.best()
+    assert best is not None
+    return best.id
+
+
+def rows_of(result: Result, name: str = "validation_loss", kind: str = "validation") -> Any:
+    return result.metrics.query(f"kind == '{kind}' and name == '{name}'")
+
+
+def test_curves_say_how_many_of_how_many(served: Served, result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = curves(served)
+    assert (found["shown"], found["of"], found["how"]) == (TRIALS, TRIALS, "all")
+    rows = rows_of(result)
+    for curve in found["curves"]:
+        mine = rows[rows["trial_id"] == curve["trial"]]
+        assert curve["x"] == mine["epochs"].tolist()
+        assert curve["y"] == pytest.approx(mine["value"].tolist(), rel=1e-6)
+    monkeypatch.setattr("dray.serve.curves.MAX_CURVES", 20)
+    found = curves(served, "?along=epochs")  # not the answer that is kept
+    assert (found["shown"], found["of"], len(found["curves"])) == (20, TRIALS, 20)
+    assert found["how"] == "the best 10 and 10 evenly by rank"
+    ranked = result.trials.sort_values("best_metric", kind="stable")["trial_id"].tolist()
+    assert [curve["trial"] for curve in found["curves"]][:10] == ranked[:10]
+    other = curves(served, "?metric=training%20loss")
+    assert [curve["trial"] for curve in other["curves"]][:10] == ranked[:10]
+    assert other["metric"] == "training loss"
+
+
+@pytest.mark.parametrize("metric", ["", "&metric=validation%20accuracy", "&metric=training%20loss"])
+def test_bands_have_all_trials_of_a_rung(served: Served, result: Result, metric: str) -> None:
+    found = curves(served, f"?show=bands&along=batches{metric}")
+    kind, name = metric.partition("=")[2].split("%20") if metric else ("validation", "validation_loss")
+    reader, rows = result.reader, rows_of(result, name, kind)
+    assert sum(group["trials"] for group in found["groups"]) == found["shown"] == found["of"] == TRIALS
+    by_rung = {
+        rung: [each.id for each in reader.ranked() if rungs_reached(reader.rungs, each.last_step) == rung]
+        for rung in (1, 2, 3)
+    }
+    assert [len(mine) for mine in by_rung.values()] == [25, 3, 4] == [group["trials"] for group in found["groups"]]
+    assert [band["group"] for band in found["bands"]] == [0, 2], "three trials are too few"
+    for band, mine in zip(found["bands"], (by_rung[1], by_rung[3]), strict=True):
+        assert band["of"] == len(mine)
+        for place, batches in enumerate(band["x"]):
+            values = rows[rows["trial_id"].isin(mine) & (rows["batches"] == batches)]["value"]
+            assert len(values) == band["trials"][place]
+            quartiles = np.quantile(values, [0.25, 0.5, 0.75])
+            assert [band[name][place] for name in ("low", "middle", "high")] == pytest.approx(quartiles, rel=1e-6)
+    best = best_of(result)
+    assert [curve["trial"] for curve in found["curves"]] == [best, *(trial for trial in by_rung[2] if trial != best)]
+
+
+def test_a_selection_has_its_curves_along_time_and_slot_time(served: Served, result: Result) -> None:
+    found = curves(served, "?trials=3,17-19&along=time")
+    assert sorted(curve["trial"] for curve in found["curves"]) == [3, 17, 18, 19]
+    assert found["how"] == "those that were asked for"
+    assert found["alongs"] == ["batches", "epochs", "time", "slot-time"]
+    rows, trials = rows_of(result), result.trials.set_index("trial_id")
+    for curve in found["curves"]:
+        began = trials["started"][curve["trial"]].timestamp()
+        times = rows[rows["trial_id"] == curve["trial"]]["time"]
+        assert curve["x"] == pytest.approx((times - began).tolist(), abs=1e-3)
+    spent = result.timeline
+    for curve in curves(served, "?along=slot-time")["curves"]:
+        mine, times = spent[spent["trial_id"] == curve["trial"]], rows[rows["trial_id"] == curve["trial"]]["time"]
+        taken = [((mine["end"].clip(upper=at) - mine["start"]).clip(lower=0) * mine["slots"]).sum() for at in times]
+        assert curve["x"] == pytest.approx(taken, abs=1e-3)
+        assert curve["x"][0] == pytest.approx(1.5, abs=1e-3), "half a second to start, and an epoch a second"
+
+
+def test_answers_stay_small_and_say_what_is_thinned(tmp_path: Path, served: Served) -> None:
+    simulated(served.results / "digits-1", 2_000, workers=32)
+    for query in ("", "?show=bands", "?metric=training%20loss&show=bands&along=slot-time"):
+        reply = served.api("GET", f"/experiments/digits-1/curves{query}")
+        assert len(reply.body) < 200_000
+        assert len(reply.json["curves"]) <= MAX_CURVES
+    [note] = served.api("GET", "/experiments/digits-1/curves?show=bands").json["notes"]
+    assert "fewer than half of them, or fewer than 4" in note
+
+
+def test_a_long_curve_is_thinned_and_says_so(served: Served, result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dray.serve.curves.MOST_POINTS", 4)
+    best = best_of(result)
+    found = curves(served, f"?trials={best}")
+    [curve] = found["curves"]
+    assert (curve["of"], len(curve["x"]), curve["x"][0], curve["x"][-1]) == (16, 4, 1, 16)
+    assert found["notes"] == ["Of a curve with more points, 4 are drawn, evenly spaced."]
+    assert MOST_POINTS == 400
+
+
+@pytest.mark.parametrize(
+    "query", ["along=rank", "show=all", "trials=x", "trials=1-999", "trials=-1", "metric=no%20thing"]
+)
+def test_what_is_no_curve_is_refused(served: Served, result: Result, query: str) -> None:
+    reply = served.api("GET", f"/experiments/digits-1/curves?{query}")
+    assert reply.status == 400
+    assert reply.json["error"].startswith(query.partition("=")[0])
+
+
+def test_answers_that_nobody_looks_at_any_more_are_forgotten(
+    served: Served, result: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[object]()
+
+    def remembered(reader: ExperimentReader, what: Any, include: Any = ()) -> bytes:
+        made.append(what)
+        return b"{}"
+
+    monkeypatch.setattr(experiments, "MOST_MADE", 3)
+    monkeypatch.setattr(experiments, "curves", remembered)
+    monkeypatch.setattr(experiments, "figures_of", remembered)
+    found, one, two, three = experiments.Experiments(served.results), *(Wanted(trials=(each,)) for each in range(3))
+    for wanted in (one, two, two, three, three, one):
+        found.figures("digits-1", "history")
+        found.curves("digits-1", wanted)
+    assert made == ["history", one, two, three, one], "one was the oldest; the figure is looked at all the time"
+
+
+def test_numbers_of_a_selection() -> None:
+    assert numbers("7") == (7,)
+    assert numbers("3-5,4,1") == (3, 4, 5, 1)
+    with pytest.raises(BadInput, match="at most 200"):
+        numbers("0-99999999999")
