@@ -209,7 +209,7 @@ def _read(
             and (series is None or (row.get("kind"), row.get("name")) == series)
         ]
     )
-    wanted = [] if trials is None else [("trial_id", "in", trials)]
+    wanted: list[tuple[str, str, Any]] = [] if trials is None else [("trial_id", "in", trials)]
     wanted += [] if series is None else [("kind", "==", series[0]), ("name", "==", series[1])]
     try:
         parts = [
