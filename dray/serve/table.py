@@ -65,7 +65,7 @@ def _rows(reader: ExperimentReader, found: Sequence[TrialRecord], metrics: Seque
 
 # ---------------------------------------------------------------------------------------------------------- facets
 def _keys(reader: ExperimentReader) -> Keys:
-    """What trials can be filtered by: the state's word, the code ("" for the experiment's own), the number of rungs reached."""
+    """What trials can be filtered by: the state's word, the code ("": the experiment's own), and the rungs reached."""
     rungs = reader.rungs
     return {
         "state": lambda trial: trial.word,
