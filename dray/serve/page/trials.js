@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "./lib/preact.js";
 import { experiment, get, useData } from "./data.js";
 import { say } from "./dialogs.js";
 import { useKeys } from "./keys.js";
-import { Chips, Empty, Search, Skeleton, State, Trouble, word } from "./parts.js";
+import { Chips, Empty, Search, Skeleton, State, Trouble } from "./parts.js";
 import { Swatch, useSelection } from "./selection.js";
 import { Table } from "./table.js";
 import { address, setParams, useRoute } from "./url.js";
@@ -133,7 +133,7 @@ export function Trials({ name, about }) {
   };
   const clear = () => setParams(Object.fromEntries(filters.map(([each]) => [each, null])));
   const chips = facet => facets[facet]?.length > 1 || params.get(facet)
-    ? html`<${Chips} key=${facet} name=${facet} label=${`Filter by ${facet}`} options=${(facets[facet] ?? []).map(each => [each.value, facet === "state" ? word(each.value, null, true) : each.label, each.count])} />` : null;
+    ? html`<${Chips} key=${facet} name=${facet} label=${`Filter by ${facet}`} options=${(facets[facet] ?? []).map(each => [each.value, each.label, each.count])} />` : null;
   return html`<div class="top tools">
       <${Search} placeholder="Search: adam lr<0.01 state=running" label="Search trials" title="Words, or conditions on columns: lr<0.01 state=running best<=0.3 training.loss>1" />
       <${Columns} every=${every} keys=${keys} first=${first} />
