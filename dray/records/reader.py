@@ -23,6 +23,7 @@ import yaml
 from dray.records.best_so_far import BestSoFar
 from dray.records.growing import GrowingJournal, GrowingMetrics
 from dray.records.hparams import in_order
+from dray.records.last_values import LastValues
 from dray.records.metrics import SYSTEM
 from dray.records.overview import ExperimentState, Overview, compared_by, drawn_by
 from dray.records.repeats import Finalist, best_run, compared, summary
@@ -70,6 +71,7 @@ class ExperimentReader:
             ``error`` if it could not be sent.
         is_end_told: whether the last thing that happened is the alert of the experiment's end.
         metrics: kinds and names of the reported metrics.
+        last: the last value of each of them, by trial.
         objectives: the metrics that rank trials; `metric` is the first.
         sign: 1 if smaller is better, else -1.
         has_epochs: whether all validations have their epochs.
@@ -118,6 +120,7 @@ class ExperimentReader:
         self.alerts: list[dict[str, Any]] = []
         self.is_end_told = False
         self.metrics: set[tuple[str, str]] = set()
+        self.last = LastValues()
         self.has_epochs = True
         self._measured: dict[int, TrialRecord] = {}  # includes trials that are not in the journal yet
         self._extended: list[Mapping[str, Any]] = []
@@ -310,6 +313,7 @@ class ExperimentReader:
         np.maximum.at(last, trials[reported], batches[reported])
         for number in set(trials.tolist()):
             self._record(number).batches = int(last[number])
+        self.last.load(every, series, trials, batches, values)
         compared = among(self._is_compared)
         self.has_epochs = not np.isnan(epochs[compared]).any()
         rows = [*(column[compared].tolist() for column in columns), series[compared].tolist()]
@@ -331,6 +335,7 @@ class ExperimentReader:
         trial, kind, name = self._record(row["trial_id"]), row["kind"], row["name"]
         value = math.nan if row["value"] is None else row["value"]
         self.metrics.add((kind, name))
+        self.last.report((kind, name), trial.id, row["batches"], value)
         trial.batches = max(row["batches"], trial.batches)
         if self._is_compared(kind, name):
             self.has_epochs &= row["epochs"] is not None

@@ -23,7 +23,7 @@ from dray.records.reader import ExperimentReader
 from dray.records.repeats import compare
 from dray.records.standing import standing
 from dray.report.ui import boards
-from dray.serve import figures, near, queue_views, series, trials
+from dray.serve import figures, queue_views, series, table
 from dray.serve.answers import BadInput, number, numbers, plain
 from dray.serve.answers import encoded as _encoded
 from dray.serve.control import API, Control, NotSubmitted, Submitted
@@ -147,24 +147,10 @@ class Views:
         return _encoded({"config": reader.directory.config_file.read_text()})
 
     def trials(self, request: web.Request) -> bytes:
-        """``trials``: the rows of a page of the table, see `trials.find` and `near.nearest`; ``found``: the number of
-        matches; ``of``: the number of trials."""
-        offset, limit = number(request, "offset"), number(request, "limit", 50, most=trials.MAX_ROWS)
-        reader, point = self._all.open(request.match_info["name"]), request.query.get("near")
-        sort = request.query.get("sort", "trial")
+        """See `table.page`."""
+        reader = self._all.open(request.match_info["name"])
         with reader.lock:
-            found = trials.find(
-                reader.ranked() if sort == trials.RANK else reader.trials.values(),
-                sort=sort,
-                descending=request.query.get("descending") == "1",
-                search=request.query.get("search", "")[:500],
-            )
-            if point is not None:
-                found, rows = near.nearest(reader.config.space, found, point, offset, limit)
-            else:
-                rows = [trials.row(trial) for trial in found[offset : offset + limit]]
-            head = f'{{"found":{len(found)},"of":{len(reader.trials)},"offset":{offset},"trials":['
-            return head.encode() + b",".join(rows) + b"]}"
+            return table.page(reader, request)
 
     def trial(self, request: web.Request) -> bytes:
         """A row of ``trials``, with ``rank``, nested ``drawn`` hyperparameters, its ``lineage``, the ``best`` trial,
@@ -211,11 +197,15 @@ class Views:
         return _encoded(series.system(*self._trial(request)))
 
     def comparison(self, request: web.Request) -> bytes:
-        """Two trials, ``a`` and ``b``, see `dray.records.repeats.Comparison`."""
-        reader = self._all.open(request.match_info["name"])
-        with reader.lock:
+        """Two trials, ``a`` and ``b``, the latter perhaps of another experiment, ``with``; see
+        `dray.records.repeats.Comparison`."""
+        name = request.match_info["name"]
+        one, other = self._all.open(name), self._all.open(request.query.get("with", name))
+        # Both locks, in the same order for every request.
+        first, second = sorted((one, other), key=lambda each: each.name)
+        with first.lock, second.lock:
             try:
-                found = compare(reader, number(request, "a"), reader, number(request, "b"))
+                found = compare(one, number(request, "a"), other, number(request, "b"))
             except ExperimentError as error:
                 raise BadInput(str(error)) from None
         return _encoded(plain(found.to_json()))
@@ -322,6 +312,7 @@ def about_fields(reader: ExperimentReader) -> dict[str, Any]:
         "states": reader.states,
         "best_hparams": None if best is None else plain(best.hparams),
         "varying": reader.varying,
+        "metrics": sorted(f"{kind}.{name}" for kind, name in reader.metrics),
         "failures": len(reader.failures),
         "alerts": plain(reader.alerts),
     }

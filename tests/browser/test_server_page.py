@@ -6,47 +6,11 @@ import shutil
 
 import pytest
 
-from dray.records.result import Result
-from searchers.events import Exited, Started
 from tests.browser.page import Site
 from tests.records.repeated import repeated
 from tests.records.test_repeats import VALUES, runs
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
-
-def test_a_running_experiment_is_followed(site: Site) -> None:
-    site.open("#/e/experiment")
-    site.one("tr[data-key='3']")
-    assert "0.25" in site.one(".tiles").text, "the best so far"
-    site.story.validate(3, 20, 0.0625)
-    site.until(lambda: "0.0625" in site.one(".tiles").text, "the new best")
-    site.until(lambda: "0.0625" in site.texts("tr[data-key='3']")[0], "its row")
-    site.story.happen(Exited(trial=3, reason="completed"), Started(trial=4))
-    site.until(lambda: "completed" in site.texts("tr[data-key='3']")[0])
-    site.until(lambda: "running" in site.texts("tr[data-key='4']")[0])
-
-
-def test_trials_of_two_experiments_are_compared(site: Site) -> None:
-    site.open("#/e/digits-1")
-    site.one("tr[data-key] input")
-    pick = "const box = document.querySelector('tr[data-key] input'); box.click(); return box.closest('tr').dataset.key"
-    first = site.js(pick)
-    site.open("#/e/many")
-    site.one("tr[data-key] a")
-    site.js("document.querySelector('tr[data-key] a').focus()")
-    second = site.js("return document.activeElement.closest('tr').dataset.key")
-    site.press("x")
-    assert "2 trials picked" in site.one("#picked").text
-    site.press("c")
-    site.until(lambda: site.texts("table.compare thead a") == [f"digits-1 {first}", f"many {second}"])
-    site.until(lambda: site.js("return document.querySelector('.plot')?.data?.length") == 2)
-    rows = Result(site.results / "digits-1").metrics.query(
-        f"kind == 'validation' and name == 'validation_loss' and trial_id == {first}"
-    )
-    assert site.js("return document.querySelector('.plot').data[0].y") == rows["value"].tolist()
-    assert "lr" in site.texts("tr.differs th")
-    site.js("sessionStorage.clear()")
 
 
 def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> None:
@@ -61,11 +25,6 @@ def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> 
         widths = "return [...document.querySelectorAll('.interval i')].map(it => it.getBoundingClientRect().width)"
         third, second, first = site.js(widths)  # noise adds to the luck of the seeds, by a different amount each
         assert all(0 < width <= 160 for width in (first, second, third))
-        site.open("#/compare?t=1:again&t=3:again&t=0:again")
-        site.until(lambda: len(site.all("section li")) == 2, "differences")
-        one, other = site.texts("section li")
-        assert one == "Trial 3 is better than trial 1 by 0.350 (0.275 .. 0.425), 3 seeds."
-        assert other.startswith("Trial 0 is ahead of trial 1 by")
     finally:
         shutil.rmtree(directory.path)
 

@@ -30,7 +30,8 @@ OBJECTIVES = Objectives((Metric(name="loss"), Metric(name="size"), Metric(name="
 
 def numbers(reader: ExperimentReader) -> object:
     """All that views show."""
-    return reader.overview(), [trial.to_json() for trial in reader.ranked()], reader.states, reader.varying
+    last = {metric: sorted(reader.last.of(metric).items()) for metric in sorted(reader.metrics)}
+    return reader.overview(), [trial.to_json() for trial in reader.ranked()], reader.states, reader.varying, last
 
 
 @pytest.mark.parametrize("several", [False, True])

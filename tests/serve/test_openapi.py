@@ -157,11 +157,15 @@ def test_answers_about_trials_are_as_documented(served: Served) -> None:
     directory.code.mkdir()
     (directory.code / "model_def.py").write_text("x = 1\n")
     check(served.api("GET", "/experiments/digits-1/code/model_def.py"), "GET", f"{one}/code/{{path}}")
+    for query in ("facets=1&metric=training.loss", "ids=1"):
+        check(served.api("GET", f"/experiments/digits-1/trials?{query}"), "GET", f"{one}/trials")
     for bad, path in (("/trials?limit=x", "/trials"), ("/curves?metric=x", "/curves"), ("/events?after=x", "/events")):
         check(served.api("GET", f"/experiments/digits-1{bad}"), "GET", one + path, 400)
-    repeated(served.results / "again-1", (0.5, 0.1, 0.2), {(1, 1): 0.1, (2, 1): 0.2, (1, 2): 0.4, (2, 2): 0.3})
+    for name in ("again-1", "again-2"):
+        repeated(served.results / name, (0.5, 0.1, 0.2), {(1, 1): 0.1, (2, 1): 0.2, (1, 2): 0.4, (2, 2): 0.3})
     check(served.api("GET", "/experiments/again-1"), "GET", one)
     check(served.api("GET", "/experiments/again-1/comparison?a=1&b=2"), "GET", f"{one}/comparison")
+    check(served.api("GET", "/experiments/again-1/comparison?a=1&b=2&with=again-2"), "GET", f"{one}/comparison")
     check(served.api("GET", "/experiments/again-1/comparison?a=1&b=99"), "GET", f"{one}/comparison", 400)
     check(served.api("GET", "/experiments/digits-1/trials/99"), "GET", f"{one}/trials/{{trial}}", 404)
     variant = directory.variant("0" * 12)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from dray.records.metrics import SYSTEM, MetricsLog
-from dray.records.repeats import summary
+from dray.records.repeats import compare, summary
 from dray.records.result import Result
 from dray.serve import experiments, logs
 from tests.records.repeated import repeated
+from tests.records.story import happened
 from tests.records.test_repeats import VALUES, runs
 from tests.records.test_result import config, told
 from tests.report.simulated import simulated
@@ -118,6 +120,54 @@ def test_trials_are_sorted_searched_and_paged(served: Served, digits: Path) -> N
     assert served.api("GET", "/experiments/digits-1/trials?limit=501").status == 400
 
 
+def test_trials_are_filtered_by_facets_that_say_what_they_leave(served: Served, digits: Path) -> None:
+    def trials(query: str) -> Any:
+        return served.api("GET", f"/experiments/digits-1/trials?{query}").json
+
+    table = Result(digits).trials
+    adams = table[table["hparams.optimizer"] == "adam"]
+    pruned = adams[adams["state"] == "PRUNED"]["trial_id"].tolist()
+    found = trials("search=optimizer%3Dadam&state=pruned&facets=1&limit=500")
+    assert [row["trial"] for row in found["trials"]] == pruned
+    counts = {each["value"]: each["count"] for each in found["facets"]["state"]}
+    assert counts == adams["state"].str.lower().value_counts().to_dict(), "a facet does not limit itself"
+    rungs = {each["value"]: each for each in found["facets"]["rung"]}
+    assert sum(each["count"] for each in rungs.values()) == len(pruned)
+    assert rungs["1"]["label"] == "reached 1 epoch"
+    assert trials(f"search=optimizer%3Dadam&state=pruned&rung={','.join(rungs)}&ids=1")["ids"] == pruned
+    assert trials("search=optimizer%3Dadam&state=pruned&rung=1&ids=1")["found"] == rungs["1"]["count"]
+    assert "trials" not in trials("ids=1")
+
+
+def test_states_are_found_by_their_names_and_by_the_words_of_the_page(served: Served) -> None:
+    directory = happened(served.results / "story-1")
+    states = {row["trial"]: row for row in served.api("GET", "/experiments/story-1/trials").json["trials"]}
+    for search, wanted in (
+        ("state=errored", {trial for trial, row in states.items() if row["state"] == "ERRORED"}),
+        ("state=failed", {trial for trial, row in states.items() if row["state"] == "ERRORED"}),
+        ("state=invalid", {trial for trial, row in states.items() if row["state"] == "INVALID_HP"}),
+        ("state=diverged", {trial for trial, row in states.items() if row["ended_by"] == "divergence"}),
+    ):
+        ids = served.api("GET", f"/experiments/{directory.path.name}/trials?search={quote(search)}&ids=1").json["ids"]
+        assert set(ids) == wanted, search
+        assert wanted or search == "state=diverged"
+
+
+def test_other_metrics_are_columns_to_sort_and_search_by(served: Served, digits: Path) -> None:
+    def trials(query: str) -> Any:
+        return served.api("GET", f"/experiments/digits-1/trials?limit=500&{query}").json["trials"]
+
+    rows = Result(digits).metrics.query("kind == 'training' and name == 'accuracy'").sort_values("batches")
+    last = rows.groupby("trial_id")["value"].last()
+    found = trials("metric=training.accuracy&sort=metrics.training.accuracy&descending=1")
+    assert {row["trial"]: row["metrics"]["training.accuracy"] for row in found} == last.to_dict()
+    values = [row["metrics"]["training.accuracy"] for row in found]
+    assert values == sorted(values, reverse=True)
+    limit = values[10]
+    assert len(trials(f"search=training.accuracy%3E{limit}")) == 10
+    assert served.api("GET", "/experiments/digits-1/trials?metric=training.nothing").status == 400
+
+
 def test_trials_that_were_trained_again_are_compared(served: Served) -> None:
     result = Result(repeated(served.results / "again-1", VALUES, runs({1: 0.45, 2: 0.11, 3: 0.10}, noise=0.01)).path)
     found = served.api("GET", "/experiments/again-1").json
@@ -129,6 +179,11 @@ def test_trials_that_were_trained_again_are_compared(served: Served) -> None:
     found = served.api("GET", "/experiments/again-1/comparison?a=3&b=1").json
     assert found == result.compare(3, 1).to_json()
     assert (found["better"], found["text"]) == (3, str(result.compare(3, 1)))
+    other = repeated(served.results / "again-2", VALUES, runs({1: 0.3, 2: 0.4, 3: 0.5}, noise=0.01)).path
+    found = served.api("GET", "/experiments/again-1/comparison?a=3&b=1&with=again-2").json
+    assert found == compare(result.reader, 3, Result(other).reader, 1).to_json()
+    assert found["text"].startswith("trial 3 of again-1 is better than trial 1 of again-2 by ")
+    assert served.api("GET", "/experiments/again-1/comparison?a=3&b=1&with=..").status == 404
     for query, problem in (("a=3&b=99", "there is no trial 99"), ("a=3&b=x", "b must be a whole number")):
         reply = served.api("GET", f"/experiments/again-1/comparison?{query}")
         assert reply.status == 400

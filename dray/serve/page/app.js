@@ -9,7 +9,7 @@ import { useKeys } from "./keys.js";
 import { List } from "./list.js";
 import { NotFound } from "./notfound.js";
 import { Queue } from "./queue.js";
-import { all, clearAll } from "./selection.js";
+import { all, clearAll, compareAddress } from "./selection.js";
 import { SignIn } from "./signin.js";
 import { Trial } from "./trial.js";
 import { address, go, useRoute } from "./url.js";
@@ -39,14 +39,12 @@ function up() {
   else if (parts[1]) go("#/");
 }
 
-const compareAddress = found => `#/compare?${new URLSearchParams(found.map(([name, trial]) => ["t", `${trial}:${name}`]))}`;
-
 // What is selected, in all experiments.
 function Tray() {
-  const found = all();
+  const found = all(), places = new Set(found.map(([name]) => name)).size;
   useKeys([["c", "compare the selected trials", () => found.length > 0 && go(compareAddress(found))]]);
   if (!found.length || location.hash.startsWith("#/compare")) return null;
-  return html`<aside id="picked" aria-label="Selected trials">${plural(found.length, "trial")} selected
+  return html`<aside id="picked" aria-label="Selected trials">${plural(found.length, "trial")} selected${places > 1 ? ` in ${plural(places, "experiment")}` : ""}
     <a href=${compareAddress(found)}>Compare</a><button class="plain" onclick=${clearAll}>Clear</button></aside>`;
 }
 

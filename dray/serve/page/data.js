@@ -1,6 +1,6 @@
 // Requests to the server, and what is asked again and again while somebody looks.
 
-import { useEffect, useRef, useState } from "./lib/preact.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "./lib/preact.js";
 
 const BASE = "/api/v1";
 const known = new Map();  // by path: the last answer and its ETag
@@ -97,14 +97,15 @@ document.addEventListener("visibilitychange", () => {
   }
 });
 
-// What a path holds, asked again every `every` ms (0: once) while `when` holds; a path of null is not asked.
+// What a path holds, asked again every `every` ms (0: once) and whenever `on` changes, while `when` holds; a path of null
+// is not asked.
 // `data` is at once the last known answer of this path, or with `keep` that of the path before, until there is a new one
 // (`fresh`). `error` is what the last request ended with.
-export function useData(path, { every = 0, when = true, keep = false } = {}) {
+export function useData(path, { every = 0, when = true, keep = false, on } = {}) {
   const [, again] = useState(0), last = useRef({}), poll = useRef(null);
   if (last.current.path !== path)
     last.current = { path, error: null, fresh: false, data: known.get(path)?.body ?? (keep ? last.current.data : undefined) };
-  useEffect(() => {
+  useLayoutEffect(() => {  // the request does not wait for a picture
     if (!when || path === null) return undefined;
     const mine = poll.current = new Poll(async (signal, wait) => {
       const { current: before } = last;
@@ -121,7 +122,7 @@ export function useData(path, { every = 0, when = true, keep = false } = {}) {
       again(it => it + 1);
     }, every);
     return () => mine.stop();
-  }, [path, when]);
+  }, [path, when, on]);
   useEffect(() => { if (poll.current) poll.current.every = every; }, [every]);
   return last.current;
 }

@@ -1,0 +1,148 @@
+// The table of an experiment's trials: the server sorts, searches and filters; only the rows that are seen are asked for.
+
+import { html, useEffect, useRef, useState } from "./lib/preact.js";
+import { experiment, get, useData } from "./data.js";
+import { say } from "./dialogs.js";
+import { useKeys } from "./keys.js";
+import { Chips, Empty, Search, Skeleton, State, Trouble } from "./parts.js";
+import { Swatch, useSelection } from "./selection.js";
+import { Table } from "./table.js";
+import { address, setParams, useRoute } from "./url.js";
+import { ago, count, duration, metricName, number, plural, shown } from "./values.js";
+
+const PAGE = 100;  // rows of a request
+const MOST_HPARAMS = 12, MOST_ON_CARDS = 6;  // shown before columns are chosen
+const FACETS = ["state", "rung", "code"];
+const HEIGHTS = [38, 112];
+
+// ------------------------------------------------------------------ columns
+const FIELDS = [
+  { key: "state", label: "state", width: "150px", cell: it => html`<${State} trial state=${it.state} by=${it.ended_by} />` },
+  { key: "batches", label: "batches", width: "95px", align: "end", cell: it => count(it.batches) },
+  { key: "metric", label: "last", width: "110px", align: "end", cell: it => html`${number(it.metric)}${it.nan_since === null ? "" : html` <span class="nan">NaN since ${count(it.nan_since)}</span>`}` },
+  { key: "best_metric", label: "best", width: "110px", align: "end", cell: it => html`<b>${number(it.best_metric)}</b>` },
+  { key: "best_batches", label: "best at", title: "the batch of its best validation", width: "95px", align: "end", cell: it => it.best_batches === null ? "–" : count(it.best_batches) },
+  { key: "duration", label: "time", width: "120px", align: "end", cell: it => duration(it.started && (it.ended ?? Date.now() / 1000) - it.started) },
+  { key: "started", label: "started", width: "110px", cell: it => ago(it.started) },
+  { key: "ended", label: "ended", width: "110px", cell: it => ago(it.ended) },
+  { key: "restarts", label: "restarts", width: "95px", align: "end", cell: it => it.restarts },
+  { key: "nan_since", label: "NaN since", title: "the batch since which a loss is NaN", width: "105px", align: "end", cell: it => it.nan_since === null ? "–" : count(it.nan_since) },
+  { key: "code", label: "code", title: "the variant of the code that it runs", width: "120px", cell: it => it.code ?? "–" },
+];
+const FIRST = ["state", "batches", "metric", "best_metric"];
+
+// A value that may be long: all of it when one points at it.
+const clipped = value => html`<span title=${shown(value)}>${shown(value)}</span>`;
+const isNumber = value => typeof value === "number";
+
+// All columns that there are, and the keys of those that are shown unless others are chosen.
+function columnsOf(about) {
+  const hparams = about.varying.map(name => ({ key: `hparams.${name}`, label: name, width: `${Math.min(Math.max(110, 40 + 7 * name.length), 240)}px`, align: isNumber(about.best_hparams?.[name]) ? "end" : "", cell: it => clipped(it.hparams[name]) }));
+  const metrics = about.metrics.filter(name => name !== `validation.${about.metric}`).map(name => ({
+    key: `metrics.${name}`, label: metricName(...name.split(/\.(.*)/s)), title: `the last ${name}`, width: "140px", align: "end", cell: it => number(it.metrics?.[name]),
+  }));
+  const others = about.objectives.filter(name => name !== about.metric).map(name => `metrics.validation.${name}`);
+  const fields = FIELDS.map(each => each.key.endsWith("metric") ? { ...each, title: `the ${each.label} ${about.metric}` } : each);
+  return {
+    every: [...fields, ...metrics, ...hparams].map(each => ({ ...each, sort: true })),
+    first: [...FIRST, ...metrics.map(each => each.key).filter(key => others.includes(key)), ...hparams.slice(0, MOST_HPARAMS).map(each => each.key)],
+  };
+}
+
+function Marks({ it, about }) {
+  const marks = [
+    it.trial === about.best_trial && ["★ best", `the best ${about.metric}`, "best"],
+    it.trial !== about.best_trial && about.front?.includes(it.trial) && ["◆ front", "no trial is better in every objective"],
+    it.repeat_of !== null && [`repeat of ${it.repeat_of}`, `trial ${it.repeat_of} again, with seed ${it.repeat}`],
+    it.source_trial !== null && [`from ${it.source_trial}`, `began from the checkpoint of trial ${it.source_trial} at batch ${count(it.source_batches)}`],
+  ].filter(Boolean);
+  return marks.map(([text, title, kind = ""]) => html` <span key=${text} class="mark ${kind}" title=${title}>${text}</span>`);
+}
+
+function Columns({ every, keys, first }) {
+  const [search, setSearch] = useState(""), menu = useRef(null);
+  const close = event => {
+    if (!menu.current.open || menu.current.contains(event.type === "pointerdown" ? event.target : null)) return false;
+    menu.current.open = false;
+  };
+  useKeys([["Escape", "", close]]);
+  useEffect(() => {
+    addEventListener("pointerdown", close);
+    return () => removeEventListener("pointerdown", close);
+  }, []);
+  const toggle = key => {
+    const on = new Set(keys.includes(key) ? keys.filter(each => each !== key) : [...keys, key]);
+    const chosen = every.map(each => each.key).filter(each => on.has(each));
+    setParams({ columns: `${chosen}` === `${first}` ? null : chosen.map(encodeURIComponent).join(",") || "none" });
+  };
+  const found = every.filter(each => each.label.toLowerCase().includes(search.toLowerCase()));
+  return html`<details class="menu" ref=${menu}><summary>Columns</summary><div>
+    ${every.length > 14 && html`<input type="search" aria-label="Find a column" placeholder="Find a column" value=${search} oninput=${event => setSearch(event.target.value)} />`}
+    ${found.map(each => html`<label key=${each.key} title=${each.title ?? each.label}><input type="checkbox" checked=${keys.includes(each.key)} onchange=${() => toggle(each.key)} /> ${each.label}</label>`)}
+    ${`${keys}` !== `${first}` && html`<button class="plain" onclick=${() => setParams({ columns: null })}>Reset</button>`}</div></details>`;
+}
+
+// ------------------------------------------------------------------ the table
+// The rows of a search, by pages of which those on the screen are asked for: [row(i), range, the last answer].
+function useRows(path, on, top) {
+  const pageOf = i => Math.max(0, Math.floor(i / PAGE));
+  const [pages, setPages] = useState(`${pageOf(top)} ${pageOf(top)}`), [one, two] = pages.split(" ").map(Number);
+  const address = page => `${path}&offset=${page * PAGE}&limit=${PAGE}`;
+  const here = useData(address(one), { on, keep: true }), next = useData(two === one ? null : address(two), { on });
+  const range = useRef((first, last) => setPages(`${pageOf(first)} ${pageOf(last - 1)}`)).current;
+  return [i => here.data?.trials[i - here.data.offset] ?? next.data?.trials[i - next.data.offset], range, here];
+}
+
+export function Trials({ name, about }) {
+  const { params } = useRoute(), natural = about.smaller_is_better ? "best_metric" : "-best_metric", selection = useSelection(name);
+  const sorted = params.get("sort") ?? natural, sort = sorted.replace(/^-/, ""), descending = sorted.startsWith("-");
+  const { every, first } = columnsOf(about), asked = params.get("columns"), keys = asked === null ? first : asked.split(",").map(decodeURIComponent);
+  const columns = every.filter(each => keys.includes(each.key));
+
+  const filters = ["search", ...FACETS].map(each => [each, params.get(each)]).filter(([, value]) => value);
+  const path = `${experiment(name)}/trials?${new URLSearchParams(filters)}`;
+  const order = `&${new URLSearchParams([["sort", sort], ["descending", descending ? 1 : 0]])}`;
+  const metrics = columns.filter(each => each.key.startsWith("metrics.")).map(each => `&metric=${encodeURIComponent(each.key.slice(8))}`).join("");
+  const on = [about.version, about.last, about.trials].join();  // the experiment's poll says when to ask again
+  const [row, range, { data, error, fresh }] = useRows(`${path}${order}${metrics}`, on, Number(params.get("row") ?? 0));
+  const { data: { facets = {} } = {} } = useData(fresh ? `${path}&limit=0&facets=1` : null, { on, keep: true });  // after the rows
+
+  // ---------------------------------------------------------------- selecting
+  const anchor = useRef(null), [allOf, setAllOf] = useState(null), found = data?.found ?? 0;
+  const all = selection.chosen.size === 0 ? false : allOf === path && selection.chosen.size >= found ? true : null;
+  const withIds = act => get(`${path}${order}&ids=1`).then(({ ids }) => act(ids), error => say(error.message));
+  const set = (trials, on) => on ? selection.add(trials) : selection.remove(trials);
+  const select = (it, i, shift) => {
+    const { current: from } = anchor, on = !selection.has(it.trial);
+    anchor.current = i;
+    if (!shift || from === null || from === i) selection.toggle(it.trial);
+    else withIds(ids => set(ids.slice(Math.min(from, i), Math.max(from, i) + 1), on));
+  };
+  const selectAll = () => withIds(ids => {
+    setAllOf(all ? null : path);
+    set(ids, !all);
+  });
+
+  const shownColumns = [{
+    key: "trial", label: "trial", sort: true, main: true, width: "180px", cell: it => html`
+      <span class="at">${selection.has(it.trial) && html`<${Swatch} name=${name} trial=${it.trial} />`}</span>${it.trial}<${Marks} it=${it} about=${about} />`,
+  }, ...columns.map((each, at) => ({ ...each, wide: at >= MOST_ON_CARDS }))];
+  const sortBy = key => {
+    const down = key === sort ? !descending : key === "best_metric" && natural.startsWith("-"), to = `${down ? "-" : ""}${key}`;
+    setParams({ sort: to === natural ? null : to });
+  };
+  const clear = () => setParams(Object.fromEntries(filters.map(([each]) => [each, null])));
+  const chips = facet => facets[facet]?.length > 1 || params.get(facet)
+    ? html`<${Chips} key=${facet} name=${facet} label=${`Filter by ${facet}`} options=${(facets[facet] ?? []).map(each => [each.value, each.label, each.count])} />` : null;
+  return html`<div class="top tools">
+      <${Search} placeholder="Search: adam lr<0.01 state=running" label="Search trials" title="Words, or conditions on columns: lr<0.01 state=running best<=0.3 training.loss>1" />
+      <${Columns} every=${every} keys=${keys} first=${first} />
+      ${data && about.trials > 0 && html`<span class="quiet" role="status">${found === data.of ? plural(found, "trial") : `${count(found)} of ${plural(data.of, "trial")}`}</span>`}
+      ${filters.length > 0 && html`<button class="plain" onclick=${clear}>Show all</button>`}</div>
+    <div class="facets">${FACETS.map(chips)}</div>
+    ${error?.status === 400 && html`<${Trouble}>${error.message}</${Trouble}>`}
+    ${!data ? !error && html`<${Skeleton} rows=${12} />` : about.trials === 0 ? html`<${Empty}>No trials yet.</${Empty}>` : html`
+      <${Table} label="Trials" columns=${shownColumns} count=${found} row=${row} range=${range} rowKey=${it => it.trial} href=${it => address(name, it.trial)}
+        mark=${it => it.trial === about.best_trial ? "leader" : ""} selected=${it => selection.has(it.trial)} onselect=${select} all=${all} onall=${selectAll}
+        sort=${sort} descending=${descending} onsort=${sortBy} heights=${HEIGHTS} order=${`${path}${order}`} busy=${!fresh} />`}`;
+}
