@@ -218,7 +218,7 @@ def test_a_trial_is_forked_and_stopped_and_its_lineage_has_links(site: Site) -> 
         site.until(lambda: "Fork" in site.one(".actions").text)
         assert "Stop" not in site.one(".actions").text, "it has ended"
         site.click("Fork", ".actions")
-        rate = site.one("dialog input[data-hparam=lr]")
+        rate = site.one("dialog[open] input[data-hparam=lr]")
         rate.clear()
         rate.send_keys("much")
         site.click("Fork", "dialog")
