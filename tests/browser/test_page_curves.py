@@ -114,15 +114,13 @@ def test_several_metrics_are_a_grid_and_all_choices_are_in_the_address(site: Sit
     wanted = ["validation_loss", "training loss", "validation accuracy"]
     site.until(lambda: site.js(titles) == wanted)
 
-    def settled() -> bool:
-        first, second = drawn(site, 0), drawn(site, 1)
-        return (
-            all(any(line["raw"] for line in lines) for lines in (first, second))
-            and site.js("return document.querySelector('.lines').drawn.log") is True
-        )
+    axes = "return [...document.querySelectorAll('.lines')].map(it => [it.drawn?.x, it.drawn?.log])"
 
-    site.until(settled, "smoothed lines on a logarithmic scale")
-    site.until(lambda: "slot-seconds" in site.one(".lines").get_attribute("aria-label"))
+    def settled() -> bool:
+        smooth = [any(line["raw"] for line in drawn(site, plot)) for plot in range(3)]
+        return smooth == [True] * 3 and site.js(axes) == [["slot-seconds", True]] * 3
+
+    site.until(settled, "smoothed lines on a logarithmic scale along slot time")
     before = [drawn(site, plot) for plot in range(3)]
     site.browser.refresh()
     site.until(lambda: [drawn(site, plot) for plot in range(3)] == before, "the same after a reload")
@@ -184,6 +182,13 @@ def test_a_stretch_is_zoomed_into_and_all_is_seen_again(site: Site) -> None:
     move(chain, x1, y)
     chain.release().perform()
     site.until(lambda: site.js(range_of) == pytest.approx([6, 10], abs=0.1), "the stretch")
+    seen = site.js(range_of)
+    site.browser.refresh()
+    site.until(lambda: drawn(site) and site.js(range_of) == pytest.approx(seen), "also after a reload")
+    site.browser.back()
+    site.until(lambda: site.js(range_of) == whole, "Back")
+    site.browser.forward()
+    site.until(lambda: site.js(range_of) == pytest.approx(seen))
     ActionChains(site.browser).double_click(site.one(".u-over")).perform()
     site.until(lambda: site.js(range_of) == whole, "all of it")
 

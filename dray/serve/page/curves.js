@@ -76,6 +76,12 @@ export function Curves({ name }) {
     <${Legend} entries=${entries} />`;
 }
 
+// Of "epochs~2~8" the stretch, if it is one of this axis.
+function zoomOf(text, title) {
+  const [axis, ...ends] = text.split("~"), [from, to] = ends.map(Number);
+  return axis === title && from < to ? [from, to] : null;
+}
+
 function pathOf(name, parameters) {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
   return `${experiment(name)}/curves?${query}`;
@@ -84,7 +90,7 @@ function pathOf(name, parameters) {
 function MetricCurves({ name, metric, along, show, one, legend }) {
   const { chosen, toggle, add } = useSelection(name), [weight] = useParam("smooth", "0"), [wanted] = useParam("scale"), [place, seen] = useSeen();
   const ids = ranges([...chosen].slice(0, MOST_CHOSEN)), asked = { every: EVERY_MS, when: seen, keep: true };
-  const { data, error } = useData(pathOf(name, { metric, along, show }), asked);
+  const { data, error } = useData(pathOf(name, { metric, along, show }), asked), [zoomed, setZoomed] = useParam("zoom");
   const mine = useData(ids ? pathOf(name, { metric, along, trials: ids }) : null, asked);
   const drawn = useMemo(() => data && seriesOf(name, data, ids ? mine.data : null, chosen, Number(weight) || 0), [data, mine.data, ids, weight]);
   const [scale, log, range] = data ? scaleOf(data, wanted) : [], limits = useMemo(() => wanted !== "most" && ids ? null : range, [String(range), wanted, ids]);
@@ -99,6 +105,7 @@ function MetricCurves({ name, metric, along, show, one, legend }) {
   return html`<section class="curves" ref=${place} data-metric=${data.metric} data-shown=${data.shown}>
     ${!one && html`<h2>${data.metric}</h2>`}
     <${Lines} series=${series} bands=${bands} x=${title} y=${data.metric} log=${log} range=${limits} height=${one ? 470 : 270} label=${gist}
+      zoom=${zoomOf(zoomed, title)} onzoom=${to => setZoomed(to ? [title, ...to.map(at => Number(at.toPrecision(6)))].join("~") : "", { push: true })}
       onpoint=${line => toggle(line.trial)} onbrush=${lines => lines.length && add(lines.map(line => line.trial))} sync=${one ? null : `curves ${name}`} />
     ${one ? html`<p class="quiet" role="status">${notes.join(" ")} <span class="hint">Click a line to select its trial; drag to zoom, double-click to see all again; with Shift, drag to select.</span></p>`
       : html`<p class="quiet" role="status">${notes[0]}</p>`}</section>`;

@@ -42,15 +42,16 @@ export const timeUnit = most => most < 180 ? [1, "seconds"] : most < 3 * 3600 ? 
 // `series`: {x, y, label, colour, width, dash, alpha, trial, behind, halo}: y has null where it is not finite; one `behind`
 // others can't be pointed at; a `halo` sets one off. `bands`: {x, low, middle, high, trials, of, colour, alpha, label}. `x`, `y`: labels of the axes; `log`: of y;
 // `range`: of y, while nothing is zoomed. `onpoint(series, event)`: a line was clicked; `onbrush(series)`: a box was drawn
-// with Shift, and these lines pass through it. Plots with the same `sync` share a cursor. `label`: what is to be seen.
-export function Lines({ series, bands = [], x, y, log = false, range = null, height = 300, label, onpoint, onbrush, sync }) {
+// with Shift, and these lines pass through it. Plots with the same `sync` share a cursor, and their zoom, unless that is given:
+// `zoom`: [from, to] of x, or null; `onzoom(zoom)`. `label`: what is to be seen.
+export function Lines({ series, bands = [], x, y, log = false, range = null, height = 300, label, onpoint, onbrush, sync, zoom, onzoom }) {
   const place = useRef(null), chart = useRef(null), now = useRef(null), [tip, setTip] = useState(null), theme = useTheme();
-  now.current = { series, bands, range, x, onpoint, onbrush };
+  now.current = { series, bands, range, x, onpoint, onbrush, zoom, onzoom };
   useEffect(() => {
     chart.current = chartIn(place.current, now, { x, y, log, height, sync, theme, setTip });
     return () => { chart.current.destroy(); setTip(null); };
   }, [x, y, log, height, sync, theme]);
-  useEffect(() => chart.current.update(), [series, bands, range, x, y, log, height, sync, theme]);
+  useEffect(() => chart.current.update(), [series, bands, range, String(zoom), x, y, log, height, sync, theme]);
   return html`<div class="lines-frame">
     <div ref=${place} class="lines ${onpoint ? "choosing" : ""}" role="img" tabindex="0" aria-label=${label ?? y} style=${{ height }}
       onkeydown=${event => chart.current.key(event)} onblur=${() => setTip(null)} />
@@ -225,7 +226,7 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
   const click = event => over >= 0 && !lines[over].band && now.current.onpoint?.(lines[over], event);
   const whole = () => zoomTogether(null), together = sync ? groups.get(sync) ?? groups.set(sync, new Set()).get(sync) : new Set();
   const zoomTo = to => { zoom = to; plot.setData(plot.data); };
-  const zoomTogether = to => { for (const each of together) each(to); };
+  const zoomTogether = to => now.current.onzoom ? now.current.onzoom(to) : together.forEach(each => each(to));
   together.add(zoomTo);
   place.addEventListener("click", click);
   place.addEventListener("dblclick", whole);
@@ -234,8 +235,9 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
 
   function update() {
     gather();
+    if (now.current.onzoom) ({ zoom } = now.current);
     plot.setData([wide, [0, 1]]);
-    place.drawn = { lines, log, scales: plot.scales };
+    place.drawn = { lines, x, log, scales: plot.scales };
   }
 
   return {
