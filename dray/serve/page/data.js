@@ -18,9 +18,8 @@ export const experiment = name => `/experiments/${encodeURIComponent(name)}`;
 export const logAddress = (name, trial) => `${BASE}${experiment(name)}/trials/${trial}/logs?whole=1`;
 
 async function answered(response) {
-  const body = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Refused(response.status, body);
-  return body;
+  if (response.ok) return response.json();
+  throw new Refused(response.status, await response.json().catch(() => ({})));
 }
 
 // The answer for a path, which is the same object as long as it is unchanged; `wait.ms`: how long asking again makes no sense.
@@ -111,6 +110,7 @@ export function useData(path, { every = 0, when = true, keep = false, on } = {})
       const { current: before } = last;
       try {
         const data = await get(path, signal, wait);
+        if (signal.aborted) return;
         if (before.data === data && before.fresh && !before.error) return;
         last.current = { path, data, error: null, fresh: true };
       } catch (error) {
