@@ -82,6 +82,11 @@ def test_who_runs_who_waits_and_why(site: QueueSite) -> None:
     assert shown["gpt"] == "has its share: digits of the same priority have theirs"
     assert site.texts("ol.entries .level") == ["4 of priority 42: they share the slots by weight"]
     assert site.texts("#summary")[0].startswith("4 of 4 slots train · 3 experiments wait for slots")
+    middle = "const it = document.querySelector(arguments[0]).getBoundingClientRect(); return it.top + it.height / 2"
+    bar = 'a.bar[aria-label*="on slot 1: "] rect'
+    site.until(lambda: site.all(bar))
+    beside = abs(site.js(middle, ".slot-names span") - site.js(middle, bar))
+    assert beside < 4, "a slot's name is beside its bars"
     assert site.js("return window.hacked") is None
     assert not site.all("ol.entries img")
 

@@ -103,7 +103,7 @@ export function Lanes({ view }) {
         ${end && wide > 4 && html`<path class="end" d="M${left + wide - 1.5} ${top} v${tall}" />`}`)}</a>`;
   };
   const label = each => boxes(each).map(({ left, top, wide, tall }) => {
-    const name = titled(each), fits = Math.floor((wide - 10) / LETTER);
+    const fits = Math.floor((wide - 10) / LETTER), name = titled(each).length > fits ? each.experiment : titled(each);
     return tall > 13 && fits >= 3 && html`<text key=${`${keyOf(each)}-${top}`} x=${left + 6} y=${top + tall / 2 + 4}>${name.length > fits ? `${name.slice(0, fits - 1)}…` : name}</text>`;
   });
   const idle = (each, number) => {
@@ -113,7 +113,7 @@ export function Lanes({ view }) {
       ${high > 13 && wide > text.length * LETTER && html`<text x=${x(from) + 6} y=${AXIS + number * high + high / 2 + 3}>${text}</text>`}</g>`;
   };
   return html`<div class="lanes">
-    <div class="names" style=${{ paddingTop: `${AXIS}px` }}>${shown.map((each, number) => html`<span key=${`${each.kind}-${each.lane}`} style=${{ height: `${high}px` }}>${(high > 12 || number % 4 === 0) && slotOf(each.kind, each.lane, both)}</span>`)}</div>
+    <div class="slot-names" style=${{ paddingTop: `${AXIS}px` }}>${shown.map((each, number) => html`<span key=${`${each.kind}-${each.lane}`} style=${{ height: `${high}px` }}>${(high > 12 || number % 4 === 0) && slotOf(each.kind, each.lane, both)}</span>`)}</div>
     <div class="box" ref=${place} tabindex="0" role="region" aria-label="Slots over time">${width > 0 && html`<svg width=${width} height=${height} role="group" aria-label="What each slot trained, over time" onkeydown=${move}>
       ${ticks(begin, view.now, width).map(([seconds, text]) => html`<g key=${seconds} class="tick"><path d="M${x(seconds)} ${AXIS - 5} V${height}" />${x(seconds) + text.length * LETTER < width - 6 && html`<text x=${x(seconds) + 4} y="13">${text}</text>`}</g>`)}
       ${view.since > begin + 1 && html`<g class="server"><path d="M${x(view.since)} 0 V${height}" /><title>the server started at ${time(view.since)}</title></g>`}
