@@ -1,6 +1,6 @@
 // What is asked before something is done.
 
-import { html, render, useEffect, useRef, useState } from "./lib/preact.js";
+import { html, render, useLayoutEffect, useRef, useState } from "./lib/preact.js";
 import { Refused } from "./data.js";
 import { described } from "./keys.js";
 
@@ -26,7 +26,7 @@ export function ask(asked) {
 function Dialog({ title, body, yes, danger = false, wide = false, sure = false, act, gone }) {
   const dialog = useRef(null), [error, setError] = useState(null), [busy, setBusy] = useState(false);
   const [progress, setProgress] = useState(""), [shown, setShown] = useState(null);
-  useEffect(() => { dialog.current.showModal(); }, []);
+  useLayoutEffect(() => { dialog.current.showModal(); }, []);  // with the picture that has it
   const confirm = async event => {
     if (!act || shown) return;
     event.preventDefault();
