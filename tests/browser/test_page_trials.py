@@ -221,6 +221,8 @@ def test_hyperparameters_are_text_and_a_phone_shows_cards(site: Site) -> None:
             assert len(heights) == 1, "a long value makes no row higher"
         display = f"return getComputedStyle(document.querySelector('{TABLE} tr[data-key]')).display"
         assert site.js(display) == "grid", "a card"
+        label = "return getComputedStyle(document.querySelector('td[data-label=best]'), '::before').content"
+        assert site.js(label) == '"best "'
     finally:
         command("Emulation.clearDeviceMetricsOverride", {})
     assert site.js("return window.hacked === undefined")
