@@ -1,6 +1,7 @@
 // All experiments: searched, filtered, sorted, and changed several at a time.
 
 import { html, useEffect, useMemo, useRef, useState } from "./lib/preact.js";
+import { Columns } from "./columns.js";
 import { useData } from "./data.js";
 import { useKeys } from "./keys.js";
 import { Chips, Copy, Empty, Search, Skeleton, State, chosenChips, useMedia } from "./parts.js";
@@ -99,16 +100,6 @@ function useFound(all, search) {
   }, [all, search, ...chosen]);
 }
 
-function Columns({ shown }) {
-  const toggle = key => {
-    const now = COLUMNS.map(each => each.key).filter(each => each === "name" || (each === key ? !shown.includes(key) : shown.includes(each)));
-    setParams({ columns: now.join(",") });
-  };
-  return html`<details class="menu" onkeydown=${event => { if (event.key === "Escape") event.currentTarget.open = false; }}><summary>Columns</summary><div>${COLUMNS.slice(1).map(({ key, label }) => html`
-    <label key=${key}><input type="checkbox" checked=${shown.includes(key)} onchange=${() => toggle(key)} /> ${label}</label>`)}
-    <button class="plain" onclick=${() => setParams({ columns: null })}>As usual</button></div></details>`;
-}
-
 // What can be done with the selected experiments.
 function Selected({ rows, me, clear }) {
   const best = rows.filter(it => it.best_trial !== null && !it.is_local);
@@ -136,8 +127,8 @@ export function List() {
   if (!data) return html`<h1>Experiments</h1><${Skeleton} rows=${10} />`;
 
   const room = huge ? 1470 : large ? 1300 : medium ? 1000 : 0;
-  const shown = text ? ["name", ...text.split(",")] : COLUMNS.filter(each => (each.from ?? 0) <= room && (!each.any || all.some(each.any))).map(each => each.key);
-  const columns = COLUMNS.filter(each => shown.includes(each.key)).map(each => ({ ...each, sort: Boolean(each.value) }));
+  const usual = COLUMNS.slice(1).filter(each => (each.from ?? 0) <= room && (!each.any || all.some(each.any))).map(each => each.key), shown = text ? text.split(",") : usual;
+  const columns = COLUMNS.filter(each => each.main || shown.includes(each.key)).map(each => ({ ...each, sort: Boolean(each.value) }));
   const selected = chosenChips(picked), names = new Set(all.map(it => it.name));
   const select = values => setPicked([...values].filter(name => names.has(name)).map(encodeURIComponent).join(","));
   const toggle = (it, at, shift) => {
@@ -153,7 +144,7 @@ export function List() {
     <div class="status"><p class="quiet" role="status">${found.length === all.length ? plural(all.length, "experiment") : `${count(found.length)} of ${plural(all.length, "experiment")}`}
         ${data.unread > 0 && `, ${count(data.unread)} still to be read`}</p>
       ${filtered && html`<button class="plain" onclick=${() => setParams({ search: null, state: null, method: null, tag: null, owner: null })}>Clear filters</button>`}
-      ${rows.length > 0 && html`<button class="plain" onclick=${() => select([...selected, ...rows.map(it => it.name)])}>Select all ${count(rows.length)}</button>`}<${Columns} shown=${shown} /></div>
+      ${rows.length > 0 && html`<button class="plain" onclick=${() => select([...selected, ...rows.map(it => it.name)])}>Select all ${count(rows.length)}</button>`}<${Columns} every=${COLUMNS.slice(1)} keys=${shown} first=${usual} /></div>
     <${Selected} rows=${all.filter(it => selected.has(it.name))} me=${me} clear=${() => setPicked("")} />
     ${all.length === 0 ? html`<${Empty}>No experiments yet. <${Copy} text="dray experiment create CONFIG MODEL_DIR" /></${Empty}>`
       : html`<${Table} label="Experiments" columns=${columns} count=${rows.length} row=${i => rows[i]} rowKey=${it => it.name} heights=${HEIGHTS} mark=${it => selected.has(it.name) ? "chosen" : ""}

@@ -1,9 +1,9 @@
 // The table of an experiment's trials: the server sorts, searches and filters; only the rows that are seen are asked for.
 
-import { html, useEffect, useRef, useState } from "./lib/preact.js";
+import { html, useRef, useState } from "./lib/preact.js";
+import { Columns } from "./columns.js";
 import { experiment, get, useData } from "./data.js";
 import { say } from "./dialogs.js";
-import { useKeys } from "./keys.js";
 import { Chips, Empty, Search, Skeleton, State, Trouble } from "./parts.js";
 import { Swatch, useSelection } from "./selection.js";
 import { Table } from "./table.js";
@@ -59,29 +59,6 @@ function Marks({ it, about }) {
   return marks.map(([text, title, kind = ""]) => html` <span key=${text} class="mark ${kind}" title=${title}>${text}</span>`);
 }
 
-function Columns({ every, keys, first }) {
-  const [search, setSearch] = useState(""), menu = useRef(null);
-  const close = event => {
-    if (!menu.current.open || menu.current.contains(event.type === "pointerdown" ? event.target : null)) return false;
-    menu.current.open = false;
-  };
-  useKeys([["Escape", "", close]]);
-  useEffect(() => {
-    addEventListener("pointerdown", close);
-    return () => removeEventListener("pointerdown", close);
-  }, []);
-  const toggle = key => {
-    const on = new Set(keys.includes(key) ? keys.filter(each => each !== key) : [...keys, key]);
-    const chosen = every.map(each => each.key).filter(each => on.has(each));
-    setParams({ columns: `${chosen}` === `${first}` ? null : chosen.map(encodeURIComponent).join(",") || "none" });
-  };
-  const found = every.filter(each => each.label.toLowerCase().includes(search.toLowerCase()));
-  return html`<details class="menu" ref=${menu}><summary>Columns</summary><div>
-    ${every.length > 14 && html`<input type="search" aria-label="Find a column" placeholder="Find a column" value=${search} oninput=${event => setSearch(event.target.value)} />`}
-    ${found.map(each => html`<label key=${each.key} title=${each.title ?? each.label}><input type="checkbox" checked=${keys.includes(each.key)} onchange=${() => toggle(each.key)} /> ${each.label}</label>`)}
-    ${`${keys}` !== `${first}` && html`<button class="plain" onclick=${() => setParams({ columns: null })}>Reset</button>`}</div></details>`;
-}
-
 // ------------------------------------------------------------------ the table
 // The rows of a search, by pages of which those on the screen are asked for: [row(i), range, the last answer].
 function useRows(path, on, top) {
@@ -119,8 +96,9 @@ export function Trials({ name, about }) {
     else withIds(ids => set(ids.slice(Math.min(from, i), Math.max(from, i) + 1), on));
   };
   const selectAll = () => withIds(ids => {
-    setAllOf(all ? null : path);
-    set(ids, !all);
+    const on = !ids.every(selection.has);
+    setAllOf(on ? path : null);
+    set(ids, on);
   });
 
   const shownColumns = [{
