@@ -21,9 +21,10 @@ from tests.records.test_repeats import VALUES, runs
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 DRAWN = """const line = ({ x, y, label, band, behind }) => ({ x, y, label, band, behind });
-const all = [...document.querySelectorAll("[data-metric], [data-figure]")].filter(it => it.querySelector(".lines"));
+const all = [...document.querySelectorAll("[data-metric], [data-figure]")];
 const lines = it => it.querySelector(".lines").drawn.lines.map(line);
-return Object.fromEntries(all.map(it => [it.dataset.metric ?? it.dataset.figure, lines(it)]));"""
+const there = all.filter(it => it.querySelector(".lines")?.drawn);
+return Object.fromEntries(there.map(it => [it.dataset.metric ?? it.dataset.figure, lines(it)]));"""
 
 
 def drawn(site: Site) -> dict[str, list[dict[str, Any]]]:
