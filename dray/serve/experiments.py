@@ -238,8 +238,8 @@ class Experiments:
         if entry.reader is not None:
             entry.reader.close()
             entry.reader = None
-        for key in [key for key in self._made if key[0] == entry.path.name]:
-            del self._made[key]
+        for key in [key for key in list(self._made) if key[0] == entry.path.name]:
+            self._made.pop(key, None)
 
     def figures(self, name: str, kind: str, include: Sequence[int] = (), *, now: bool = False) -> tuple[bytes, float]:
         """Figures of one of `figures.KINDS`, remade if their cost allows it or `now` demands it; and the seconds until

@@ -193,6 +193,19 @@ def test_a_stretch_is_zoomed_into_and_all_is_seen_again(site: Site) -> None:
     site.until(lambda: site.js(range_of) == whole, "all of it")
 
 
+def test_a_pointer_may_rest_while_the_lines_below_it_become_fewer(site: Site) -> None:
+    best = best_of(site, "many")
+    site.open("#/e/many/curves?show=individual&sel=")
+    site.until(lambda: len(drawn(site)) == 200, "curves")
+    go(site, *pointer(site, best, 7)).perform()
+    site.until(lambda: site.texts(".tip"), "the tip")
+    site.js("document.querySelectorAll('input[name=show]')[0].click()")
+    site.until(lambda: len(drawn(site)) == 4, "bands and the best")
+    site.js("document.querySelectorAll('input[name=show]')[1].click()")
+    site.until(lambda: len(drawn(site)) == 200)
+    assert [each for each in site.browser.get_log("browser") if each["level"] == "SEVERE"] == []
+
+
 def test_lines_are_reached_by_keys_and_said(site: Site) -> None:
     site.open("#/e/digits-1/curves?sel=")
     site.until(lambda: drawn(site), "curves")

@@ -69,6 +69,7 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
 
   function gather() {
     const { series, bands } = now.current;
+    pixels = [];  // until they are painted, nothing can be pointed at
     lines = [...bands.map(band => ({ ...band, y: band.middle, band })), ...series];
     const xs = lines.flatMap(line => ends(line)), least = Math.min(...xs), most = Math.max(...xs);
     const from = least > most / 4 ? least - (most - least) * 0.03 : Math.min(0, least);  // from 0 unless that leaves much empty
@@ -203,7 +204,7 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
     }
     spot = i;
     place.dataset.over = at < 0 ? "" : lines[at].label;
-    if (at < 0) return setTip(null);
+    if (!pixels[at]) return setTip(null);
     const left = pixels[at].x[i] / devicePixelRatio, top = pixels[at].y[i] / devicePixelRatio, right = left > width() / 2;
     return setTip({ text: told(lines[at], i, now.current.x), spoken, style: { ...top > height / 3 ? { bottom: height - top + 8 } : { top: top + 8 }, ...right ? { right: width() - left + 14 } : { left: left + 14 } } });
   }
@@ -220,7 +221,7 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
   function brush(left, top, across, down) {
     const ratio = devicePixelRatio, [x0, y0] = [plot.bbox.left + left * ratio, plot.bbox.top + top * ratio];
     const within = ({ x: xs, y: ys }) => xs.some((each, i) => passes([each, ys[i]], [xs[i + 1] ?? each, ys[i + 1] ?? ys[i]], [x0, y0, x0 + across * ratio, y0 + down * ratio]));
-    now.current.onbrush(lines.filter((line, at) => !line.band && !line.behind && within(pixels[at])));
+    now.current.onbrush(lines.filter((line, at) => !line.band && !line.behind && pixels[at] && within(pixels[at])));
   }
 
   const click = event => over >= 0 && !lines[over].band && now.current.onpoint?.(lines[over], event);
