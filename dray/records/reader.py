@@ -514,7 +514,7 @@ class ExperimentReader:
     def front(self) -> list[int]:
         """The Pareto front, the best in the first objective first; [] with one metric."""
         fronts = self.fronts()
-        return [trial.id for trial in self.ranked() if fronts.get(trial.id) == 1]
+        return [trial.id for trial in self.ranked() if fronts.get(trial.id) == 1] if fronts else []
 
     def eligible(self) -> list[TrialRecord]:
         """The trials that can be the best, best first: they did not fail, and keep every limit."""

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 LEAST_TRIALS = 10
-MAX_TRIALS = 2_000
+MAX_TRIALS = 1_000
 TREES, REPEATS = 100, 5
 
 

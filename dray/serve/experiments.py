@@ -187,6 +187,7 @@ class Experiments:
     def overview(self, name: str, *, max_age_s: float = VIEW_S) -> Overview:
         """The overview of one experiment, at most this old. If there is none of this name: `NoExperiment`."""
         entry = self._entry(name)
+        entry.viewed_at = time.monotonic()  # its reader is kept for what is asked next
         # Without the list's lock: whoever reads one experiment does not wait until all are read.
         if entry.overview is None or time.monotonic() - entry.read_at >= max_age_s:
             self._look(entry, max_age_s)

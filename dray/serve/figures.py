@@ -17,7 +17,9 @@ LEAST_S = 2.0
 
 
 MAX_INCLUDED = 100  # most trials that a request may ask for
-KINDS = ("history", "front", "parallel", "slices", "importance", "slots")
+QUICK = ("history", "front", "parallel", "slices")
+"""Kinds that one thread makes, of the same data, whose collection takes longer than they do."""
+KINDS = (*QUICK, "importance", "slots")
 
 
 def _made(report: ReportData, kind: str) -> dict[str, Figure]:
@@ -67,7 +69,12 @@ class CachedFigures:
 
 def figures_of(reader: ExperimentReader, kind: str, include: Collection[int] = ()) -> bytes:
     """Figures of a kind, for `cached`; with these trials even if others of their rank are left out."""
-    version, report = reader.version, ReportData(reader, include)
+    version, key = reader.version, (reader.version, *include)
+    report = reader.derived.get("report", {}).get(key) if kind in QUICK else None
+    if report is None:
+        report = ReportData(reader, include)
+        if kind in QUICK:
+            reader.derived["report"] = {key: report}
     found = {"figures": _made(report, kind), "included": report.included, "at": time.time(), "version": version}
     return html.script(found).encode()
 

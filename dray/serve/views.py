@@ -78,8 +78,11 @@ class Views:
     def __init__(self, control: Control, results: Path) -> None:
         self._control, self._all = control, Experiments(results)
         self._threads = ThreadPoolExecutor(THREADS, "dray-views")
-        # One thread for each kind of figure: fitting a random forest takes seconds.
-        self._figures = {kind: ThreadPoolExecutor(1, f"dray-{kind}") for kind in figures.KINDS}
+        # A thread for each slow kind of figure: fitting a random forest takes seconds.
+        quick = ThreadPoolExecutor(1, "dray-figures")
+        self._figures = {
+            kind: quick if kind in figures.QUICK else ThreadPoolExecutor(1, f"dray-{kind}") for kind in figures.KINDS
+        }
         self.texts = Texts(self._all, self._trial)
         self._logs = self.answering(self.texts.trial_logs)
         self._rows: dict[str, _Row] = {}

@@ -54,7 +54,7 @@ class FakeControl:
             return self.put(name, share=share, owner=owner)
 
     def experiments(self) -> list[Submitted]:
-        return [each for each in self._all.values() if self._is_there(each.name)]
+        return [each for each in list(self._all.values()) if self._is_there(each.name)]
 
     def experiment(self, name: str) -> Submitted:
         if name not in self._all or not self._is_there(name):
