@@ -53,7 +53,7 @@ function App() {
   const signedOut = trouble?.status === 401, { data: status } = useData(signedOut ? null : "/status", { every: STATUS_MS });
   const { error } = useData(signedOut ? null : subject(parts));
   useEffect(() => onTrouble(error => setTrouble(before => before?.message === error?.message ? before : error)), []);
-  useKeys([["Escape", "leave the search; one level up", up], ["Enter", "open the row", () => false], ["?", "this help", showHelp]]);
+  useKeys([["Escape", "leave the search; one level up", up], ["Enter", "open the row", () => false], ["q", "the queue", () => go("#/queue")], ["?", "this help", showHelp]]);
   const [View, properties] = error?.status === 404
     ? [NotFound, { what: error.message, name: error.message.includes("no trial") ? parts[1] : null }] : viewOf(parts);
   return html`<header class="bar">

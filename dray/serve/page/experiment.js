@@ -25,7 +25,9 @@ const loaded = new Map([["", Overview]]);
 export function Experiment({ name, tab }) {
   const [every, setEvery] = useState(FIRST_MS);
   const { data: about, error } = useData(experiment(name), { every }), { data: me } = useData("/token");
-  useKeys(Object.entries(TABS).map(([key, [label]], at) => [String(at + 1), label, () => go(address(name, null, key))]));
+  const best = about?.best_trial ?? null;
+  useKeys([...Object.entries(TABS).map(([key, [label]], at) => [String(at + 1), label, () => go(address(name, null, key))]),
+    ["b", "the best trial", () => best !== null && go(address(name, best))]]);
   useEffect(() => { document.title = `${about?.title ?? name} · dray`; }, [about?.title]);
   const pace = about?.pace ? 1000 * about.pace * (ENDED.includes(about.state) ? QUIET : 1) : FIRST_MS;
   useEffect(() => setEvery(pace), [pace]);

@@ -1,6 +1,6 @@
 // The keys: views say which they have while they are on the screen, and the help lists them.
 
-import { useEffect, useRef } from "./lib/preact.js";
+import { useLayoutEffect, useRef } from "./lib/preact.js";
 
 const layers = [];
 // Keys that views have now, as [key, what it does].
@@ -10,7 +10,7 @@ export const described = () => [...new Map(layers.flat().map(([key, what]) => [k
 export function useKeys(keys) {
   const mine = useRef(keys);
   mine.current.splice(0, Infinity, ...keys);
-  useEffect(() => {
+  useLayoutEffect(() => {  // at once: what is seen has its keys
     layers.push(mine.current);
     return () => layers.splice(layers.indexOf(mine.current), 1);
   }, []);
@@ -18,6 +18,12 @@ export function useKeys(keys) {
 
 const isText = it => /^(TEXTAREA|SELECT)$/.test(it.tagName) || it.isContentEditable
   || it.tagName === "INPUT" && !["checkbox", "radio", "range", "button"].includes(it.type);
+
+function run(name, event) {
+  const found = layers.flat().reverse().find(([key, , act]) => key === name && act(event) !== false);
+  if (found) event.preventDefault();
+  return Boolean(found);
+}
 
 addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || document.querySelector("dialog[open]")) return;
@@ -29,13 +35,11 @@ addEventListener("keydown", event => {
       }
       event.target.blur();
       event.preventDefault();
+    } else if (event.key === "Enter" && event.target.type === "search") {  // to what was found: the next match, or the first row
+      event.target.blur();
+      run("n", event) || run("j", event);
     }
     return;
   }
-  const name = `${event.altKey ? "Alt+" : ""}${event.key}`;
-  for (const [key, , act] of layers.flat().reverse())
-    if (key === name && act(event) !== false) {
-      event.preventDefault();
-      return;
-    }
+  run(`${event.altKey ? "Alt+" : ""}${event.key}`, event);
 });

@@ -57,7 +57,7 @@ export function Copy({ text }) {
 // ------------------------------------------------------------------ bound to parameters of the address
 export function Search({ name = "search", placeholder, label = placeholder, title }) {
   const [text, set] = useParam(name), box = useRef(null);
-  useKeys([["/", "search", () => box.current.focus()]]);
+  useKeys([["/", "search; Enter leads to what was found", () => { box.current.focus(); box.current.select(); }]]);
   return html`<input type="search" ref=${box} value=${text} placeholder=${placeholder} aria-label=${label} title=${title}
     autocomplete="off" spellcheck=${false} oninput=${event => set(event.target.value)} />`;
 }

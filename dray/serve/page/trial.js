@@ -21,8 +21,10 @@ export function Trial({ name, trial, tab }) {
   const { has, toggle } = useSelection(name), to = step => address(name, trial + step, tab);
   const before = trial > 0, after = it && trial + 1 < it.trials;
   useEffect(() => { document.title = `trial ${trial} · ${name} · dray`; }, [name, trial]);
-  useKeys([["[", "previous trial", () => before && go(to(-1))], ["]", "next trial", () => after && go(to(1))], ["x", "select the trial", () => toggle(trial)]]);
+  useKeys([["[", "previous trial", () => before && go(to(-1))], ["]", "next trial", () => after && go(to(1))], ["x", "select the trial", () => toggle(trial)],
+    ["f", "fork the trial", () => it?.submitted && it.checkpoints.length > 0 && askForkTrial(name, it)]]);
   const tabs = [["", "Overview"], ["metrics", "Metrics"], ["utilization", "Utilization"], ["checkpoints", "Checkpoints", it?.checkpoints.length], ["logs", "Logs"]];
+  useKeys(tabs.map(([key, text], at) => [String(at + 1), text, () => go(address(name, trial, key))]));
   if (!tabs.some(([key]) => key === tab) || error?.status === 404) return html`<${NotFound} what=${error?.message ?? location.hash} />`;
   const View = { "": Overview, metrics: Metrics, utilization: Utilization, checkpoints: Checkpoints, logs: Logs }[tab];
   return html`<${Crumbs} places=${[["Experiments", "#/"], [name, address(name)], ["trials", address(name, null, "trials")], [`trial ${trial}`]]} />
