@@ -1,13 +1,13 @@
-"""The gains and costs of a server: starts, shares of slots, a higher priority, five hundred experiments, the page.
+"""The gains and costs of a server: starts, shares of slots, a higher priority, five hundred experiments.
 
-    python bench/serve.py [--parts start shares priority many page] [--rounds 5] [--minutes 10] [--experiments 500]
-                          [--page-s 60] [--save]
+    python bench/serve.py [--parts start shares priority many] [--rounds 5] [--minutes 10] [--experiments 500]
+                          [--save]
 
 ``start``: from the start of the process `dray experiment create` to the first batch, with a server (unchanged code;
 another `model_def.py` each time) and without, in turn. ``shares``: three experiments with weights 1, 1 and 2, always
 with waiting trials, and the share of slot time that is leased to a trial. ``priority``: the time until the trials of an
 experiment with a higher priority have the slots of another. ``many``: one experiment after another; the server's
-memory, and the processes that stay. ``page``: see `serve_page.py`.
+memory, and the processes that stay. The page's cost: see `serve_page.py`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from _measure import BENCH, Paper, machine, quantile, spread, verdict
 sys.path.insert(0, str(BENCH.parent))
 from dray.serve.client import Server
 
-PARTS = ("start", "shares", "priority", "many", "page")
-UNCHANGED_S, CHANGED_S, YIELD_S, GROWTH_MB, BUSY, PAGE_CORE = 1.0, 1.5, 2.0, 50.0, 0.95, 0.01
+PARTS = ("start", "shares", "priority", "many")
+UNCHANGED_S, CHANGED_S, YIELD_S, GROWTH_MB, BUSY = 1.0, 1.5, 2.0, 50.0, 0.95
 CREATE = [sys.executable, "-m", "dray.cli", "experiment", "create"]
 
 
@@ -241,18 +241,6 @@ def many(site: Site, paper: Paper, experiments: int) -> None:
     )
 
 
-def page(paper: Paper, seconds: float) -> None:
-    """The CPU time of a server whose pages are all open."""
-    command = [sys.executable, str(BENCH / "serve_page.py"), "--seconds", str(seconds)]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(BENCH.parent)}, stdout=subprocess.PIPE, text=True, check=True
-    )
-    *_, idle, last = done.stdout.splitlines()
-    share = float(last.partition(": ")[2].partition("%")[0]) / 100
-    paper.say("\n## The page of ten experiments of 1,000 trials\n")
-    paper.say(f"{idle}; {last}; goal {PAGE_CORE:.0%}: {verdict(share <= PAGE_CORE)}.")
-
-
 def _rss_mb(pid: int) -> float:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
@@ -280,30 +268,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--experiments", type=int, default=500)
-    parser.add_argument("--page-s", type=float, default=60.0)
     parser.add_argument("--save", action="store_true", help="write bench/results/serve.md")
     options = parser.parse_args()
     paper = Paper()
     paper.say(machine())
-    parts = [part for part in options.parts if part != "page"]
-    if parts:
-        with tempfile.TemporaryDirectory(prefix="dray-serve-") as scratch:
-            site = Site(Path(scratch))
-            try:
-                for part in parts:
-                    match part:
-                        case "start":
-                            start(site, paper, options.rounds)
-                        case "shares":
-                            shares(site, paper, options.minutes)
-                        case "priority":
-                            priority(site, paper, options.rounds)
-                        case "many":
-                            many(site, paper, options.experiments)
-            finally:
-                site.close()
-    if "page" in options.parts:
-        page(paper, options.page_s)
+    with tempfile.TemporaryDirectory(prefix="dray-serve-") as scratch:
+        site = Site(Path(scratch))
+        try:
+            for part in options.parts:
+                match part:
+                    case "start":
+                        start(site, paper, options.rounds)
+                    case "shares":
+                        shares(site, paper, options.minutes)
+                    case "priority":
+                        priority(site, paper, options.rounds)
+                    case "many":
+                        many(site, paper, options.experiments)
+        finally:
+            site.close()
     if options.save:
         paper.save("serve", "A server: starts, shares, priorities, and many experiments")
 
