@@ -53,7 +53,7 @@ WORDS = {
     "list": ["sweep-12", "running-", "sweep-4 completed", "4 sweep-3", "large", "77", "sweep-301", "25 sweep"],
     "trials": ["adam", "lr<0.003", "77", "sgd hidden>200", "lr>0.01 batches<100", "best<0.5", "512"],
 }
-FIRST = "main tbody tr a[href], main .tiles b, main td, main canvas, main .main-svg, main pre, main dd, main .empty"
+FIRST = "main tbody tr a[href], main .tiles b, main td, main canvas, main .main-svg, main pre, main dd, main .said, main .empty"
 WAITING = ".skeleton, tr.waiting, [aria-busy=true]"
 
 WATCH = """

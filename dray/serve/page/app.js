@@ -2,7 +2,7 @@
 
 import { html, render, useEffect, useState } from "./lib/preact.js";
 import { Compare } from "./compare.js";
-import { experiment, onTrouble, useData } from "./data.js";
+import { onTrouble, useData } from "./data.js";
 import { showHelp } from "./dialogs.js";
 import { Experiment } from "./experiment.js";
 import { useKeys } from "./keys.js";
@@ -27,12 +27,6 @@ function viewOf([first, name, third, fourth, fifth = "", ...more]) {
   return [NotFound, { what: location.hash }];
 }
 
-// What an address is about, as a path of the API; null if it is no experiment and no trial.
-function subject([first, name, third, trial]) {
-  if (first !== "e" || !name) return null;
-  return third === "t" && /^\d{1,9}$/.test(trial) ? `${experiment(name)}/trials/${trial}` : experiment(name);
-}
-
 function up() {
   const parts = location.hash.split("?")[0].split("/");
   if (parts[1] === "e" && parts[3] === "t") go(address(decodeURIComponent(parts[2]), null, "trials"));
@@ -51,11 +45,9 @@ function Tray() {
 function App() {
   const { parts } = useRoute(), [trouble, setTrouble] = useState(null);
   const signedOut = trouble?.status === 401, { data: status } = useData(signedOut ? null : "/status", { every: STATUS_MS });
-  const { error } = useData(signedOut ? null : subject(parts));
   useEffect(() => onTrouble(error => setTrouble(before => before?.message === error?.message ? before : error)), []);
   useKeys([["Escape", "leave the search; one level up", up], ["Enter", "open the row", () => false], ["q", "the queue", () => go("#/queue")], ["?", "this help", showHelp]]);
-  const [View, properties] = error?.status === 404
-    ? [NotFound, { what: error.message, name: error.message.includes("no trial") ? parts[1] : null }] : viewOf(parts);
+  const [View, properties] = viewOf(parts);
   return html`<header class="bar">
       <a class="brand" href="#/"><img src="/static/icon.svg" alt="" width="20" height="20" />dray</a>
       <nav aria-label="Views"><a href="#/" aria-current=${View === List ? "page" : null}>Experiments</a>

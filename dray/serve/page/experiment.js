@@ -25,6 +25,7 @@ const loaded = new Map([["", Overview]]);
 export function Experiment({ name, tab }) {
   const [every, setEvery] = useState(FIRST_MS);
   const { data: about, error } = useData(experiment(name), { every }), { data: me } = useData("/token");
+  useEffect(() => { TABS[tab]?.[1]?.().catch(() => {}); }, [tab]);  // while the server reads the experiment
   const best = about?.best_trial ?? null;
   useKeys([...Object.entries(TABS).map(([key, [label]], at) => [String(at + 1), label, () => go(address(name, null, key))]),
     ["b", "the best trial", () => best !== null && go(address(name, best))]]);

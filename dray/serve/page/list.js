@@ -11,7 +11,7 @@ import { address, go, setParams, useParam } from "./url.js";
 import { ago, clock, count, duration, number, plural } from "./values.js";
 import { VERBS, askTags, askVerbs } from "./verbs.js";
 
-const EVERY_MS = 2500, SOON_MS = 300, HEIGHTS = [62, 146];
+const EVERY_MS = 2500, SOON_MS = 700, HEIGHTS = [62, 146];
 const CURVE = { width: 96, height: 30 };
 
 // Without a number of trials, the budget is what ends the search.

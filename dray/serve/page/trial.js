@@ -25,7 +25,7 @@ export function Trial({ name, trial, tab }) {
     ["f", "fork the trial", () => it?.submitted && it.checkpoints.length > 0 && askForkTrial(name, it)]]);
   const tabs = [["", "Overview"], ["metrics", "Metrics"], ["utilization", "Utilization"], ["checkpoints", "Checkpoints", it?.checkpoints.length], ["logs", "Logs"]];
   useKeys(tabs.map(([key, text], at) => [String(at + 1), text, () => go(address(name, trial, key))]));
-  if (!tabs.some(([key]) => key === tab) || error?.status === 404) return html`<${NotFound} what=${error?.message ?? location.hash} />`;
+  if (!tabs.some(([key]) => key === tab) || error?.status === 404) return html`<${NotFound} what=${error?.message ?? location.hash} name=${error?.message.includes("no trial") ? name : null} />`;
   const View = { "": Overview, metrics: Metrics, utilization: Utilization, checkpoints: Checkpoints, logs: Logs }[tab];
   return html`<${Crumbs} places=${[["Experiments", "#/"], [name, address(name)], ["trials", address(name, null, "trials")], [`trial ${trial}`]]} />
     <div class="top"><h1>Trial ${trial} ${it && html`<${State} state=${it.state} by=${it.ended_by ?? null} trial />`}</h1>
