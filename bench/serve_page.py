@@ -53,7 +53,9 @@ WORDS = {
     "list": ["sweep-12", "running-", "sweep-4 completed", "4 sweep-3", "large", "77", "sweep-301", "25 sweep"],
     "trials": ["adam", "lr<0.003", "77", "sgd hidden>200", "lr>0.01 batches<100", "best<0.5", "512"],
 }
-FIRST = "main tbody tr a[href], main .tiles b, main td, main canvas, main .main-svg, main pre, main dd, main .said, main .empty"
+FIRST = ", ".join(f"main {each}" for each in (
+    "tbody tr a[href]", ".tiles b", "td", "canvas", ".main-svg", "pre", "dd", ".said", ".empty"
+))  # fmt: skip
 WAITING = ".skeleton, tr.waiting, [aria-busy=true]"
 
 WATCH = """
@@ -72,14 +74,14 @@ watch.busy = () => watch.pending > 0 || document.querySelector(waiting) !== null
   || /Reading …|still to be read/.test(document.getElementById("main").textContent);
 new MutationObserver(changes => {
   watch.changed = performance.now();
-  const { target } = changes.at(-1);
-  watch.last = (target.parentElement ?? target).outerHTML.slice(0, 200);
+  const element = ({ target }) => target.nodeType === 1 ? target : target.parentElement;
+  watch.last = element(changes.at(-1))?.outerHTML.slice(0, 200);
   const shows = it => it.matches("canvas, .main-svg") || it.textContent.trim();
   if (watch.first === null && [...document.querySelectorAll(first)].some(shows)) {
     watch.first = 0;
     drawn(at => { watch.first = at; });
   }
-  if (changes.some(each => (each.target.parentElement ?? each.target).closest?.("tbody"))) {
+  if (changes.some(each => element(each)?.closest("tbody"))) {
     const key = watch.key;
     drawn(at => { watch.rows = key === watch.key ? at : watch.rows; });
   }
@@ -285,7 +287,9 @@ def chromium() -> Iterator[Any]:
 # -------------------------------------------------------------------------------------------------------------- main
 def views_of(tree: Path, wanted: Sequence[str]) -> dict[str, str]:
     views = NEW if (tree / "dray" / "serve" / "page" / "lib").exists() else OLD
-    return {name: place for name, place in views.items() if not wanted or name in wanted or SAME.get(wanted[0]) == name}
+    return {
+        name: place for name, place in views.items() if not wanted or name in wanted or name in map(SAME.get, wanted)
+    }
 
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
