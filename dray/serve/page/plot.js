@@ -61,7 +61,7 @@ export function Lines({ series, bands = [], x, y, log = false, range = null, hei
 const groups = new Map();  // the charts that share a cursor and a zoom
 
 function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
-  let lines = [], pixels = [], wide = [0, 1], zoom = null, over = -1, spot = 0;
+  let lines = [], pixels = [], wide = [0, 1], zoom = null, over = -1, spot = 0, dragged = false;
   const width = () => Math.max(place.clientWidth, 120);
   const good = value => value !== null && Number.isFinite(value) && (!log || value > 0);
 
@@ -102,7 +102,7 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
     series: [{}, { paths: () => null, points: { show: false } }],
     cursor: {
       y: false, points: { show: false }, drag: { x: true, y: false, setScale: false },
-      bind: { mousedown: (u, _, handler) => event => { u.cursor.drag.y = event.shiftKey && Boolean(now.current.onbrush); handler(event); }, dblclick: () => null },
+      bind: { mousedown: (u, _, handler) => event => { dragged = true; u.cursor.drag.y = event.shiftKey && Boolean(now.current.onbrush); handler(event); }, dblclick: () => null },
       ...sync ? { sync: { key: sync, scales: ["x", null], setSeries: false } } : {},
     },
     hooks: { draw: [paint], setCursor: [point], setSelect: [selected] },
@@ -210,12 +210,16 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
   }
 
   function selected(u) {
-    const { left, top, width: across, height: down } = u.select;
-    if (u.cursor.event && across >= CLICK) {
-      if (u.cursor.drag.y) brush(left, top, across, down);
-      else zoomTogether([u.posToVal(left, "x"), u.posToVal(left + across, "x")]);
-    }
+    const { left, top, width: across, height: down } = u.select, mine = dragged;
+    dragged = false;  // uPlot tells of a selection again when scales change
     u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    if (mine && across >= CLICK) {
+      if (u.cursor.drag.y) brush(left, top, across, down);
+      else {
+        const to = [u.posToVal(left, "x"), u.posToVal(left + across, "x")];
+        requestAnimationFrame(() => zoomTogether(to));
+      }
+    }
   }
 
   function brush(left, top, across, down) {
