@@ -80,7 +80,7 @@ class Alerts:
             if limits.without_gain >= trials:
                 best = "no trial has a finite one"
                 if limits.best is not None:
-                    best = f"the best is {limits.best[1]:g} of trial {limits.best[0]}"
+                    best = f"the best is {limits.best[1]:.5g} of trial {limits.best[0]}"
                 yield "no_gain", trials, limits.best, f"no better {limits.metric} in {counted(trials, 'trial')}; {best}"
 
     def _of_budget(self) -> Iterator[_Due]:

@@ -225,12 +225,12 @@ def _requested(record: Mapping[str, Any]) -> str:
 
 _ENDED = {
     "completed": "completed",
-    "stopped": "stopped",
+    "stopped": "pruned",
     "diverged": "was stopped, because its loss is NaN",
     "errored": "ended with an error",
     "invalid_hp": "has invalid hyperparameters",
     "out_of_memory": "ran out of memory",
-    "canceled": "was canceled",
+    "canceled": "was stopped by a person",
 }
 
 

@@ -81,7 +81,7 @@ def test_who_runs_who_waits_and_why(site: QueueSite) -> None:
     assert shown == entries
     assert shown["gpt"] == "has its share: digits of the same priority have theirs"
     assert site.texts("ol.entries .level") == ["4 of priority 42: they share the slots by weight"]
-    assert site.texts("#summary")[0].startswith("4 of 4 slots train · 3 experiments wait for slots")
+    assert site.texts("#summary")[0].startswith("4 of 4 slots busy · 3 experiments wait for slots")
     middle = "const it = document.querySelector(arguments[0]).getBoundingClientRect(); return it.top + it.height / 2"
     bar = 'a.bar[aria-label*="on slot 1: "] rect'
     site.until(lambda: site.all(bar))

@@ -239,7 +239,7 @@ def test_a_trial_is_forked_and_stopped_and_its_lineage_has_links(site: Site) -> 
     site.story.happen(Started(trial=6))
     site.open("#/e/experiment/t/6")
     site.until(
-        lambda: "Forked from trial 5 at batch 15, which comes from trial 0 at batch 10." in site.texts(".lineage p")
+        lambda: "Forked from trial 5 at batch 15, itself forked from trial 0 at batch 10." in site.texts(".lineage p")
     )
     site.js("document.querySelectorAll('.lineage a')[1].click()")
     site.until(lambda: "Forked into trial 5 at batch 10." in site.texts(".lineage p"), "the other direction")

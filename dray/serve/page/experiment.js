@@ -34,12 +34,10 @@ export function Experiment({ name, tab }) {
   useEffect(() => setEvery(pace), [pace]);
   if (!(tab in TABS)) return html`<${NotFound} what=${`An experiment has no tab ${tab}.`} />`;
   if (error?.status === 404 && !about) return html`<${NotFound} what=${error.message} />`;
-  const crumbs = html`<${Crumbs} places=${[["Experiments", "#/"], [name]]} />`;
+  const crumbs = html`<${Crumbs} places=${[["Experiments", "#/"], [`${about?.number ? `#${about.number} ` : ""}${name}`]]} />`;
   if (!about) return html`${crumbs}<h1>${name}</h1>${error?.status ? html`<${Trouble}>${error.message}</${Trouble}>` : html`<${Skeleton} />`}`;
   return html`${crumbs}
-    <div class="top"><h1>${about.title}</h1><${State} state=${about.state} why=${about.why ?? about.reason} /></div>
-    <p class="quiet path">${about.number !== null && `${about.number}: `}${about.name}${about.path && ` in ${about.path}`}</p>
-    ${me && html`<${Actions} name=${name} about=${about} me=${me} />`}
+    <div class="frame"><h1>${about.title}</h1><${State} state=${about.state} why=${about.why ?? about.reason} />${me && html`<${Actions} name=${name} about=${about} me=${me} />`}</div>
     <${Tabs} label="Views of the experiment" at=${tab} href=${key => address(name, null, key)}
       tabs=${Object.entries(TABS).map(([key, [label]]) => [key, label, key === "failures" ? about.failures : 0])} />
     <${View} key=${tab} tab=${tab} name=${name} about=${about} me=${me} />`;

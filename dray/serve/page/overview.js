@@ -18,7 +18,8 @@ export function Overview({ name, about }) {
     <${Failed} name=${name} about=${about} />
     <${Alerts} alerts=${about.alerts} />
     <div class="columns"><${Best} name=${name} about=${about} /><${Search} about=${about} /></div>
-    <${Repeats} name=${name} about=${about} />`;
+    <${Repeats} name=${name} about=${about} />
+    ${about.path && html`<p class="quiet path stored">Stored in ${about.path}</p>`}`;
 }
 
 // The sentence that the command prints too, with links.

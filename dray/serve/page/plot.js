@@ -110,11 +110,11 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
 
   function paint({ ctx, bbox, valToPos }) {
     const ratio = devicePixelRatio, px = value => valToPos(value, "x", true), py = value => good(value) ? valToPos(value, "y", true) : NaN;
-    const few = lines.length <= FEW;
+    const few = lines.length <= FEW, room = zoom ? 0 : 4 * ratio;  // dots at the edge are whole
     pixels = lines.map(line => ({ x: line.x.map(px), y: line.y.map(py) }));
     ctx.save();
     ctx.beginPath();
-    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.rect(bbox.left - room, bbox.top, bbox.width + 2 * room, bbox.height);
     ctx.clip();
     ctx.lineJoin = "round";
     for (const [at, { band }] of lines.entries()) if (band) paintBand(ctx, band, pixels[at].x, py, ratio);

@@ -103,7 +103,7 @@ function summary({ lanes, entries, next }) {
   const all = lanes.lanes, idle = all.filter(each => each.state === "idle"), trains = all.filter(each => each.state === "training").length;
   if (!all.length) return "No node with slots is up.";
   const longest = idle.length && Math.max(...idle.map(each => lanes.now - each.since)), waits = entries.filter(each => ["QUEUED", "PREEMPTED"].includes(each.state)).length;
-  return [`${trains} of ${plural(all.length + lanes.more_lanes, "slot")} train`, idle.length && `${idle.length} idle, the longest for ${duration(longest)}`,
+  return [`${trains} of ${plural(all.length + lanes.more_lanes, "slot")} busy`, idle.length && `${idle.length} idle, the longest for ${duration(longest)}`,
     waits && `${plural(waits, "experiment")} ${waits === 1 ? "waits" : "wait"} for slots`, next && `the next free slot goes to ${next}`].filter(Boolean).join(" · ");
 }
 

@@ -7,7 +7,8 @@ import { addSelection, route, setParams, tell, useRoute } from "./url.js";
 const KEPT = "selected", LOOKS = "looks";
 const MOST_IN_ADDRESS = 2000, MANY = "many";  // letters; a longer selection is only in the session
 const MOST_LOOKS = 96;  // trials whose colours are remembered
-export const COLOURS = ["#2f86d1", "#d81b60", "#12a07a", "#c27c00", "#9a4fc4", "#d5493a", "#6f7d8f", "#5f9e3f", "#b0752f", "#1497a8", "#d05fae", "#6a6cc4"];
+// None of those that the figures have for rungs and for the best trial.
+export const COLOURS = ["#1497a8", "#c653a8", "#86861a", "#7068d8", "#b0752f", "#4f9a3a", "#5b7fa6", "#b4637a"];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];  // beside the colours, for those who can't tell them apart
 
 // Objects in the session's storage, which are parsed only after a change.

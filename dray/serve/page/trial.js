@@ -13,7 +13,7 @@ import { address, go, useParam } from "./url.js";
 import { bytes, clean, clock, count, duration, metricName, number, plural, shown } from "./values.js";
 
 const EVERY_MS = 3000, MOST_LINES = 20_000, POINTS = 400;
-const COLOURS = { training: "#2f86d1", validation: "#d81b60", best: "#6f7d8f", machine: "#12a07a" };
+const COLOURS = { training: "#2f86d1", validation: "#9a4fc4", best: "#d81b60", machine: "#12a07a" }, GREY = "#6f7d8f";
 const PHASES = { starting: ["starting", "#e3a400"], training: ["training", "#12a07a"], data: ["waiting for data", "#7cc576"], validating: ["validating", "#2f86d1"], checkpointing: ["checkpointing", "#9a4fc4"], waiting: ["waiting for the search", "#d5493a"] };
 
 export function Trial({ name, trial, tab }) {
@@ -43,7 +43,7 @@ function Overview({ name, trial, path, it }) {
   const { data: metrics } = useMetrics(path), ran = it.started ? (it.ended ?? Date.now() / 1000) - it.started : null;
   const tiles = [
     { value: number(it.best_metric), label: `best ${metrics?.metric ?? ""}`, more: it.rank === null ? "" : `rank ${count(it.rank)} of ${count(it.of)}` },
-    { value: number(it.metric), label: "last", more: it.nan_since === null ? "" : `NaN since batch ${count(it.nan_since)}`, bad: it.nan_since !== null },
+    { value: number(it.metric), label: `last ${metrics?.metric ?? ""}`, more: it.nan_since === null ? "" : `NaN since batch ${count(it.nan_since)}`, bad: it.nan_since !== null },
     { value: count(it.batches), label: "batches", more: it.best_batches === null ? "" : `best at ${count(it.best_batches)}` },
     { value: duration(ran), label: "time", more: it.started ? `since ${clock(it.started)}${it.restarts ? `, ${plural(it.restarts, "restart")}` : ""}` : "not started" },
   ];
@@ -76,7 +76,7 @@ function Lineage({ name, it }) {
   const [source, ...earlier] = ancestors;
   return html`<div class="lineage">
     ${it.repeat_of !== null && html`<p>Repeat of ${link({ trial: it.repeat_of })}, seed ${it.repeat}.</p>`}
-    ${source && html`<p>Forked from ${link(source)}${at(source)}${earlier.length > 0 && html`, which comes from ${list(earlier, at)}`}.</p>`}
+    ${source && html`<p>Forked from ${link(source)}${at(source)}${earlier.length > 0 && html`, itself forked from ${list(earlier, at)}`}.</p>`}
     ${children.length > 0 && html`<p>Forked into ${list(children, at)}.</p>`}
     ${repeats.length > 0 && html`<p>Trained again as ${list(repeats, each => `, seed ${each.seed}`)}.</p>`}</div>`;
 }
@@ -144,8 +144,8 @@ function Utilization({ trial, path, it, name }) {
   const names = data.figures.map(each => each.name), total = Object.values(data.phases).reduce((sum, each) => sum + each, 0);
   return html`${total > 0 && html`<section class="phases"><h2>Where its time went</h2>
       <div class="share-bar" role="img" aria-label=${Object.entries(data.phases).map(([phase, seconds]) => `${PHASES[phase]?.[0] ?? phase} ${(100 * seconds / total).toFixed(0)}%`).join(", ")}>
-        ${Object.entries(data.phases).map(([phase, seconds]) => html`<i key=${phase} style=${{ width: `${100 * seconds / total}%`, background: PHASES[phase]?.[1] ?? COLOURS.best }} />`)}</div>
-      <div class="legend">${Object.entries(data.phases).map(([phase, seconds]) => html`<span key=${phase}><i style=${{ background: PHASES[phase]?.[1] ?? COLOURS.best }} />${PHASES[phase]?.[0] ?? phase} ${(100 * seconds / total).toFixed(1)}%, ${duration(seconds)}</span>`)}</div></section>`}
+        ${Object.entries(data.phases).map(([phase, seconds]) => html`<i key=${phase} style=${{ width: `${100 * seconds / total}%`, background: PHASES[phase]?.[1] ?? GREY }} />`)}</div>
+      <div class="legend">${Object.entries(data.phases).map(([phase, seconds]) => html`<span key=${phase}><i style=${{ background: PHASES[phase]?.[1] ?? GREY }} />${PHASES[phase]?.[0] ?? phase} ${(100 * seconds / total).toFixed(1)}%, ${seconds < 10 ? `${number(Number(seconds.toPrecision(2)))} s` : duration(seconds)}</span>`)}</div></section>`}
     <div class="metric-grid">${data.figures.map(each => html`<${Figure} key=${each.name} each=${each} started=${it.started} sync=${`machine ${name} ${trial}`} />`)}</div>
     <p class="quiet" role="status">${names.includes("gpu_memory_gb") && !names.includes("gpu_percent") && "GPU utilization needs nvidia-ml-py on the workers (pip install nvidia-ml-py). "}
       Of all its ranks and their loaders, while it had its workers${data.figures.some(each => each.of > each.values.length) && "; of more points, 400 are drawn, evenly spaced"}.</p>`;
