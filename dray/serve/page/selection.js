@@ -19,8 +19,10 @@ function read(name) {
 }
 function write(name, value) {
   const text = JSON.stringify(value);
-  sessionStorage.setItem(name, text);
-  cache.set(name, { text, value });
+  try {
+    sessionStorage.setItem(name, text);
+    cache.set(name, { text, value });
+  } catch { /* it is full */ }
 }
 
 // {1, 2, 3, 7} as "1-3,7", and back.
