@@ -6,6 +6,7 @@ import { addSelection, route, setParams, tell, useRoute } from "./url.js";
 
 const KEPT = "selected", LOOKS = "looks";
 const MOST_IN_ADDRESS = 2000, MANY = "many";  // letters; a longer selection is only in the session
+const MOST = 100_000;  // trials of an address that was typed
 const MOST_LOOKS = 96;  // trials whose colours are remembered
 export const COLOURS = ["#2f86d1", "#d81b60", "#12a07a", "#e39a00", "#9a4fc4", "#d5493a", "#6f7d8f", "#5f9e3f", "#b0752f", "#1497a8", "#d05fae", "#5254a3"];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];  // beside the colours, for those who can't tell them apart
@@ -39,7 +40,7 @@ export function ranges(trials) {
 export function parsed(text) {
   const found = new Set();
   for (const [, first, last = first] of (text ?? "").matchAll(/(\d{1,7})(?:-(\d{1,7}))?/g))
-    for (let trial = Number(first); trial <= Math.min(Number(last), Number(first) + 100_000); trial++) found.add(trial);
+    for (let trial = Number(first); trial <= Number(last) && found.size < MOST; trial++) found.add(trial);
   return found;
 }
 
