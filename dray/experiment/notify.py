@@ -110,8 +110,23 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def _post(url: str, body: bytes) -> None:
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    # The response is not read: it may be endless.
-    urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S).close()
+    faults: list[Exception] = []
+
+    def post() -> None:
+        try:
+            # The response is not read: it may be endless.
+            urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S).close()
+        except Exception as error:
+            faults.append(error)
+
+    # The timeout is that of each single read; a name, or headers byte by byte, may take forever.
+    thread = threading.Thread(target=post, name="dray-notify-post", daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    if thread.is_alive():
+        raise TimeoutError
+    if faults:
+        raise faults[0]
 
 
 def _run(command: str, told: Mapping[str, Any]) -> None:

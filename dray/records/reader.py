@@ -97,6 +97,8 @@ class ExperimentReader:
         text = _sections(directory.config_file.read_text())
         try:
             raw = _parsed(text)
+            if not isinstance(raw, Mapping):
+                raise TypeError("it has no fields")
             self._title, self._searcher = str(raw["name"]), raw["searcher"]
             self._labels = tuple(map(str, raw.get("labels") or ()))
             self._raw_budget, self._prices = totals_of(raw.get("budget")), raw.get("prices") or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -92,6 +93,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except StorageError as error:
         return refuse(502, str(error))
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG and request.method != "POST":  # no file has such a name
+            return refuse(404, f"there is no {request.path[:200]}")
         if (full := is_full(error)) is None:
             return refuse(507, f"the server can't read or write a file: {one_line(error)}")
         if isinstance(full, StorageFull):

@@ -179,7 +179,7 @@ def login(tokens: Tokens) -> list[web.RouteDef]:
             return refuse(403, why)
         try:
             given = await request.json()
-        except ValueError:
+        except (ValueError, LookupError):  # the latter for an unknown charset
             given = None
         return with_cookie(request, given.get("token") if isinstance(given, dict) else None, 204)
 
@@ -206,7 +206,8 @@ def _may_be_forged(request: web.Request) -> str:
 
 def _is_named(host: str, hosts: Collection[str]) -> bool:
     try:
-        name = urlsplit(f"//{host}").hostname or ""
+        parts = urlsplit(f"//{host}")
+        name, _ = parts.hostname or "", parts.port  # which fails if it is no number
     except ValueError:
         return False
     try:

@@ -63,9 +63,13 @@ def test_tabs_are_in_the_address_and_reached_by_keys(site: Site) -> None:
     site.until(lambda: current(site) == ["Config and code"])
     site.browser.back()
     site.until(lambda: current(site) == ["Logs"])
-    for place in ("#/e/digits-1/nonsense", "#/e/nothing"):
+    for place in ("#/e/digits-1/nonsense", "#/e/digits-1/constructor", "#/e/nothing", "#/e/%zz/t/1"):
+        site.open("#/")
+        site.until(lambda: site.texts("h1") != ["Not found"])
         site.open(place)
         site.until(lambda: site.texts("h1") == ["Not found"], place)
+    site.press(Keys.ESCAPE)
+    site.until(lambda: site.browser.current_url.endswith("#/e/%25zz/trials"))
 
 
 def test_experiments_that_have_not_begun_or_are_damaged_say_so(site: Site) -> None:

@@ -269,6 +269,24 @@ def test_a_command_that_takes_too_long_ends_with_what_it_has_started(
     os.close(reader)
 
 
+def test_a_webhook_that_answers_byte_by_byte_is_given_up(webhook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "TIMEOUT_S", 0.5)
+    over = threading.Event()
+
+    def answer(self: _Answer) -> None:
+        with contextlib.suppress(OSError):
+            while not over.wait(0.1):
+                self.wfile.write(b"H")
+
+    monkeypatch.setattr(_Answer, "do_POST", answer)
+    watchdog = threading.Timer(20, over.set)
+    watchdog.start()
+    with pytest.raises(TimeoutError):
+        notify._post(webhook.url, b"{}")  # noqa: SLF001
+    over.set()
+    watchdog.cancel()
+
+
 def test_a_redirection_is_not_followed(webhook: Webhook) -> None:
     """It would go to another address, without what is to be told."""
     webhook.statuses = [302]

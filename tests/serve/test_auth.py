@@ -77,6 +77,8 @@ def test_the_page_signs_in_with_a_token_that_somebody_types(running: Served) -> 
     for body in (b"", b"[]", b'{"token": 7}', b'{"token": "wrong"}', TOKEN.encode()):
         reply = running.send("POST", "/login", body, headers=PAGE)
         assert (reply.status, "Set-Cookie" in reply.headers) == (401, False), body
+    unknown = {**PAGE, "Content-Type": "application/json; charset=nonsense"}
+    assert running.send("POST", "/login", {"token": TOKEN}, headers=unknown).status == 401
 
 
 FORGED = [{}, {"X-Dray": "1", "Origin": "http://evil.example"}, {"Content-Type": "application/json"}]
@@ -183,7 +185,9 @@ def test_a_browser_that_asks_before_it_sends_the_header_is_refused(running: Serv
     assert not [name for name in reply.headers if name.lower().startswith("access-control")]
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "[", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "[", "", "localhost:x", "127.0.0.1:99999"]
+)
 def test_a_name_that_was_rebound_to_this_machine_is_refused(running: Served, host: str) -> None:
     # The page's own origin is then this server, so its browser sends whatever it likes, but not our name.
     host = host.format(port=running.port)

@@ -139,12 +139,15 @@ def test_code_is_text_and_only_the_experiments(served: Served, digits: Path) -> 
         "%2E%2E/experiment.yaml",
         "net/..%2F..%2Fexperiment.yaml",
         "%2Fetc%2Fpasswd",
+        "x" * 300,
     )
     for path in (*outside, "none.py", "other.py"):
         reply = served.api("GET", f"/experiments/digits-1/code/{path}")
         assert reply.status == 404, path
         assert "searcher" not in reply.body.decode()
     assert served.api("GET", "/experiments/digits-1/code?variant=../../x").status == 404
+    assert served.api("GET", f"/experiments/{'x' * 300}/code").status == 404
+    assert served.api("GET", f"/experiments/digits-1/difference?with={'x' * 300}").status == 404
 
 
 def test_a_difference_is_that_of_the_command(served: Served, digits: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -312,3 +312,12 @@ def test_a_damaged_journal_is_an_answer(served: Served, digits: Path) -> None:
     assert served.api("GET", "/experiments/digits-1").status == 409
     [row] = served.listed()
     assert row["state"] == "DAMAGED"
+
+
+def test_an_empty_config_is_an_answer_that_says_so(served: Served, digits: Path) -> None:
+    (digits / "experiment.yaml").write_text("")
+    for what in ("", "/events", "/code"):
+        assert (
+            "experiment.yaml can't be read: it has no fields"
+            in served.api("GET", f"/experiments/digits-1{what}").json["error"]
+        )

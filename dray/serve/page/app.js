@@ -12,7 +12,7 @@ import { Queue } from "./queue.js";
 import { all, clearAll, compareAddress } from "./selection.js";
 import { SignIn } from "./signin.js";
 import { Trial } from "./trial.js";
-import { address, go, useRoute } from "./url.js";
+import { address, go, route, useRoute } from "./url.js";
 import { duration, number, plural } from "./values.js";
 
 const STATUS_MS = 10_000;
@@ -28,9 +28,9 @@ function viewOf([first, name, third, fourth, fifth = "", ...more]) {
 }
 
 function up() {
-  const parts = location.hash.split("?")[0].split("/");
-  if (parts[1] === "e" && parts[3] === "t") go(address(decodeURIComponent(parts[2]), null, "trials"));
-  else if (parts[1]) go("#/");
+  const { parts } = route();
+  if (parts[0] === "e" && parts[2] === "t") go(address(parts[1], null, "trials"));
+  else if (parts.length) go("#/");
 }
 
 // What is selected, in all experiments.

@@ -62,7 +62,7 @@ function metricsOf(trials, along, label) {
 
 // ------------------------------------------------------------------ parts
 function Plots({ trials, label }) {
-  const { params } = useRoute(), along = params.get("x") in alongOf ? params.get("x") : "batches", [all, setAll] = useState(false);
+  const { params } = useRoute(), along = Object.hasOwn(alongOf, params.get("x")) ? params.get("x") : "batches", [all, setAll] = useState(false);
   const weight = Math.min(Math.max(Number(params.get("smooth")) || 0, 0), 0.999);
   const [plots, unit] = useMemo(() => {
     const every = metricsOf(trials, along, label), most = Math.max(...every.flatMap(([, lines]) => lines.flatMap(({ x }) => x.at(-1) ?? 0)), 0);

@@ -5,7 +5,7 @@ import { experiment, useData } from "./data.js";
 import { Empty, Select, Skeleton, Trouble, useSeen } from "./parts.js";
 import { Legend, Lines, smoothed, timeUnit } from "./plot.js";
 import { colourOf, dashOf, ranges, useSelection } from "./selection.js";
-import { address, useParam } from "./url.js";
+import { address, decoded, useParam } from "./url.js";
 import { count, metricName, number, plural } from "./values.js";
 
 const EVERY_MS = 3000, HEAD_MS = 20_000, MOST_CHOSEN = 200, FILTER_FROM = 12;
@@ -37,7 +37,7 @@ export function Several({ name, label, options }) {
       ${options.filter(([, title]) => title.toLowerCase().includes(filter.toLowerCase())).map(([value, title]) => html`<label key=${value}>
         <input type="checkbox" checked=${at.includes(value)} onchange=${() => toggle(value)} /> ${title}</label>`)}</div></details>`;
 }
-export const severalOf = text => text.split(",").filter(Boolean).map(decodeURIComponent);
+export const severalOf = text => text.split(",").filter(Boolean).map(decoded);
 
 export const Smoothing = () => html`<${Select} name="smooth" label="smoothing" options=${WEIGHTS.map(weight => [weight, weight === "0" ? "none" : weight])} />`;
 

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./lib/preact.js";
 import { useKeys } from "./keys.js";
-import { useParam } from "./url.js";
+import { decoded, useParam } from "./url.js";
 import { count } from "./values.js";
 
 export { State, word } from "./states.js";
@@ -76,7 +76,7 @@ export function Check({ name, label }) {
 
 // Filters: `options` are [value, label, how many, explanation]; several may be on, and the parameter has them with commas.
 export function Chips({ name, label, options }) {
-  const [text, set] = useParam(name), on = new Set(text.split(",").filter(Boolean).map(decodeURIComponent));
+  const [text, set] = useParam(name), on = new Set(text.split(",").filter(Boolean).map(decoded));
   const toggle = value => {
     if (!on.delete(value)) on.add(value);
     set([...on].map(encodeURIComponent).join(","));
@@ -84,7 +84,7 @@ export function Chips({ name, label, options }) {
   return html`<span class="chips" role="group" aria-label=${label}>${options.map(([value, title, many, what]) => html`
     <button key=${value} class="chip" title=${what} aria-pressed=${on.has(value)} onclick=${() => toggle(value)}>${title}${many === undefined ? "" : html` <span>${count(many)}</span>`}</button>`)}</span>`;
 }
-export const chosenChips = text => new Set((text ?? "").split(",").filter(Boolean).map(decodeURIComponent));
+export const chosenChips = text => new Set((text ?? "").split(",").filter(Boolean).map(decoded));
 
 // ------------------------------------------------------------------
 // Calls `act` while the place is on the screen or nearly: [ref, whether it has been there].

@@ -6,6 +6,7 @@ import { addSelection, route, setParams, tell, useRoute } from "./url.js";
 
 const KEPT = "selected", LOOKS = "looks";
 const MOST_IN_ADDRESS = 2000, MANY = "many";  // letters; a longer selection is only in the session
+const MOST = 100_000;  // trials of an address that was typed
 const MOST_LOOKS = 96;  // trials whose colours are remembered
 // None of those that the figures have for rungs and for the best trial.
 export const COLOURS = ["#1497a8", "#c653a8", "#86861a", "#7068d8", "#b0752f", "#4f9a3a", "#5b7fa6", "#b4637a"];
@@ -20,8 +21,10 @@ function read(name) {
 }
 function write(name, value) {
   const text = JSON.stringify(value);
-  sessionStorage.setItem(name, text);
-  cache.set(name, { text, value });
+  try {
+    sessionStorage.setItem(name, text);
+    cache.set(name, { text, value });
+  } catch { /* it is full */ }
 }
 
 // {1, 2, 3, 7} as "1-3,7", and back.
@@ -38,7 +41,7 @@ export function ranges(trials) {
 export function parsed(text) {
   const found = new Set();
   for (const [, first, last = first] of (text ?? "").matchAll(/(\d{1,7})(?:-(\d{1,7}))?/g))
-    for (let trial = Number(first); trial <= Math.min(Number(last), Number(first) + 100_000); trial++) found.add(trial);
+    for (let trial = Number(first); trial <= Number(last) && found.size < MOST; trial++) found.add(trial);
   return found;
 }
 

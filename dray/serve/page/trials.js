@@ -7,7 +7,7 @@ import { say } from "./dialogs.js";
 import { Chips, Empty, Search, Skeleton, State, Trouble } from "./parts.js";
 import { Swatch, useSelection } from "./selection.js";
 import { Table } from "./table.js";
-import { address, setParams, useRoute } from "./url.js";
+import { address, decoded, setParams, useRoute } from "./url.js";
 import { ago, count, duration, metricName, number, plural, shown } from "./values.js";
 
 const PAGE = 100;  // rows of a request
@@ -73,7 +73,7 @@ function useRows(path, on, top) {
 export function Trials({ name, about }) {
   const { params } = useRoute(), natural = about.smaller_is_better ? "best_metric" : "-best_metric", selection = useSelection(name);
   const sorted = params.get("sort") ?? natural, sort = sorted.replace(/^-/, ""), descending = sorted.startsWith("-");
-  const { every, first } = columnsOf(about), asked = params.get("columns"), keys = asked === null ? first : asked.split(",").map(decodeURIComponent);
+  const { every, first } = columnsOf(about), asked = params.get("columns"), keys = asked === null ? first : asked.split(",").map(decoded);
   const columns = every.filter(each => keys.includes(each.key));
 
   const filters = ["search", ...FACETS].map(each => [each, params.get(each)]).filter(([, value]) => value);

@@ -6,15 +6,17 @@ const listeners = new Set();
 // Draws the views anew.
 export const tell = () => { for (const each of [...listeners]) each(); };
 
+export function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;  // of an address that was typed
+  }
+}
+
 export function route() {
   const [path, query = ""] = location.hash.replace(/^#/, "").split(/\?(.*)/s);
-  const parts = path.split("/").filter(Boolean).map(part => {
-    try {
-      return decodeURIComponent(part);
-    } catch {
-      return part;  // an address that was typed
-    }
-  });
+  const parts = path.split("/").filter(Boolean).map(decoded);
   return { parts, params: new URLSearchParams(query) };
 }
 
