@@ -101,7 +101,7 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
     ],
     series: [{}, { paths: () => null, points: { show: false } }],
     cursor: {
-      y: false, points: { show: false }, drag: { x: true, y: false, setScale: false },
+      y: false, points: { show: false }, drag: { x: Boolean(now.current.onzoom), y: false, setScale: false },
       bind: { mousedown: (u, _, handler) => event => { dragged = true; u.cursor.drag.y = event.shiftKey && Boolean(now.current.onbrush); handler(event); }, dblclick: () => null },
       ...sync ? { sync: { key: sync, scales: ["x", null], setSeries: false } } : {},
     },
@@ -230,7 +230,7 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
 
   const click = event => over >= 0 && !lines[over].band && now.current.onpoint?.(lines[over], event);
   const whole = () => zoomTogether(null), together = sync ? groups.get(sync) ?? groups.set(sync, new Set()).get(sync) : new Set();
-  const zoomTo = to => { zoom = to; plot.setData(plot.data); };
+  const zoomTo = to => { zoom = to; plot.setData([zoom ?? wide, [0, 1]]); };
   const zoomTogether = to => now.current.onzoom ? now.current.onzoom(to) : together.forEach(each => each(to));
   together.add(zoomTo);
   place.addEventListener("click", click);
@@ -241,7 +241,7 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
   function update() {
     gather();
     if (now.current.onzoom) ({ zoom } = now.current);
-    plot.setData([wide, [0, 1]]);
+    plot.setData([zoom ?? wide, [0, 1]]);
     place.drawn = { lines, x, log, scales: plot.scales };
   }
 
