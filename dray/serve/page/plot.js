@@ -6,6 +6,7 @@ import { useTheme } from "./figures.js";
 import { number } from "./values.js";
 
 const NEAR = 24, CLICK = 4, FEW = 40;  // px, px, points or lines that are drawn with dots
+const NONE = [];  // always the same: new ones would be drawn
 const PAGE_FONT = "12px system-ui, sans-serif";
 
 // An exponential moving average without the bias towards its start, as TensorBoard's; what is not finite stays so.
@@ -44,7 +45,7 @@ export const timeUnit = most => most < 180 ? [1, "seconds"] : most < 3 * 3600 ? 
 // `range`: of y, while nothing is zoomed. `onpoint(series, event)`: a line was clicked; `onbrush(series)`: a box was drawn
 // with Shift, and these lines pass through it. Plots with the same `sync` share a cursor, and their zoom, unless that is given:
 // `zoom`: [from, to] of x, or null; `onzoom(zoom)`. `label`: what is to be seen.
-export function Lines({ series, bands = [], x, y, log = false, range = null, height = 300, label, onpoint, onbrush, sync, zoom, onzoom }) {
+export function Lines({ series, bands = NONE, x, y, log = false, range = null, height = 300, label, onpoint, onbrush, sync, zoom, onzoom }) {
   const place = useRef(null), chart = useRef(null), now = useRef(null), [tip, setTip] = useState(null), theme = useTheme();
   now.current = { series, bands, range, x, onpoint, onbrush, zoom, onzoom };
   useEffect(() => {
