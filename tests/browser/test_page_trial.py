@@ -7,6 +7,7 @@ import shutil
 from typing import Any
 
 import pytest
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from dray.records.directory import DIFF
@@ -119,6 +120,29 @@ def test_all_metrics_are_a_grid_with_the_best_trial_beside(site: Site) -> None:
     before = drawn(site)
     site.browser.refresh()
     site.until(lambda: drawn(site) == before, "the same after a reload")
+
+
+def test_a_stretch_of_the_grid_is_zoomed_into_in_all_plots_and_all_is_seen_again(site: Site) -> None:
+    site.open(f"#/e/digits-1/t/{best_of(site, 'digits-1')}/metrics")
+    site.until(lambda: len(drawn(site)) == 4, "a plot for each metric")
+    ranges = """return [...document.querySelectorAll('.lines')].filter(it => it.drawn)
+                .map(({ drawn: { scales } }) => [scales.x.min, scales.x.max])"""
+    whole = site.js(ranges)
+    [left, top, width] = site.js(
+        "const it = document.querySelector('.u-over').getBoundingClientRect(); return [it.left, it.top, it.width]"
+    )
+    for at, act in ((0.25, "pointerMove"), (0.25, "pointerDown"), (0.75, "pointerMove"), (0.75, "pointerUp")):
+        chain = ActionChains(site.browser, duration=0)
+        pointer = chain.w3c_actions.pointer_action
+        pointer.move_to_location(round(left + at * width), round(top + 40))  # type: ignore[no-untyped-call]
+        {"pointerDown": chain.click_and_hold, "pointerUp": chain.release}.get(act, lambda: None)()
+        chain.perform()
+    site.until(lambda: site.js(ranges) != whole, "zoomed")
+    (low, high), (least, most) = site.js(ranges)[0], whole[0]
+    assert least < low < high < most
+    assert site.js(ranges) == [[low, high]] * 4
+    site.js("document.querySelector('.lines').dispatchEvent(new MouseEvent('dblclick', {bubbles: true}))")
+    site.until(lambda: site.js(ranges) == whole, "all again")
 
 
 def test_values_that_are_not_numbers_are_gaps_and_long_names_fit(site: Site) -> None:

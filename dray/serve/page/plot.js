@@ -102,7 +102,7 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
     ],
     series: [{}, { paths: () => null, points: { show: false } }],
     cursor: {
-      y: false, points: { show: false }, drag: { x: Boolean(now.current.onzoom), y: false, setScale: false },
+      y: false, points: { show: false }, drag: { x: true, y: false, setScale: false },
       bind: { mousedown: (u, _, handler) => event => { dragged = true; u.cursor.drag.y = event.shiftKey && Boolean(now.current.onbrush); handler(event); }, dblclick: () => null },
       ...sync ? { sync: { key: sync, scales: ["x", null], setSeries: false } } : {},
     },
