@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,9 +70,10 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
     return dray.Result(simulated(tmp_path_factory.mktemp("browser") / "simulated", 64).path)
 
 
-@pytest.fixture(scope="module")
-def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    results = tmp_path_factory.mktemp("results")
+@pytest.fixture(scope="session")
+def experiments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experiments of which each module has a copy; only MANY trials take a second to simulate."""
+    results = tmp_path_factory.mktemp("experiments")
     digits = simulated(results / "digits-1", 64)
     (digits.path / "code").mkdir()
     (digits.path / "code" / "model_def.py").write_text("class DigitsTrial: ...\n")
@@ -81,6 +83,13 @@ def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
         "2026-11-23T10:00:00.000Z <script>window.hacked = 1</script><img src=x onerror=hacked=1>\n"
     )
     simulated(results / "many", MANY, workers=32)
+    return results
+
+
+@pytest.fixture(scope="module")
+def site(browser: Any, experiments: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    results = tmp_path_factory.mktemp("results")
+    shutil.copytree(experiments, results, dirs_exist_ok=True)
     story = told(results, config())  # its journal stays open: it runs
     control = FakeControl(results)
     control.put("digits-1", "COMPLETED", tags=("baseline",), notes="<b>first</b>")
