@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import dray
 from dray.serve.app import listening
 from dray.serve.tokens import Tokens
-from tests.browser.page import MANY, Site
+from tests.browser.page import MANY, PATIENCE_S, POLL_S, Site
 from tests.records.test_result import config, told
 from tests.report.simulated import simulated
 from tests.serve.conftest import PORT, TOKEN
@@ -26,9 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs chromium and chromedriver"))
 
 
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """WebGL is drawn by its CPU."""
+@contextmanager
+def opened(*arguments: str) -> Iterator[Any]:
+    """Chromium with further arguments."""
     from selenium import webdriver
     from selenium.webdriver.support.wait import WebDriverWait
 
@@ -36,23 +37,37 @@ def chromium() -> Iterator[Any]:
         def get(self, url: str) -> None:
             """Go there and wait for the page; chromedriver alone returns too early now and then on a busy machine."""
             super().get(url)
-            WebDriverWait(self, 60).until(lambda _: self.execute_script("return document.readyState") == "complete")
+            WebDriverWait(self, PATIENCE_S, POLL_S).until(
+                lambda _: self.execute_script("return document.readyState") == "complete"
+            )
 
     options = webdriver.ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",  # as root, in a container
-        "--disable-dev-shm-usage",
-        "--use-angle=swiftshader",
-        "--enable-unsafe-swiftshader",
-    ):
+    root = "--no-sandbox"  # in a container
+    for argument in ("--headless=new", root, "--disable-dev-shm-usage", *arguments):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = Chromium(options=options, service=webdriver.ChromeService(str(shutil.which("chromedriver"))))
     driver.set_script_timeout(60)
-    yield driver
-    driver.quit()
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Without WebGL, which the server's page does not use: emulated, it would take half of the time."""
+    with opened("--disable-gpu") as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def webgl() -> Iterator[Any]:
+    """Chromium with WebGL, for the report; its CPU draws it."""
+    with opened("--use-angle=swiftshader", "--enable-unsafe-swiftshader") as driver:
+        driver.set_window_size(1200, 900)
+        yield driver
 
 
 @pytest.fixture(scope="module")

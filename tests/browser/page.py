@@ -27,8 +27,9 @@ class Site:
     story: Story
 
     def open(self, place: str) -> None:
-        """Go to a view, as a link does."""
+        """Go to a view, as a link does, and leave the one before."""
         self.browser.get(f"{self.url}/{place}")
+        self.browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
 
     def all(self, selector: str) -> list[Any]:
         return list(self.browser.find_elements("css selector", selector))

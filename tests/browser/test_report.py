@@ -10,6 +10,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 import dray
 from dray.report import write_report
+from tests.browser.page import PATIENCE_S, POLL_S
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -27,10 +28,10 @@ return traces.map(trace => [...trace.querySelectorAll(".points path")].map(point
 
 
 @pytest.fixture(scope="module")
-def page(browser: Any, result: dray.Result) -> Any:
+def page(webgl: Any, result: dray.Result) -> Any:
     """The report on a screen, drawn to its end."""
-    browser.get(write_report(result.path).as_uri())
-    return browser
+    webgl.get(write_report(result.path).as_uri())
+    return webgl
 
 
 def points(page: Any, name: str) -> list[tuple[float, float]]:
@@ -118,7 +119,7 @@ return [getComputedStyle(document.body).backgroundColor, getComputedStyle(plot.q
 def test_page_is_dark_where_that_is_preferred_and_light_on_paper(page: Any) -> None:
     media = "Emulation.setEmulatedMedia"
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
-    light, wait = page.execute_script(COLOURS), WebDriverWait(page, 60)
+    light, wait = page.execute_script(COLOURS), WebDriverWait(page, PATIENCE_S, POLL_S)
     try:
         page.execute_cdp_cmd(media, {"features": dark})
         wait.until(lambda page: [_brightness(colour) < 90 for colour in page.execute_script(COLOURS)] == [True, False])
