@@ -2,10 +2,15 @@
 // mouse, and ticks.
 
 import { html, useEffect, useLayoutEffect, useRef } from "./lib/preact.js";
+import { useMedia } from "./parts.js";
+import { themes } from "./plots.js";
 
 // Most selected trials that have a colour of their own.
 export const OWN_LOOK = 12;
-const FONT = "12px system-ui, sans-serif";
+export const FONT = "12px system-ui, sans-serif";
+
+// The colours of drawings, also after the screen becomes dark or light.
+export const useTheme = () => themes[useMedia("(prefers-color-scheme: dark)") ? "dark" : "light"];
 
 function drawOn(canvas, paint) {
   const { clientWidth: wide, clientHeight: high } = canvas, dots = devicePixelRatio || 1;

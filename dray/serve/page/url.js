@@ -51,6 +51,10 @@ export function useParam(name, fallback = "") {
   return [found, (value, how) => setParams({ [name]: value === fallback ? null : value }, how)];
 }
 
+// Values of one parameter, with commas.
+export const joined = values => values.map(encodeURIComponent).join(",");
+export const listed = text => text.split(",").filter(Boolean).map(decoded);
+
 export const go = hash => { location.hash = hash; };
 
 // ------------------------------------------------------------------ addresses
