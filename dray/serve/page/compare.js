@@ -9,7 +9,7 @@ import { Lines, finite, smoothed, xOf } from "./plot.js";
 import { MOST_COMPARED, Swatch, colourOf, dashOf, pick } from "./selection.js";
 import { LIVE } from "./states.js";
 import { address, go, useRoute } from "./url.js";
-import { count, duration, metricName, number, plural, shown } from "./values.js";
+import { capital, count, duration, metricName, number, plural, shown } from "./values.js";
 
 const EVERY_MS = 5000, POINTS = 400, MOST_PLOTS = 6;
 const ALONG = ["batches", "epochs", "time"];
@@ -174,7 +174,7 @@ export function Compare() {
       : !found ? html`<${Skeleton} rows=${10} />` : trials.length > 0 && html`
     <section><h2>Metrics</h2><ul class="legend">${trials.map(each => html`<li key=${label(each)}><${Name} it=${each} label=${label} drop=${drop} /></li>`)}</ul>
       <${Plots} trials=${trials} label=${label} /></section>
-    <section><h2>Values</h2><ul class="differences">${trials.filter(each => each.text && !found[0].error).map(each => html`<li key=${label(each)}>${each.text[0].toUpperCase()}${each.text.slice(1)}.</li>`)}</ul>
+    <section><h2>Values</h2><ul class="differences">${trials.filter(each => each.text && !found[0].error).map(each => html`<li key=${label(each)}>${capital(each.text)}.</li>`)}</ul>
       <${Values} trials=${trials} label=${label} drop=${drop} /></section>
     ${differing.length > 0 && html`<section><h2>Config and code</h2>${differing.map(each => html`<${Difference} key=${label(each)} one=${first} other=${each} label=${label} />`)}</section>`}`}`;
 }

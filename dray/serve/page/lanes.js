@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./lib/preact.js";
 import { COLOURS } from "./selection.js";
-import { word } from "./parts.js";
+import { useResize, word } from "./parts.js";
 import { address, go } from "./url.js";
 import { duration, plural, runs, timeOfDay } from "./values.js";
 
@@ -36,19 +36,10 @@ function described(bar, now, both) {
   return `${titled(bar)}${bar.trials > 1 ? ` from ${bar.trial}` : ""}, on ${where}: ${timeOfDay(bar.began)} to ${bar.ended === null ? "now" : timeOfDay(bar.ended)} (${duration((bar.ended ?? now) - bar.began)}), ${end}`;
 }
 
-function useWidth() {
-  const place = useRef(null), [width, set] = useState(0);
-  useEffect(() => {
-    const watch = new ResizeObserver(() => set(Math.max(MIN_WIDTH, Math.floor(place.current.clientWidth))));
-    watch.observe(place.current);
-    return () => watch.disconnect();
-  }, []);
-  return [place, width];
-}
-
 // `view`: the lanes of `GET /queue`.
 export function Lanes({ view }) {
-  const [place, width] = useWidth(), [at, setAt] = useState(null), [near, setNear] = useState(null);
+  const place = useRef(null), [width, setWidth] = useState(0), [at, setAt] = useState(null), [near, setNear] = useState(null);
+  useResize(place, () => setWidth(Math.max(MIN_WIDTH, Math.floor(place.current.clientWidth))));
   const both = new Set(view.lanes.map(each => each.kind)).size > 1;
   const used = new Set(view.bars.flatMap(bar => bar.lanes.map(lane => `${bar.kind}-${lane}`)));
   const isUsed = each => used.has(`${each.kind}-${each.lane}`) || each.state !== "idle";

@@ -110,6 +110,14 @@ export function useSeen() {
   return [place, seen];
 }
 
+export function useResize(place, act, on = []) {
+  useEffect(() => {
+    const watch = new ResizeObserver(act);
+    watch.observe(place.current);
+    return () => watch.disconnect();
+  }, on);
+}
+
 export function useMedia(query) {
   const media = matchMedia(query), [is, set] = useState(media.matches);
   useEffect(() => {

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./lib/preact.js";
 import { useKeys } from "./keys.js";
-import { useNarrow } from "./parts.js";
+import { useNarrow, useResize } from "./parts.js";
 import { useParam } from "./url.js";
 
 const AHEAD = 8;  // rows drawn beyond those that are seen
@@ -39,11 +39,8 @@ export function Table({ label, columns: given, count, row, range, rowKey, href, 
     if (count) told.current = top;
     look();
   }, [count > 0, height, top, order]);
-  useEffect(() => {
-    const watch = new ResizeObserver(look);
-    watch.observe(box.current);
-    return () => { watch.disconnect(); clearTimeout(box.timer); };
-  }, [height]);
+  useResize(box, look, [height]);
+  useEffect(() => () => clearTimeout(box.timer), [height]);
   useEffect(() => { range?.(first, last); }, [first, last, range]);
   // It ends where the screen ends.
   useLayoutEffect(() => box.current.style.setProperty("--top", `${Math.round(box.current.getBoundingClientRect().top + scrollY)}px`));

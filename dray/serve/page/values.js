@@ -15,6 +15,7 @@ export function shown(value) {
 
 const WHOLE = new Intl.NumberFormat("en");
 export const count = value => WHOLE.format(value);
+export const capital = text => text[0].toUpperCase() + text.slice(1);
 export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 const two = value => String(value).padStart(2, "0");
 
