@@ -6,7 +6,7 @@ const listeners = new Set();
 // Draws the views anew.
 export const tell = () => { for (const each of [...listeners]) each(); };
 
-export function decoded(part) {
+function decoded(part) {
   try {
     return decodeURIComponent(part);
   } catch {
