@@ -6,52 +6,37 @@ report, the server's page, notifications, and the study for Optuna's tools.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import gc
 import math
-import re
 import threading
 import time
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from dray.records.best_so_far import BestSoFar
-from dray.records.growing import GrowingJournal, GrowingMetrics
-from dray.records.hparams import in_order
+from dray.records.growing import GrowingJournal, GrowingMetrics, numpy_of
+from dray.records.heading import Heading
 from dray.records.last_values import LastValues
 from dray.records.metrics import SYSTEM
-from dray.records.overview import ExperimentState, Overview, compared_by, drawn_by
-from dray.records.repeats import Finalist, best_run, compared, summary
+from dray.records.overview import ExperimentState, Overview, drawn_by
+from dray.records.ranking import RankedTrials, no_collections
 from dray.records.spending import Spending, totals_of
 from dray.records.time_left import TimeLeft, of_budget, rounded
 from dray.records.trial_record import EndedBy, TrialRecord
 from dray.storage import Location
-from dray.text import counted, one_line, some
+from dray.text import one_line
 from dray.training.metrics.checks import is_loss
-from dray.training.units import amount
-from searchers.errors import FieldError, JournalError
+from searchers.errors import JournalError
 from searchers.events import Repeat
-from searchers.intervals import Interval
 from searchers.journal import Journal
-from searchers.pareto import ordered
 from searchers.records import hparams_from_json
-from searchers.views import FAILED_STATES, NEVER_BEST
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dray.config.schema import ExperimentConfig
     from dray.records.directory import ExperimentDirectory
 
-_SHOWN = 8
 
-
-class ExperimentReader:
+class ExperimentReader(RankedTrials):
     """An experiment, read by `refresh`. Other threads take ``lock`` to read its attributes.
 
     Args:
@@ -94,20 +79,11 @@ class ExperimentReader:
         self.is_running: bool | None = False
         self.lock = threading.RLock()
         self.version = 0
-        text = _sections(directory.config_file.read_text())
-        try:
-            raw = _parsed(text)
-            if not isinstance(raw, Mapping):
-                raise TypeError("it has no fields")
-            self._title, self._searcher = str(raw["name"]), raw["searcher"]
-            self._labels = tuple(map(str, raw.get("labels") or ()))
-            self._raw_budget, self._prices = totals_of(raw.get("budget")), raw.get("prices") or {}
-            self._repeat: Mapping[str, Any] | None = raw.get("repeat")
-            self.objectives = compared_by(self._searcher)
-        except (yaml.YAMLError, KeyError, TypeError, AttributeError, FieldError, RecursionError) as error:
-            raise ValueError(f"its experiment.yaml can't be read: {one_line(error)}") from None
+        self._heading = Heading.of(directory.config_file.read_text())
+        super().__init__(self._heading.repeat)
+        self.objectives = self._heading.objectives
         self._names = frozenset(self.objectives.names)
-        self.is_pareto = bool(self._searcher.get("metrics"))
+        self.is_pareto = bool(self._heading.searcher.get("metrics"))
         self.metric, self.sign = self.objectives.first.name, 1 if self.objectives.first.smaller_is_better else -1
         self.derived: dict[str, Any] = {}
         self._metrics = GrowingMetrics(directory.metrics)
@@ -117,7 +93,7 @@ class ExperimentReader:
     def _begin(self, journal: GrowingJournal | None = None) -> None:
         self._journal = journal or GrowingJournal(self.directory.journal)
         self.records = 0
-        self.trials: dict[int, TrialRecord] = {}
+        self._begin_trials()
         self.failures: list[Mapping[str, Any]] = []
         self.alerts: list[dict[str, Any]] = []
         self.is_end_told = False
@@ -125,24 +101,16 @@ class ExperimentReader:
         self.last = LastValues()
         self.has_epochs = True
         self._measured: dict[int, TrialRecord] = {}  # includes trials that are not in the journal yet
-        self._extended: list[Mapping[str, Any]] = []
-        self._config: ExperimentConfig | None = None
-        self._rungs: tuple[float, ...] | None = None
         self._done = self._why = self._ended = ""
-        self._budget, self._spending = self._raw_budget, Spending(self._prices)
+        self._budget, self._spending = self._heading.budget, Spending(self._heading.prices)
         self._time_left, self._best_so_far = TimeLeft(), BestSoFar()
         self._failure: tuple[int, str] = (0, "")
-        self._max_trials: int | None = self._searcher.get("max_trials")
+        self._max_trials: int | None = self._heading.searcher.get("max_trials")
         self._requested = 0
         self._ran_s, self._opened, self._time = 0.0, 0.0, 0.0
         self._began: float | None = None
         self._last: float | None = None
-        self._started: list[TrialRecord] = []  # not compared yet
         self._versions: Mapping[str, str] = {}
-        self._texts: dict[str, str] = {}
-        self._varying: set[str] = set()
-        self._repeats: dict[int, dict[int, TrialRecord]] = {}  # by trial and seed, those of the present length
-        self._ranked: tuple[int, list[TrialRecord], dict[int, int], list[Finalist]] = (-1, [], {}, [])
         self._metrics.close()
         self.version += 1
 
@@ -152,7 +120,7 @@ class ExperimentReader:
         with self.lock:
             if time.monotonic() - self._read_at < max_age_s:
                 return
-            with _no_collections():
+            with no_collections():
                 try:
                     self._refresh()
                 except JournalError:
@@ -282,10 +250,6 @@ class ExperimentReader:
                     if decision == "resume":
                         self._note_repeat(self.trials[action["trial"]])
 
-    def _note_repeat(self, trial: TrialRecord) -> None:
-        if trial.repeat is not None:
-            self._repeats.setdefault(trial.repeat.trial, {})[trial.repeat.seed] = trial
-
     def _record(self, trial: int) -> TrialRecord:
         if trial not in self._measured:
             self._measured[trial] = TrialRecord(trial, self.objectives)
@@ -300,11 +264,11 @@ class ExperimentReader:
         self._best_so_far.reset()
         for trial in self._measured.values():
             trial.forget_metrics()
-        columns = [_numpy(parts[name]) for name in ("trial_id", "batches", "epochs", "value", "time")]
+        columns = [numpy_of(parts[name]) for name in ("trial_id", "batches", "epochs", "value", "time")]
         trials, batches, epochs, values, _ = columns
         kinds, names = (parts[name].combine_chunks() for name in ("kind", "name"))
         every = [(kind, name) for kind in kinds.dictionary.to_pylist() for name in names.dictionary.to_pylist()]
-        series = _numpy(kinds.indices) * len(names.dictionary) + _numpy(names.indices)
+        series = numpy_of(kinds.indices) * len(names.dictionary) + numpy_of(names.indices)
         self.metrics = {every[code] for code in set(series.tolist())} - {each for each in every if each[0] == SYSTEM}
 
         def among(wanted: Callable[[str, str], bool]) -> Any:
@@ -353,24 +317,6 @@ class ExperimentReader:
         """The name of its directory."""
         return Location.of(self._where).name
 
-    @property
-    def config(self) -> ExperimentConfig:
-        """The config, with the budget that the search was last extended to."""
-        from dray.config.search import as_extended
-
-        if self._config is None:
-            self._config = as_extended(self.directory.config(), self._extended)
-        return self._config
-
-    @property
-    def rungs(self) -> tuple[float, ...]:
-        """The rungs of the search, in the searcher's unit; () for a custom search method."""
-        from dray.config.search import rungs_of
-
-        if self._rungs is None:
-            self._rungs = rungs_of(self.config)
-        return self._rungs
-
     def overview(self) -> Overview:
         best, failed, budget = self.best(), self.num_failed, self._budget_now()
         live = [trial for trial in self.trials.values() if not trial.has_ended]
@@ -385,7 +331,7 @@ class ExperimentReader:
             name=self.name,
             path=self._where,
             number=self.number,
-            title=self._title,
+            title=self._heading.title,
             state=state,
             why="" if self.is_running else self._why,
             trials=len(self.trials),
@@ -394,9 +340,9 @@ class ExperimentReader:
             max_trials=self._max_trials,
             requested=self._requested,
             num_repeats=0 if done else self._num_repeats,
-            method=str(self._searcher.get("name") or ""),
-            sampler=drawn_by(self._searcher),
-            labels=self._labels,
+            method=str(self._heading.searcher.get("name") or ""),
+            sampler=drawn_by(self._heading.searcher),
+            labels=self._heading.labels,
             metric=self.metric,
             smaller_is_better=self.sign == 1,
             curve=tuple(self._best_so_far.curve(self.trials.values(), self.sign, self._last)),
@@ -445,205 +391,6 @@ class ExperimentReader:
             self._spending.read(self.directory.metrics)
         spent = self._spending.usage.spent
         return {name: {"spent": spent[name], "total": total} for name, total in self._budget.items()} or None
-
-    # ------------------------------------------------------------------ its trials
-    @property
-    def states(self) -> Counter[str]:
-        """The number of trials in each state."""
-        return Counter(trial.state for trial in self.trials.values())
-
-    @property
-    def num_failed(self) -> int:
-        states = self.states
-        return sum(states[state] for state in FAILED_STATES)
-
-    def ranked(self) -> list[TrialRecord]:
-        """The trials that have validated, best first. Trials that were compared by repeats precede the others; the
-        repeats follow, and then failed trials. Trials with invalid hyperparameters are left out. With several metrics,
-        the order is by violation of the constraints, front, and first objective."""
-        with self.lock:
-            if self._ranked[0] != self.version:
-                there = [each for each in self.trials.values() if each.losses and each.state != "INVALID_HP"]
-                fronts: dict[int, int] = {}
-                if self.is_pareto:
-                    order = ordered({each.id: each.losses for each in there if each.state not in NEVER_BEST})
-                    fronts = {trial: front for trial in order if (front := order.front_of(trial)) is not None}
-
-                finalists = compared(self._repeats, self.sign)
-                order_of = {each.trial: place for place, each in enumerate(finalists) if each.is_compared}
-
-                def place(each: TrialRecord) -> tuple[bool, float, float, bool, float, float, int]:
-                    assert each.rank is not None
-                    return (
-                        each.state in FAILED_STATES,
-                        each.rank[0],
-                        fronts.get(each.id, math.inf),
-                        each.repeat is not None,
-                        order_of.get(each.id, math.inf),
-                        each.rank[1],
-                        each.id,
-                    )
-
-                with _no_collections():
-                    self._ranked = self.version, sorted(there, key=place), fronts, finalists
-            return self._ranked[1]
-
-    def finalists(self) -> list[Finalist]:
-        """The trials that were trained again with other seeds, best first; those not compared yet follow."""
-        self.ranked()
-        return self._ranked[3]
-
-    def best_run(self, trial: int) -> TrialRecord:
-        """The run of a trial whose checkpoint is the best: the trial, or one of its repeats."""
-        return best_run(self.trials[trial], self.finalists(), self.trials)
-
-    def repeats_summary(self) -> str:
-        """Whether the best finalist can be distinguished from the others, in words; "" if nothing is repeated."""
-        if self._repeat is not None and not self.finalists():
-            return "no trial yet, since repeats begin when all trials have ended"
-        return summary(self.finalists())
-
-    def mean_of_repeats(self, trial: int) -> Interval | None:
-        """The mean of a trial's repeats; None if they have not been compared."""
-        return next((each.mean for each in self.finalists() if each.trial == trial and each.is_compared), None)
-
-    def fronts(self) -> dict[int, int]:
-        """With several metrics, the front of each trial that keeps every limit and did not fail; 1 is the Pareto
-        front."""
-        self.ranked()
-        return self._ranked[2]
-
-    def front(self) -> list[int]:
-        """The Pareto front, the best in the first objective first; [] with one metric."""
-        fronts = self.fronts()
-        return [trial.id for trial in self.ranked() if fronts.get(trial.id) == 1] if fronts else []
-
-    def eligible(self) -> list[TrialRecord]:
-        """The trials that can be the best, best first: they did not fail, and keep every limit."""
-        return [trial for trial in self.ranked() if trial.is_eligible]
-
-    def best(self) -> TrialRecord | None:
-        """The best eligible trial; with several metrics, the best in the first objective."""
-        return next((trial for trial in self.ranked()[:1] if trial.is_eligible), None)
-
-    def best_of_longest(self) -> TrialRecord | None:
-        """The best of the eligible trials that trained the longest, by rungs: of two that reached the last rung, the
-        one that passed it by a second more, before it validated, did not train longer."""
-        eligible = self.eligible()
-        lengths = [bisect_right(self.rungs, trial.last_step) if self.rungs else trial.last_step for trial in eligible]
-        return eligible[lengths.index(max(lengths))] if lengths else None
-
-    @property
-    def varying(self) -> list[str]:
-        """Dotted names of the hyperparameters that differ between trials, or that only some trials have, in the
-        config's order."""
-        with self.lock:
-            for trial in self._started:
-                drawn = {name: str(value) for name, value in trial.hparams.items()}
-                if self._texts:
-                    self._varying |= {name for name, text in drawn.items() if self._texts.get(name) != text}
-                    self._varying |= self._texts.keys() - drawn.keys()
-                self._texts = {**drawn, **self._texts}
-            self._started.clear()
-            return in_order(sorted(self._varying), self.config.hyperparameters)
-
-    @property
-    def hparam_names(self) -> list[str]:
-        """Dotted names of all sampled hyperparameters, in the config's order."""
-        names = dict.fromkeys(name for trial in self.trials.values() for name in trial.hparams)
-        return in_order(names, self.config.hyperparameters)
-
-    # ------------------------------------------------------------------ in words
-    def state_summary(self) -> str:
-        """ "2 completed, 1 with invalid hyperparameters": the number of trials in each state."""
-        words = {"INVALID_HP": "with invalid hyperparameters", "OUT_OF_MEMORY": "out of memory"}
-        return ", ".join(f"{count:,} {words.get(state, state.lower())}" for state, count in self.states.most_common())
-
-    def next_summary(self) -> str:
-        """ "2 trials would begin; trials 4, 7 would continue to 16 epochs": what an experiment that has ended would do
-        next."""
-        ends: dict[float, list[int]] = {}
-        for trial in self.trials.values():
-            if trial.state == "RUNNING":
-                end = next((rung for rung in self.rungs if rung > trial.last_step), -1)
-                ends.setdefault(end, []).append(trial.id)
-        pending = self.states["PENDING"]
-        parts = [f"{counted(pending, 'trial')} would begin"] if pending else []
-        for end, trials in sorted(ends.items()):
-            to = f" to {amount(f'{end:g}', self.config.searcher.unit)}" if end > 0 else ""
-            parts.append(f"trial{'s' * (len(trials) > 1)} {some(trials, _SHOWN)} would continue{to}")
-        return "; ".join(parts)
-
-    def failure_summary(self) -> str:
-        """ "2 of 3 trials failed"; "" if none did."""
-        failed = self.num_failed
-        return f"{failed} of {counted(len(self.trials), 'trial')} failed" if failed else ""
-
-    def divergence_summary(self) -> str:
-        """ "2 trials diverged: NaN since batch 40 (trial 3), 100 (trial 7)"; "" if none did."""
-        since = self.nan_since()
-        each = [f"{batches} (trial {trial})" for trial, batches in since.items()]
-        return f"{counted(len(since), 'trial')} diverged: NaN since batch {some(each, _SHOWN)}" if since else ""
-
-    def nan_since(self) -> dict[int, int]:
-        """For each diverged trial, the batch since which a loss is NaN or infinite."""
-        return {trial.id: trial.nan_since for trial in self.trials.values() if trial.nan_since is not None}
-
-    def no_best_reason(self) -> str:
-        """The reason why no trial is the best although some have validated; "" if there is a best one, or none has
-        validated."""
-        if not (there := self.ranked()) or self.best() is not None:
-            return ""
-        closest = f"trial {there[0].id} ({self.metric} {there[0].best_metric:.4g})"
-        if there[0].state not in FAILED_STATES:
-            return f"no best trial, because none that validated keeps every constraint; the closest is {closest}"
-        return f"no best trial, because every trial that validated failed; the best of these is {closest}"
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Pause Python's garbage collector while many objects are made, none of which is garbage. It would take two fifths
-    of the time in which 10,000 trials are read, and now and then 0.1 s when they are sorted."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _numpy(column: pa.ChunkedArray | pa.Array) -> Any:
-    """A column of numbers; null is NaN. Arrow's own methods import pandas, which takes half a second."""
-    import numpy as np
-    import pyarrow as pa
-
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    present, values = array.buffers()
-    kind = np.dtype(str(array.type).replace("double", "float64"))
-    found = np.frombuffer(values or b"", kind, len(array), array.offset * kind.itemsize)
-    if not array.null_count:
-        return found
-    bits = np.unpackbits(np.frombuffer(present, np.uint8), bitorder="little", count=array.offset + len(array))
-    return np.where(bits[array.offset :], found, math.nan)
-
-
-def _sections(config: str) -> str:
-    """The sections of a config that a list needs. Parsing all of it would take most of a list's time, and `load_config`
-    imports libraries that the config names, such as Optuna."""
-    sections = re.split(r"^(?=\S)", config, flags=re.M)
-    if "&" in config or not all(re.match(r"\w+:[ \n]", section) for section in sections[1:]):
-        return config  # written by hand
-    names = ("name:", "searcher:", "budget:", "prices:", "repeat:", "labels:")
-    return "".join(each for each in sections if each.startswith(names))
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(sections: str) -> Any:
-    """Cached, because many experiments of a list have the same sections."""
-    # The fast parser crashes at a nesting of some 50,000 levels; the other one raises an error.
-    is_flat = sum(map(sections.count, "[{-?:")) < 1000
-    return yaml.load(sections, getattr(yaml, "CSafeLoader", yaml.SafeLoader) if is_flat else yaml.SafeLoader)
 
 
 def nan_since_text(since: int | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from dray.records.trial_record import TrialRecord
 from dray.report.data import rung_name, rungs_reached, some_ranks, thinned
 from dray.report.figures import BEST_COLOUR, rung_colour
 from dray.report.scale import scaled
-from dray.serve.answers import BadInput
+from dray.serve.answers import BadInput, encoded
 from dray.text import counted
 
 MAX_CURVES = 200
@@ -90,7 +89,11 @@ def curves(reader: ExperimentReader, wanted: Wanted) -> bytes:
         chosen = _chosen(ranked, wanted)
         reached = {trial.id: rungs_reached(rungs, trial.last_step) for trial in chosen}
         started = {trial.id: trial.started for trial in chosen}
-        rows = {trial.id: _of_record(trial) for trial in chosen if wanted.metric is None}
+        rows = {
+            each.id: _Rows([*each.at], [*each.epochs], [*each.times], [*each.values])
+            for each in chosen
+            if wanted.metric is None
+        }
         head: dict[str, Any] = {
             "version": reader.version,
             "metric": reader.metric,
@@ -134,7 +137,7 @@ def curves(reader: ExperimentReader, wanted: Wanted) -> bytes:
         "scales": axis["scales"],
         "scale": axis["scale"],
     }
-    return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
+    return encoded(answer)
 
 
 def _chosen(ranked: Sequence[TrialRecord], wanted: Wanted) -> list[TrialRecord]:
@@ -161,10 +164,6 @@ class _Rows:
     epochs: list[float | None]
     times: list[float]
     values: list[float]
-
-
-def _of_record(trial: TrialRecord) -> _Rows:
-    return _Rows([*trial.at], [*trial.epochs], [*trial.times], [*trial.values])
 
 
 def _read(reader: ExperimentReader, metric: tuple[str, str], trials: Collection[int] | None) -> dict[int, _Rows]:

@@ -6,8 +6,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +34,14 @@ moved them twice, and then all would be read again."""
 MOST_MADE = 40  # most figures and curves of an experiment that are kept
 PATIENCE_S = 0.3  # how long the list waits for experiments that are read for the first time; a thread reads the rest
 TICK_S = 2.0  # how far apart two changes of a directory may be that have the same time, in some file systems
+
+
+@contextmanager
+def locked(one: ExperimentReader, other: ExperimentReader) -> Iterator[None]:
+    """Both locks, in the same order for every request."""
+    first, second = sorted((one, other), key=lambda each: each.name)
+    with first.lock, second.lock:
+        yield
 
 
 @dataclass(slots=True)
@@ -215,6 +223,15 @@ class Experiments:
             raise
         except ValueError as error:
             raise ExperimentError(f"{name} can't be read: {one_line(error)}") from error
+
+    def with_trial(self, name: str, trial: int) -> ExperimentReader:
+        """As `open`; also `NoExperiment` if it has no such trial."""
+        reader = self.open(name)
+        if trial not in reader.trials:
+            reader.refresh()  # it may have just been added
+        if trial not in reader.trials:
+            raise NoExperiment(f"{reader.name} has no trial {trial}; it has {len(reader.trials)}, numbered from 0")
+        return reader
 
     def _follow(self) -> None:
         """Read new records of viewed experiments, until none is viewed."""

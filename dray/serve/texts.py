@@ -17,7 +17,7 @@ from dray.records.log_lines import Lines
 from dray.records.reader import ExperimentReader
 from dray.serve import logs
 from dray.serve.answers import BadInput, encoded, number, plain
-from dray.serve.experiments import Experiments
+from dray.serve.experiments import Experiments, locked
 
 MAX_DIFF = 256 << 10
 """Most characters of a difference of code that are sent."""
@@ -93,28 +93,28 @@ class Texts:
         """``code``: the variant's name; ``diff``: what it changes in the experiment's code; ``more``: the number of
         characters that were left out at the end."""
         reader, name = self._all.open(request.match_info["name"]), request.match_info["variant"]
-        diff = reader.directory.diff_of(name)
-        return encoded({"code": name, "diff": diff[:MAX_DIFF], "more": max(len(diff) - MAX_DIFF, 0)})
+        return encoded({"code": name, **_cut(reader.directory.diff_of(name))})
 
     def difference(self, request: web.Request) -> bytes:
         """Two experiments, or trials of them, see `difference_as_json`; ``diff``: the difference of the code, as text;
         ``more``: the number of its characters that were left out."""
         other = request.query.get("with") or request.match_info["name"]
         one, two = self._side(request, request.match_info["name"], "a"), self._side(request, other, "b")
-        first, second = sorted((one.reader, two.reader), key=lambda each: each.name)  # nobody waits for the other
-        with first.lock, second.lock:
+        with locked(one.reader, two.reader):
             found = plain(difference_as_json(one, two))
         diff = "\n".join(found.pop("code"))
-        return encoded({**found, "diff": diff[:MAX_DIFF], "more": max(len(diff) - MAX_DIFF, 0)})
+        return encoded({**found, **_cut(diff)})
 
     def _side(self, request: web.Request, name: str, side: str) -> Side:
-        reader = self._all.open(name)
         if f"{side}_trial" not in request.query:
-            return Side.of(reader)
+            return Side.of(self._all.open(name))
         trial = number(request, f"{side}_trial")
-        if trial not in reader.trials:
-            raise NoExperiment(f"{reader.name} has no trial {trial}")
+        reader = self._all.with_trial(name, trial)
         return Side(reader, reader.trials[trial])
+
+
+def _cut(diff: str) -> dict[str, Any]:
+    return {"diff": diff[:MAX_DIFF], "more": max(len(diff) - MAX_DIFF, 0)}
 
 
 def _asked(request: web.Request, ranks: Mapping[int | None, Lines]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import re
@@ -12,7 +11,7 @@ from typing import Any
 
 from dray.records.reader import ExperimentReader
 from dray.records.trial_record import TrialRecord
-from dray.serve.answers import BadInput, plain
+from dray.serve.answers import BadInput, encoded, plain
 from dray.text import shown
 
 HPARAMS, METRICS = "hparams.", "metrics."
@@ -35,7 +34,7 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 
 def row(trial: TrialRecord) -> bytes:
     if "row" not in trial.derived:
-        trial.derived["row"] = json.dumps(plain(trial.to_json()), allow_nan=False, separators=(",", ":")).encode()
+        trial.derived["row"] = encoded(plain(trial.to_json()))
     found: bytes = trial.derived["row"]
     return found
 

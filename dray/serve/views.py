@@ -28,7 +28,7 @@ from dray.serve.answers import BadInput, number, numbers, plain
 from dray.serve.answers import encoded as _encoded
 from dray.serve.control import API, Control, NotSubmitted, Submitted
 from dray.serve.curves import Wanted
-from dray.serve.experiments import VIEW_S, Experiments
+from dray.serve.experiments import VIEW_S, Experiments, locked
 from dray.serve.texts import Texts
 from dray.storage import StorageError
 
@@ -128,10 +128,7 @@ class Views:
     def experiment(self, request: web.Request) -> bytes:
         """An entry of ``experiments``, with further fields for the experiment's page; read anew with ``now=1``."""
         name = request.match_info["name"]
-        try:
-            submitted = self._control.experiment(name)
-        except NotSubmitted:
-            submitted = None
+        submitted = self._submitted(name)
         try:
             overview = self._all.overview(name, max_age_s=0.0 if request.query.get("now") == "1" else VIEW_S)
         except NoExperiment:
@@ -172,7 +169,7 @@ class Views:
                 else plain({"trial": best.id, "metric": best.best_metric, "hparams": best.hparams}),
                 "varying": reader.varying,
                 "trials": len(reader.trials),
-                "submitted": self._is_submitted(request.match_info["name"]),
+                "submitted": self._submitted(request.match_info["name"]) is not None,
                 "failures": [failure_fields(each) for each in reader.failures if each["trial"] == number],
             }
         try:
@@ -184,12 +181,11 @@ class Views:
             found |= {"checkpoints": [], "checkpoints_error": str(error)}
         return _encoded(found)
 
-    def _is_submitted(self, name: str) -> bool:
+    def _submitted(self, name: str) -> Submitted | None:
         try:
-            self._control.experiment(name)
+            return self._control.experiment(name)
         except NotSubmitted:
-            return False
-        return True
+            return None
 
     def metrics(self, request: web.Request) -> bytes:
         """See `series.metrics`; with ``points``, at most so many of each metric."""
@@ -204,9 +200,7 @@ class Views:
         `dray.records.repeats.Comparison`."""
         name = request.match_info["name"]
         one, other = self._all.open(name), self._all.open(request.query.get("with", name))
-        # Both locks, in the same order for every request.
-        first, second = sorted((one, other), key=lambda each: each.name)
-        with first.lock, second.lock:
+        with locked(one, other):
             try:
                 found = compare(one, number(request, "a"), other, number(request, "b"))
             except ExperimentError as error:
@@ -257,14 +251,8 @@ class Views:
         return web.json_response(await asyncio.get_running_loop().run_in_executor(self._threads, start))
 
     def _trial(self, request: web.Request) -> tuple[ExperimentReader, int]:
-        reader, trial = self._all.open(request.match_info["name"]), int(request.match_info["trial"])
-        if trial not in reader.trials:
-            reader.refresh()  # it may have just been added
-        if trial not in reader.trials:
-            raise NoExperiment(
-                f"{reader.directory.path.name} has no trial {trial}; it has {len(reader.trials)}, numbered from 0"
-            )
-        return reader, trial
+        trial = int(request.match_info["trial"])
+        return self._all.with_trial(request.match_info["name"], trial), trial
 
 
 class _Row(NamedTuple):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 import dray
 from dray.serve.app import listening
 from dray.serve.tokens import Tokens
-from tests.browser.page import MANY, Site
+from tests.browser.page import MANY, PATIENCE_S, POLL_S, Site
 from tests.records.test_result import config, told
 from tests.report.simulated import simulated
 from tests.serve.conftest import PORT, TOKEN
@@ -25,9 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs chromium and chromedriver"))
 
 
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """WebGL is drawn by its CPU."""
+@contextmanager
+def opened(*arguments: str) -> Iterator[Any]:
+    """Chromium with further arguments."""
     from selenium import webdriver
     from selenium.webdriver.support.wait import WebDriverWait
 
@@ -35,23 +37,37 @@ def chromium() -> Iterator[Any]:
         def get(self, url: str) -> None:
             """Go there and wait for the page; chromedriver alone returns too early now and then on a busy machine."""
             super().get(url)
-            WebDriverWait(self, 60).until(lambda _: self.execute_script("return document.readyState") == "complete")
+            WebDriverWait(self, PATIENCE_S, POLL_S).until(
+                lambda _: self.execute_script("return document.readyState") == "complete"
+            )
 
     options = webdriver.ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",  # as root, in a container
-        "--disable-dev-shm-usage",
-        "--use-angle=swiftshader",
-        "--enable-unsafe-swiftshader",
-    ):
+    root = "--no-sandbox"  # in a container
+    for argument in ("--headless=new", root, "--disable-dev-shm-usage", *arguments):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = Chromium(options=options, service=webdriver.ChromeService(str(shutil.which("chromedriver"))))
     driver.set_script_timeout(60)
-    yield driver
-    driver.quit()
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Without WebGL, which the server's page does not use: emulated, it would take half of the time."""
+    with opened("--disable-gpu") as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def webgl() -> Iterator[Any]:
+    """Chromium with WebGL, for the report; its CPU draws it."""
+    with opened("--use-angle=swiftshader", "--enable-unsafe-swiftshader") as driver:
+        driver.set_window_size(1200, 900)
+        yield driver
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +85,10 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
     return dray.Result(simulated(tmp_path_factory.mktemp("browser") / "simulated", 64).path)
 
 
-@pytest.fixture(scope="module")
-def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    results = tmp_path_factory.mktemp("results")
+@pytest.fixture(scope="session")
+def experiments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experiments of which each module has a copy; only MANY trials take a second to simulate."""
+    results = tmp_path_factory.mktemp("experiments")
     digits = simulated(results / "digits-1", 64)
     (digits.path / "code").mkdir()
     (digits.path / "code" / "model_def.py").write_text("class DigitsTrial: ...\n")
@@ -81,6 +98,13 @@ def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
         "2026-11-23T10:00:00.000Z <script>window.hacked = 1</script><img src=x onerror=hacked=1>\n"
     )
     simulated(results / "many", MANY, workers=32)
+    return results
+
+
+@pytest.fixture(scope="module")
+def site(browser: Any, experiments: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    results = tmp_path_factory.mktemp("results")
+    shutil.copytree(experiments, results, dirs_exist_ok=True)
     story = told(results, config())  # its journal stays open: it runs
     control = FakeControl(results)
     control.put("digits-1", "COMPLETED", tags=("baseline",), notes="<b>first</b>")
@@ -94,3 +118,14 @@ def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
         browser.get(f"{url}/login?token={TOKEN}")
         yield Site(browser, url, results, control, story)
         browser.get("about:blank")
+
+
+@pytest.fixture
+def quick(site: Site) -> Iterator[None]:
+    """The page's clock goes fifty times as fast: it asks every tenth of a second."""
+    source = "const real = setTimeout; window.setTimeout = (call, ms) => real(call, ms / 50);"
+    script = site.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+    site.browser.get("about:blank")  # what is opened next is a new document
+    yield
+    site.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+    site.browser.get("about:blank")

@@ -13,7 +13,7 @@ from tests.records.test_result import Story
 from tests.serve.fake import FakeControl
 
 MANY = 1_000  # trials of the experiment "many"
-PATIENCE_S = 60
+PATIENCE_S, POLL_S = 60, 0.05
 
 
 @dataclass
@@ -27,8 +27,9 @@ class Site:
     story: Story
 
     def open(self, place: str) -> None:
-        """Go to a view, as a link does."""
+        """Go to a view, as a link does, and leave the one before."""
         self.browser.get(f"{self.url}/{place}")
+        self.browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
 
     def all(self, selector: str) -> list[Any]:
         return list(self.browser.find_elements("css selector", selector))
@@ -42,7 +43,7 @@ class Site:
         return list(self.browser.execute_script(script, selector))
 
     def until(self, holds: Callable[[], Any], what: str = "") -> Any:
-        return WebDriverWait(self.browser, PATIENCE_S).until(lambda _: holds(), what)
+        return WebDriverWait(self.browser, PATIENCE_S, POLL_S).until(lambda _: holds(), what)
 
     def click(self, label: str, within: str = "body") -> None:
         """Press the button with this label."""

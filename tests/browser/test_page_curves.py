@@ -257,6 +257,7 @@ def test_the_choice_of_metrics_closes_by_escape_which_does_not_leave_the_page(si
     assert site.js("return document.activeElement.localName") == "summary"
 
 
+@pytest.mark.usefixtures("quick")
 def test_curves_are_followed_drawn_dark_and_cleaned_up(site: Site) -> None:
     site.open("#/e/experiment/curves?show=individual")
     site.until(lambda: 3 in trials_of(drawn(site)), "curves")

@@ -53,26 +53,16 @@ def test_help_lists_the_keys_of_the_view(site: Site) -> None:
     site.until(lambda: not site.all("dialog"))
 
 
-QUICK = "const real = setTimeout; window.setTimeout = (call, ms) => real(call, ms / 50);"
-"""The page's clock goes fifty times as fast: it asks every tenth of a second."""
-
-
+@pytest.mark.usefixtures("quick")
 def test_a_hidden_tab_asks_nothing(site: Site) -> None:
-    command = site.browser.execute_cdp_cmd
-    script = command("Page.addScriptToEvaluateOnNewDocument", {"source": QUICK})
-    try:
-        site.open("#/")
-        site.browser.refresh()
-        site.one("tbody tr.row")
-        asked = "return performance.getEntriesByType('resource').filter(it => it.name.includes('/api/')).length"
-        hide = "Object.defineProperty(document, 'hidden', {{ value: {}, configurable: true }});"
-        site.until(lambda: site.js(asked) > 5, "questions while it is seen")
-        site.js(hide.format("true") + "document.dispatchEvent(new Event('visibilitychange'))")
-        before = site.js(asked)
-        site.browser.execute_async_script("setTimeout(arguments[0], 50 * 500)")
-        assert site.js(asked) <= before + 2, "two were on their way"
-        site.js(hide.format("false") + "document.dispatchEvent(new Event('visibilitychange'))")
-        site.until(lambda: site.js(asked) > before + 2)
-    finally:
-        command("Page.removeScriptToEvaluateOnNewDocument", script)
-        site.browser.refresh()
+    site.open("#/")
+    site.one("tbody tr.row")
+    asked = "return performance.getEntriesByType('resource').filter(it => it.name.includes('/api/')).length"
+    hide = "Object.defineProperty(document, 'hidden', {{ value: {}, configurable: true }});"
+    site.until(lambda: site.js(asked) > 5, "questions while it is seen")
+    site.js(hide.format("true") + "document.dispatchEvent(new Event('visibilitychange'))")
+    before = site.js(asked)
+    site.browser.execute_async_script("setTimeout(arguments[0], 50 * 500)")
+    assert site.js(asked) <= before + 2, "two were on their way"
+    site.js(hide.format("false") + "document.dispatchEvent(new Event('visibilitychange'))")
+    site.until(lambda: site.js(asked) > before + 2)

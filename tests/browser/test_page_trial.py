@@ -301,11 +301,11 @@ def test_failures_and_the_code_of_a_variant_are_text(site: Site) -> None:
     error = "Traceback\n<img src=x onerror=hacked=1>\nOSError: \u202edisk\x1b[8m full"
     site.story.write({"event": "restarted", "trial": trial, "error": error})
     site.open(f"#/e/experiment/t/{trial}")
-    site.until(lambda: site.texts(".diff") == ["\n".join([*shown, ""])])
-    assert site.texts(".diff .added") == [f"{shown[1]}\n", f"{shown[4]}\n", f"{shown[5]}\n"]
+    site.until(lambda: site.texts(".said") == shown)
+    assert site.texts(".added .said") == [shown[1], shown[4], shown[5]]
     site.until(lambda: site.texts("details pre") == [error.replace("\u202e", "\\u202e").replace("\x1b", "\\u001b")])
     assert site.js(
-        "return window.hacked === undefined && document.querySelectorAll('.diff :not(span), details img').length === 0"
+        "return window.hacked === undefined && document.querySelectorAll('.said *, details img').length === 0"
     )
 
 

@@ -168,6 +168,7 @@ def test_trials_are_selected_one_by_one_in_ranges_and_all_that_are_found(site: S
     site.until(lambda: not site.all("#picked"), "all were selected, now none")
 
 
+@pytest.mark.usefixtures("quick")
 def test_rows_follow_a_running_experiment_and_keep_focus_and_selection(site: Site) -> None:
     opened(site, "#/e/experiment/trials?sel=3&sort=best_metric")
     site.js(f"document.querySelector('{TABLE} tr[data-key=\"3\"] a').focus()")

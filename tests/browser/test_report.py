@@ -10,6 +10,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 import dray
 from dray.report import write_report
+from tests.browser.page import PATIENCE_S, POLL_S
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -27,10 +28,10 @@ return traces.map(trace => [...trace.querySelectorAll(".points path")].map(point
 
 
 @pytest.fixture(scope="module")
-def page(browser: Any, result: dray.Result) -> Any:
+def page(webgl: Any, result: dray.Result) -> Any:
     """The report on a screen, drawn to its end."""
-    browser.get(write_report(result.path).as_uri())
-    return browser
+    webgl.get(write_report(result.path).as_uri())
+    return webgl
 
 
 def points(page: Any, name: str) -> list[tuple[float, float]]:
@@ -94,21 +95,6 @@ def test_a_scale_is_chosen_and_the_points_stay(page: Any, result: dray.Result) -
         assert [value for _, value in points(page, "history")] == pytest.approx(before, rel=0.01)
 
 
-def test_page_fits_a_phone(page: Any) -> None:
-    phone = {"width": NARROW, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
-    try:
-        page.refresh()
-        assert page.execute_script("return document.documentElement.scrollWidth") == NARROW
-        wide = page.execute_script(
-            "return [...document.querySelectorAll('.plot svg, .phases td')].map(it => it.getBoundingClientRect().right)"
-        )
-        assert max(wide) <= NARROW
-    finally:
-        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        page.refresh()
-
-
 COLOURS = """
 const plot = document.getElementById("curves");
 return [getComputedStyle(document.body).backgroundColor, getComputedStyle(plot.querySelector(".xtick text")).fill];
@@ -118,7 +104,7 @@ return [getComputedStyle(document.body).backgroundColor, getComputedStyle(plot.q
 def test_page_is_dark_where_that_is_preferred_and_light_on_paper(page: Any) -> None:
     media = "Emulation.setEmulatedMedia"
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
-    light, wait = page.execute_script(COLOURS), WebDriverWait(page, 60)
+    light, wait = page.execute_script(COLOURS), WebDriverWait(page, PATIENCE_S, POLL_S)
     try:
         page.execute_cdp_cmd(media, {"features": dark})
         wait.until(lambda page: [_brightness(colour) < 90 for colour in page.execute_script(COLOURS)] == [True, False])
@@ -136,3 +122,18 @@ def test_page_is_dark_where_that_is_preferred_and_light_on_paper(page: Any) -> N
 def _brightness(colour: str) -> float:
     numbers = [float(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3]]
     return sum(numbers) / 3
+
+
+def test_page_fits_a_phone(page: Any) -> None:
+    """The last one, as it leaves the page narrow."""
+    phone = {"width": NARROW, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        page.refresh()
+        assert page.execute_script("return document.documentElement.scrollWidth") == NARROW
+        wide = page.execute_script(
+            "return [...document.querySelectorAll('.plot svg, .phases td')].map(it => it.getBoundingClientRect().right)"
+        )
+        assert max(wide) <= NARROW
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

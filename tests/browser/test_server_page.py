@@ -18,8 +18,7 @@ def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> 
     try:
         site.open("#/e/again")
         rows = "table[aria-label='Trained again with other seeds'] tbody tr"
-        site.until(lambda: site.all(rows), "the finalists")
-        assert [text[0] for text in site.texts(rows)] == ["3", "2", "1"]
+        site.until(lambda: [text[0] for text in site.texts(rows)] == ["3", "2", "1"], "the finalists")
         assert "0.350 (0.275 .. 0.425)" in site.texts(rows)[2]
         assert "Trial 3 is the best of 3 over 3 seeds, but not distinguishable from trial 2." in site.texts("section p")
         widths = "return [...document.querySelectorAll('.interval i')].map(it => it.getBoundingClientRect().width)"

@@ -8,7 +8,7 @@ import { Parallel } from "./parallel.js";
 import { Empty, Select, Skeleton, Trouble, useSeen } from "./parts.js";
 import { colourOf, dashOf, ranges, useSelection } from "./selection.js";
 import { address, returning, setParams, useParam } from "./url.js";
-import { plural } from "./values.js";
+import { plural, timeOfDay } from "./values.js";
 
 const INPUTS = ["wheel", "touchmove", "keydown", "pointerdown"];
 const EVERY_MS = 10_000, MOST_INCLUDED = 100;
@@ -53,7 +53,7 @@ function Section({ kind, title, name, about, picked, view: View, least, nothing 
   };
   const hidden = figures && OF_TRIALS.includes(kind) ? [...picked.chosen].filter(trial => !trials.has(trial)).length : 0;
   return html`<section id=${kind} ref=${place} class="analysed">
-    <div class="top"><h2>${title}</h2><span class="quiet">${data && `as of ${new Date(data.at * 1000).toTimeString().slice(0, 8)}`} <button class="plain" onclick=${anew}>Refresh</button></span></div>
+    <div class="top"><h2>${title}</h2><span class="quiet">${data && `as of ${timeOfDay(data.at)}`} <button class="plain" onclick=${anew}>Refresh</button></span></div>
     ${(trouble || error) && html`<${Trouble}>${trouble || error.message}<//>`}
     ${figures ? html`<${View} figures=${figures} name=${name} picked=${picked} />` : html`<div style=${{ minHeight: data ? 0 : least }}>${data ? html`<${Empty}>${nothing}<//>` : html`<${Skeleton} rows=${Math.floor(least / 40)} />`}</div>`}
     ${(note || hidden > 0) && html`<p class="quiet">${note} ${hidden > 0 && `${plural(hidden, "selected trial")} ${hidden === 1 ? "is" : "are"} not shown.`}</p>`}

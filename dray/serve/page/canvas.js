@@ -1,11 +1,16 @@
 // What the page's own drawings have in common: a canvas as large as its place, a second one above it for what follows the
 // mouse, and ticks.
 
-import { html, useEffect, useLayoutEffect, useRef } from "./lib/preact.js";
+import { html, useLayoutEffect, useRef } from "./lib/preact.js";
+import { useMedia, useResize } from "./parts.js";
+import { themes } from "./plots.js";
 
 // Most selected trials that have a colour of their own.
 export const OWN_LOOK = 12;
-const FONT = "12px system-ui, sans-serif";
+export const FONT = "12px system-ui, sans-serif";
+
+// The colours of drawings, also after the screen becomes dark or light.
+export const useTheme = () => themes[useMedia("(prefers-color-scheme: dark)") ? "dark" : "light"];
 
 function drawOn(canvas, paint) {
   const { clientWidth: wide, clientHeight: high } = canvas, dots = devicePixelRatio || 1;
@@ -28,14 +33,10 @@ export function Canvas({ label, height, least = 0, paint, over, on, onpointer, c
   };
   useLayoutEffect(() => drawOn(base.current, paint), on);
   useLayoutEffect(() => drawOn(top.current, over));
-  useEffect(() => {
-    const watch = new ResizeObserver(() => {
-      const { width, clientWidth } = base.current;
-      if (width !== Math.trunc(clientWidth * (devicePixelRatio || 1))) now.current();
-    });
-    watch.observe(base.current);
-    return () => watch.disconnect();
-  }, []);
+  useResize(base, () => {
+    const { width, clientWidth } = base.current;
+    if (width !== Math.trunc(clientWidth * (devicePixelRatio || 1))) now.current();
+  });
   const tell = what => event => {
     const box = base.current.getBoundingClientRect();
     if (what === "down" && event.pointerType !== "touch") base.current.setPointerCapture(event.pointerId);

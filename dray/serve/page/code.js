@@ -3,7 +3,7 @@
 import { html, useMemo } from "./lib/preact.js";
 import { experiment, useData } from "./data.js";
 import { Diff, TextLines } from "./lines.js";
-import { Empty, Skeleton, Trouble } from "./parts.js";
+import { Empty, Waiting } from "./parts.js";
 import { address, setParams, useParam } from "./url.js";
 import { bytes, clean } from "./values.js";
 
@@ -15,7 +15,7 @@ export function Code({ name, about }) {
   const path = experiment(name), [file] = useParam("file"), [variant] = useParam("variant"), [show] = useParam("show");
   const of = variant ? `?variant=${encodeURIComponent(variant)}` : "";
   const { data, error } = useData(`${path}/code${of}`, { keep: true, every: about.state === "RUNNING" ? EVERY_MS : 0 });
-  if (!data) return error ? html`<${Trouble}>${error.message}</${Trouble}>` : html`<${Skeleton} />`;
+  if (!data) return html`<${Waiting} error=${error} />`;
   const at = changes => address(name, null, "code", { ...variant && { variant }, ...changes });
   const link = (text, href, on, more) => html`<li key=${text}><a href=${href} aria-current=${on ? "page" : null}>${text}</a>${more}</li>`;
   const changed = show === CHANGES && variant;
@@ -35,7 +35,7 @@ export function Code({ name, about }) {
 function Text({ path, label, of }) {
   const { data, error } = useData(path), [line] = useParam("line");
   const found = data && of(data), lines = useMemo(() => found?.text?.replace(/\n$/, "").split("\n").map(clean) ?? [], [data]);
-  if (!data) return error ? html`<${Trouble}>${error.message}</${Trouble}>` : html`<${Skeleton} />`;
+  if (!data) return html`<${Waiting} error=${error} />`;
   if (found.text === null) return html`<${Empty}>${clean(label)} is binary: ${bytes(found.size)}.</${Empty}>`;
   if (!found.text) return html`<${Empty}>${clean(label)} is empty.</${Empty}>`;
   return html`<${TextLines} label=${clean(label)} total=${lines.length} target=${Number(line || 0) - 1} onpick=${setParams}
@@ -46,6 +46,6 @@ function Text({ path, label, of }) {
 // What a variant of the code changes.
 export function Changes({ path }) {
   const { data, error } = useData(path);
-  if (!data) return error ? html`<${Trouble}>${error.message}</${Trouble}>` : html`<${Skeleton} />`;
+  if (!data) return html`<${Waiting} error=${error} />`;
   return html`<${Diff} text=${data.diff} more=${data.more} />`;
 }

@@ -5,13 +5,14 @@ import { Smoothing, axisOf } from "./curves.js";
 import { Poll, Refused, experiment, get, useData } from "./data.js";
 import { Diff } from "./lines.js";
 import { Check, Crumbs, Empty, Select, Skeleton, State } from "./parts.js";
-import { Lines, smoothed } from "./plot.js";
+import { Lines, finite, smoothed, xOf } from "./plot.js";
 import { MOST_COMPARED, Swatch, colourOf, dashOf, pick } from "./selection.js";
+import { LIVE } from "./states.js";
 import { address, go, useRoute } from "./url.js";
-import { count, duration, metricName, number, plural, shown } from "./values.js";
+import { capital, count, duration, metricName, number, plural, shown } from "./values.js";
 
 const EVERY_MS = 5000, POINTS = 400, MOST_PLOTS = 6;
-const ALIVE = ["PENDING", "RUNNING", "PAUSED"];
+const ALONG = ["batches", "epochs", "time"];
 
 // ------------------------------------------------------------------ data
 // Of each trial its fields (`about`), its metrics, and what differs from the first (`text`); or an `error`.
@@ -21,7 +22,7 @@ function useTrials(asked) {
     let known = [];
     const poll = new Poll(async signal => {
       const ask = async ([name, trial], at) => {
-        if (known[at]?.about && !ALIVE.includes(known[at].about.state)) return known[at];
+        if (known[at]?.about && !LIVE.includes(known[at].about.state)) return known[at];
         const path = `${experiment(name)}/trials/${trial}`, [first, a] = asked[0];
         const against = `${experiment(first)}/comparison?${new URLSearchParams({ a, b: trial, ...name === first ? {} : { with: name } })}`;
         try {
@@ -42,8 +43,6 @@ function useTrials(asked) {
   return found.key === key ? found.trials : null;
 }
 
-const alongOf = { batches: it => it.batches, epochs: it => it.epochs, time: (it, about) => it.times.map(time => time - about.started) };
-
 // The metrics of all trials, the searcher's first: [name, series for each trial that has it], over batches, epochs or time.
 function metricsOf(trials, along, label) {
   const found = new Map(), first = metricName("validation", trials[0]?.metric ?? "");
@@ -52,7 +51,7 @@ function metricsOf(trials, along, label) {
       const name = metricName(series.kind, series.name);
       if (!found.has(name)) found.set(name, []);
       found.get(name).push({
-        x: alongOf[along](series, each.about), y: series.values.map(value => typeof value === "number" ? value : null), label: label(each),
+        x: xOf(series, along, each.about.started), y: finite(series.values), label: label(each),
         log: series.log, colour: colourOf(each.name, each.trial), dash: dashOf(each.name, each.trial), width: 2, trial: each.trial,
       });
     }
@@ -62,7 +61,7 @@ function metricsOf(trials, along, label) {
 
 // ------------------------------------------------------------------ parts
 function Plots({ trials, label }) {
-  const { params } = useRoute(), along = Object.hasOwn(alongOf, params.get("x")) ? params.get("x") : "batches", [all, setAll] = useState(false);
+  const { params } = useRoute(), along = ALONG.find(each => each === params.get("x")) ?? "batches", [all, setAll] = useState(false);
   const weight = Math.min(Math.max(Number(params.get("smooth")) || 0, 0), 0.999);
   const [plots, unit] = useMemo(() => {
     const every = metricsOf(trials, along, label), most = Math.max(...every.flatMap(([, lines]) => lines.flatMap(({ x }) => x.at(-1) ?? 0)), 0);
@@ -71,7 +70,7 @@ function Plots({ trials, label }) {
   }, [trials, along, weight]);
   if (!plots.length) return html`<${Empty}>No metrics yet.</${Empty}>`;
   return html`<div class="controls">
-      <${Select} name="x" label="along" options=${Object.keys(alongOf).map(each => [each, each])} />
+      <${Select} name="x" label="along" options=${ALONG.map(each => [each, each])} />
       <${Select} name="scale" label="scale" options=${[["", "automatic"], ["log", "logarithmic"], ["all", "linear"]]} /><${Smoothing} /></div>
     <div class="grid plots">${plots.slice(0, all ? Infinity : MOST_PLOTS).map(([name, lines]) => html`
       <${Lines} key=${name} series=${lines} x=${unit} y=${name} log=${params.get("scale") === "log" || params.get("scale") !== "all" && lines.every(each => each.log)} height=${240} sync="compare" label=${`${name} of ${plural(trials.length, "trial")}`} />`)}</div>
@@ -175,7 +174,7 @@ export function Compare() {
       : !found ? html`<${Skeleton} rows=${10} />` : trials.length > 0 && html`
     <section><h2>Metrics</h2><ul class="legend">${trials.map(each => html`<li key=${label(each)}><${Name} it=${each} label=${label} drop=${drop} /></li>`)}</ul>
       <${Plots} trials=${trials} label=${label} /></section>
-    <section><h2>Values</h2><ul class="differences">${trials.filter(each => each.text && !found[0].error).map(each => html`<li key=${label(each)}>${each.text[0].toUpperCase()}${each.text.slice(1)}.</li>`)}</ul>
+    <section><h2>Values</h2><ul class="differences">${trials.filter(each => each.text && !found[0].error).map(each => html`<li key=${label(each)}>${capital(each.text)}.</li>`)}</ul>
       <${Values} trials=${trials} label=${label} drop=${drop} /></section>
     ${differing.length > 0 && html`<section><h2>Config and code</h2>${differing.map(each => html`<${Difference} key=${label(each)} one=${first} other=${each} label=${label} />`)}</section>`}`}`;
 }

@@ -1,48 +1,21 @@
 // Learning curves: bands of all trials by rung, single trials on demand, and the selection in its colours.
 
-import { html, useEffect, useMemo, useRef, useState } from "./lib/preact.js";
+import { html, useEffect, useMemo, useState } from "./lib/preact.js";
 import { experiment, useData } from "./data.js";
-import { Empty, Select, Skeleton, Trouble, useSeen } from "./parts.js";
+import { Several } from "./menu.js";
+import { Empty, Select, Waiting, useSeen } from "./parts.js";
 import { Legend, Lines, smoothed, timeUnit } from "./plot.js";
 import { colourOf, dashOf, ranges, useSelection } from "./selection.js";
-import { address, decoded, useParam } from "./url.js";
+import { address, listed, useParam } from "./url.js";
 import { count, metricName, number, plural } from "./values.js";
 
-const EVERY_MS = 3000, HEAD_MS = 20_000, MOST_CHOSEN = 200, FILTER_FROM = 12;
+const EVERY_MS = 3000, HEAD_MS = 20_000, MOST_CHOSEN = 200;
 const WEIGHTS = ["0", "0.3", "0.6", "0.8", "0.9", "0.95", "0.99"];
-
-// Several choices of a parameter that has them with commas; none: the first option. `options`: [value, label].
-export function Several({ name, label, options }) {
-  const [text, set] = useParam(name), [filter, setFilter] = useState(""), box = useRef(null);
-  const chosen = severalOf(text), at = chosen.length ? chosen : [options[0][0]];
-  const toggle = value => {
-    const next = at.includes(value) ? at.filter(each => each !== value) : options.map(([each]) => each).filter(each => each === value || at.includes(each));
-    const is = next.length ? next : [options[0][0]];
-    set(is.length === 1 && is[0] === options[0][0] ? "" : is.map(encodeURIComponent).join(","));
-  };
-  const first = options.find(([value]) => value === at[0])?.[1] ?? at[0];
-  useEffect(() => {
-    const outside = event => { if (!box.current.contains(event.target)) box.current.open = false; };
-    document.addEventListener("pointerdown", outside);
-    return () => document.removeEventListener("pointerdown", outside);
-  }, []);
-  const key = event => {
-    if (event.key !== "Escape" || !box.current.open) return;
-    event.stopPropagation();
-    box.current.open = false;
-    box.current.firstElementChild.focus();
-  };
-  return html`<details class="several" ref=${box} onkeydown=${key}><summary>${label} <b>${first}${at.length > 1 && ` and ${at.length - 1} more`}</b></summary>
-    <div role="group" aria-label=${label}>${options.length > FILTER_FROM && html`<input type="text" value=${filter} placeholder="Filter" aria-label="Filter" oninput=${event => setFilter(event.target.value)} />`}
-      ${options.filter(([, title]) => title.toLowerCase().includes(filter.toLowerCase())).map(([value, title]) => html`<label key=${value}>
-        <input type="checkbox" checked=${at.includes(value)} onchange=${() => toggle(value)} /> ${title}</label>`)}</div></details>`;
-}
-export const severalOf = text => text.split(",").filter(Boolean).map(decoded);
 
 export const Smoothing = () => html`<${Select} name="smooth" label="smoothing" options=${WEIGHTS.map(weight => [weight, weight === "0" ? "none" : weight])} />`;
 
 // The scale of the y-axis that the parameter asks for, of those that the server offers: [name, logarithmic, range].
-export function scaleOf({ scales, scale }, wanted) {
+function scaleOf({ scales, scale }, wanted) {
   const names = Object.keys(scales), asked = { log: names.find(name => scales[name].type === "log"), all: names.find(name => name === "linear" || name.endsWith("all values")),
     most: names.find(name => scales[name].range && scales[name].type !== "log") }[wanted];
   const name = asked ?? scale, { type, range = null } = scales[name], log = type === "log";
@@ -60,8 +33,8 @@ export function axisOf(along, most) {
 
 export function Curves({ name }) {
   const [asked] = useParam("metric"), [along] = useParam("x"), [show, setShow] = useParam("show", "bands"), [entries, setEntries] = useState([]);
-  const metrics = severalOf(asked), first = useData(pathOf(name, { along, show }), { every: HEAD_MS, keep: true });
-  if (!first.data) return first.error ? html`<${Trouble}>${first.error.message}<//>` : html`<${Skeleton} />`;
+  const metrics = listed(asked), first = useData(pathOf(name, { along, show }), { every: HEAD_MS, keep: true });
+  if (!first.data) return html`<${Waiting} error=${first.error} />`;
   const { data } = first, options = [[`validation ${data.metric}`, data.metric], ...data.metrics.map(each => [each, metricName(...each.split(/ (.*)/s))])];
   if (!data.of) return html`<${Empty}>No trial has validated yet.<//>`;
   const shown = metrics.length ? metrics : [options[0][0]];
@@ -95,7 +68,7 @@ function MetricCurves({ name, metric, along, show, one, legend }) {
   const drawn = useMemo(() => data && seriesOf(name, data, ids ? mine.data : null, chosen, Number(weight) || 0), [data, mine.data, ids, weight]);
   const [scale, log, range] = data ? scaleOf(data, wanted) : [], limits = useMemo(() => wanted !== "most" && ids ? null : range, [String(range), wanted, ids]);
   useEffect(() => { if (legend && drawn) legend(drawn.entries); }, [drawn]);
-  if (!data) return html`<section class="curves" ref=${place}>${error ? html`<${Trouble}>${error.message}<//>` : html`<${Skeleton} />`}</section>`;
+  if (!data) return html`<section class="curves" ref=${place}><${Waiting} error=${error} /></section>`;
   const { series, bands, title } = drawn, best = data.curves.find(each => each.trial === data.best);
   const all = data.how === "all", counted = data.shown === data.of ? `All ${plural(data.of, "trial")} that have validated`
     : all ? `${count(data.shown)} of ${count(data.of)} trials have reported it` : `${count(data.shown)} of ${count(data.of)} trials: ${data.how}`;

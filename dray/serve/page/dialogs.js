@@ -4,9 +4,6 @@ import { html, render, useLayoutEffect, useRef, useState } from "./lib/preact.js
 import { Refused } from "./data.js";
 import { described } from "./keys.js";
 
-export { askShare } from "./share.js";
-export * from "./verbs.js";
-
 export function say(text) {
   const place = document.getElementById("said");
   place.textContent = text;

@@ -2,30 +2,30 @@
 
 import { html, useEffect, useState } from "./lib/preact.js";
 import { experiment, send, useData } from "./data.js";
-import { VERBS, allowed, ask, askExtend, askFork, askNotes, askShare, askVerb, refusal, say } from "./dialogs.js";
+import { ask, say } from "./dialogs.js";
 import { useKeys } from "./keys.js";
 import { NotFound } from "./notfound.js";
 import { Overview } from "./overview.js";
-import { Crumbs, Empty, Skeleton, State, Tabs, Trouble } from "./parts.js";
+import { Crumbs, Empty, State, Tabs, Waiting, lazy } from "./parts.js";
+import { askShare } from "./share.js";
 import { address, go } from "./url.js";
+import { ENDED, VERBS, allowed, askExtend, askFork, askNotes, askVerb, refusal } from "./verbs.js";
 
 const FIRST_MS = 2500, QUIET = 4;
-const ENDED = ["COMPLETED", "PARTLY_FAILED", "STOPPED", "PAUSED", "ERROR"];
 const TABS = {
-  "": ["Overview"],
-  trials: ["Trials", () => import("./trials.js").then(it => it.Trials)],
-  curves: ["Curves", () => import("./curves.js").then(it => it.Curves)],
-  analysis: ["Analysis", () => import("./analysis.js").then(it => it.Analysis)],
-  failures: ["Failures", () => import("./failures.js").then(it => it.Failures)],
-  logs: ["Logs", () => import("./logs.js").then(it => it.Log)],
-  code: ["Config and code", () => import("./code.js").then(it => it.Code)],
+  "": ["Overview", Overview],
+  trials: ["Trials", lazy(() => import("./trials.js").then(it => it.Trials))],
+  curves: ["Curves", lazy(() => import("./curves.js").then(it => it.Curves))],
+  analysis: ["Analysis", lazy(() => import("./analysis.js").then(it => it.Analysis))],
+  failures: ["Failures", lazy(() => import("./failures.js").then(it => it.Failures))],
+  logs: ["Logs", lazy(() => import("./logs.js").then(it => it.Log))],
+  code: ["Config and code", lazy(() => import("./code.js").then(it => it.Code))],
 };
-const loaded = new Map([["", Overview]]);
 
 export function Experiment({ name, tab }) {
   const [every, setEvery] = useState(FIRST_MS);
   const { data: about, error } = useData(experiment(name), { every }), { data: me } = useData("/token");
-  useEffect(() => { TABS[tab]?.[1]?.().catch(() => {}); }, [tab]);  // while the server reads the experiment
+  useEffect(() => { TABS[tab]?.[1]?.load?.(); }, [tab]);  // while the server reads the experiment
   const best = about?.best_trial ?? null;
   useKeys([...Object.entries(TABS).map(([key, [label]], at) => [String(at + 1), label, () => go(address(name, null, key))]),
     ["b", "the best trial", () => best !== null && go(address(name, best))]]);
@@ -34,24 +34,13 @@ export function Experiment({ name, tab }) {
   useEffect(() => setEvery(pace), [pace]);
   if (!Object.hasOwn(TABS, tab)) return html`<${NotFound} what=${`An experiment has no tab ${tab}.`} />`;
   if (error?.status === 404 && !about) return html`<${NotFound} what=${error.message} />`;
-  const crumbs = html`<${Crumbs} places=${[["Experiments", "#/"], [`${about?.number ? `#${about.number} ` : ""}${name}`]]} />`;
-  if (!about) return html`${crumbs}<h1>${name}</h1>${error?.status ? html`<${Trouble}>${error.message}</${Trouble}>` : html`<${Skeleton} />`}`;
+  const [, View] = TABS[tab], crumbs = html`<${Crumbs} places=${[["Experiments", "#/"], [`${about?.number ? `#${about.number} ` : ""}${name}`]]} />`;
+  if (!about) return html`${crumbs}<h1>${name}</h1><${Waiting} error=${error?.status && error} />`;
   return html`${crumbs}
     <div class="frame"><h1>${about.title}</h1><${State} state=${about.state} why=${about.why ?? about.reason} />${me && html`<${Actions} name=${name} about=${about} me=${me} />`}</div>
     <${Tabs} label="Views of the experiment" at=${tab} href=${key => address(name, null, key)}
       tabs=${Object.entries(TABS).map(([key, [label]]) => [key, label, key === "failures" ? about.failures : 0])} />
-    <${View} key=${tab} tab=${tab} name=${name} about=${about} me=${me} />`;
-}
-
-function View({ tab, ...properties }) {
-  const [, again] = useState(0), [trouble, setTrouble] = useState(""), Shown = loaded.get(tab);
-  useEffect(() => {
-    if (Shown) return;
-    TABS[tab][1]().then(found => { loaded.set(tab, found); again(it => it + 1); }, error => setTrouble(`This tab can't be loaded: ${error.message}`));
-  }, [tab]);
-  if (trouble) return html`<${Trouble}>${trouble}</${Trouble}>`;
-  if (!properties.about.states && !["", "code"].includes(tab)) return html`<${Empty}>It has not begun.</${Empty}>`;
-  return Shown ? html`<${Shown} ...${properties} />` : html`<${Skeleton} />`;
+    ${about.states || ["", "code"].includes(tab) ? html`<${View} key=${tab} name=${name} about=${about} me=${me} />` : html`<${Empty}>It has not begun.<//>`}`;
 }
 
 // What one may do with it: by its state, and by the scope of one's token.

@@ -2,7 +2,7 @@
 
 import { html } from "./lib/preact.js";
 import { experiment, useData } from "./data.js";
-import { Empty, Skeleton, Trouble } from "./parts.js";
+import { Empty, Waiting } from "./parts.js";
 import { address } from "./url.js";
 import { clean, clock, count, plural } from "./values.js";
 
@@ -26,7 +26,7 @@ const when = ({ first, last }) => !first ? "" : clock(first) === clock(last) ? c
 export function Failures({ name, about }) {
   const { data, error } = useFailures(name, about);
   if (!about.failures) return html`<${Empty}>No trial has failed.</${Empty}>`;
-  if (!data) return error ? html`<${Trouble}>${error.message}</${Trouble}>` : html`<${Skeleton} />`;
+  if (!data) return html`<${Waiting} error=${error} />`;
   const several = data.groups.length > 1 ? `, with ${count(data.groups.length)} causes` : "";
   return html`<p class="quiet">${plural(data.failures, "failure")}${several}. A trial that fails is restarted from its last checkpoint, up to max_restarts times.</p>
     ${data.groups.map((group, at) => html`<article key=${`${group.file} ${group.line} ${group.error}`} class="failure">

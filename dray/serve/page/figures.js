@@ -1,24 +1,11 @@
 // Figures of the report, drawn on canvases: points, lines, areas and bars of what plotly's figures can be, without its
 // 4.5 MB of script. Points of selected trials have their colours, others fade; a box selects.
 
-import { html, useEffect, useMemo, useRef, useState } from "./lib/preact.js";
-import { Canvas, Tip, fit, tickText, ticks } from "./canvas.js";
-import { themes } from "./plots.js";
+import { html, useMemo, useRef, useState } from "./lib/preact.js";
+import { Canvas, Tip, fit, tickText, ticks, useTheme } from "./canvas.js";
 import { number } from "./values.js";
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
 const FADED = 0.15, NEAR = 14, CLICK = 4, LINE = 12, RIGHT = 14, TOP = 10;
-
-// The colours of drawings; draws again when the screen becomes dark or light.
-export function useTheme() {
-  const [, again] = useState(0);
-  useEffect(() => {
-    const listen = () => again(it => it + 1);
-    dark.addEventListener("change", listen);
-    return () => dark.removeEventListener("change", listen);
-  }, []);
-  return themes[dark.matches ? "dark" : "light"];
-}
 
 // ------------------------------------------------------------------ axes
 function endsOf(values, tozero) {

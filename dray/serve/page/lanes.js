@@ -2,9 +2,9 @@
 
 import { html, useEffect, useRef, useState } from "./lib/preact.js";
 import { COLOURS } from "./selection.js";
-import { word } from "./parts.js";
+import { useResize, word } from "./parts.js";
 import { address, go } from "./url.js";
-import { duration, plural } from "./values.js";
+import { duration, plural, runs, timeOfDay } from "./values.js";
 
 const STEPS_S = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600];
 const AXIS = 22, GAP = 3, TICK = 84, MIN_WIDTH = 560, LETTER = 7.2;
@@ -18,26 +18,11 @@ export const colourOf = name => {
   return COLOURS[places.get(name) % COLOURS.length];
 };
 
-const two = value => String(value).padStart(2, "0");
-const time = (seconds, fine = true) => {
-  const at = new Date(seconds * 1000);
-  return `${two(at.getHours())}:${two(at.getMinutes())}${fine ? `:${two(at.getSeconds())}` : ""}`;
-};
-
 // Times of a scale that are round on the clock.
 function ticks(from, to, width) {
   const step = STEPS_S.find(each => (to - from) / each * TICK < width) ?? 43_200, shift = new Date().getTimezoneOffset() * 60, found = [];
   for (let at = Math.ceil((from - shift) / step) * step + shift; at < to; at += step) found.push(at);
-  return found.map(at => [at, time(at, step < 60)]);
-}
-
-// Consecutive numbers as [first, how many].
-function runs(numbers) {
-  const found = [];
-  for (const each of [...numbers].sort((one, other) => one - other))
-    if (found.length && found.at(-1)[0] + found.at(-1)[1] === each) found.at(-1)[1] += 1;
-    else found.push([each, 1]);
-  return found;
+  return found.map(at => [at, timeOfDay(at, step < 60)]);
 }
 
 const keyOf = bar => `${bar.kind}-${bar.lanes[0]}-${bar.part}-${bar.began}`;
@@ -48,22 +33,13 @@ const titled = bar => `${bar.experiment}, ${bar.trials > 1 ? `${bar.trials} shor
 function described(bar, now, both) {
   const where = `${slotOf(bar.kind, bar.lanes[0], both)}${bar.lanes.length > 1 ? ` and ${bar.lanes.length - 1} more` : ""}${bar.parts > 1 ? ` (1/${bar.parts} of it)` : ""}`;
   const end = bar.ended === null ? "trains now" : ENDS[bar.outcome] ?? word(bar.outcome);
-  return `${titled(bar)}${bar.trials > 1 ? ` from ${bar.trial}` : ""}, on ${where}: ${time(bar.began)} to ${bar.ended === null ? "now" : time(bar.ended)} (${duration((bar.ended ?? now) - bar.began)}), ${end}`;
-}
-
-function useWidth() {
-  const place = useRef(null), [width, set] = useState(0);
-  useEffect(() => {
-    const watch = new ResizeObserver(() => set(Math.max(MIN_WIDTH, Math.floor(place.current.clientWidth))));
-    watch.observe(place.current);
-    return () => watch.disconnect();
-  }, []);
-  return [place, width];
+  return `${titled(bar)}${bar.trials > 1 ? ` from ${bar.trial}` : ""}, on ${where}: ${timeOfDay(bar.began)} to ${bar.ended === null ? "now" : timeOfDay(bar.ended)} (${duration((bar.ended ?? now) - bar.began)}), ${end}`;
 }
 
 // `view`: the lanes of `GET /queue`.
 export function Lanes({ view }) {
-  const [place, width] = useWidth(), [at, setAt] = useState(null), [near, setNear] = useState(null);
+  const place = useRef(null), [width, setWidth] = useState(0), [at, setAt] = useState(null), [near, setNear] = useState(null);
+  useResize(place, () => setWidth(Math.max(MIN_WIDTH, Math.floor(place.current.clientWidth))));
   const both = new Set(view.lanes.map(each => each.kind)).size > 1;
   const used = new Set(view.bars.flatMap(bar => bar.lanes.map(lane => `${bar.kind}-${lane}`)));
   const isUsed = each => used.has(`${each.kind}-${each.lane}`) || each.state !== "idle";
@@ -89,8 +65,8 @@ export function Lanes({ view }) {
     if (next) event.currentTarget.querySelector(`[data-key="${keyOf(next)}"]`)?.focus();
   };
   // The rectangles of a bar: one for each run of neighbouring lanes.
-  const boxes = each => runs(each.lanes).map(([lane, many]) => {
-    const left = Math.max(0, x(Math.max(each.began, begin))), tall = (many * high - GAP) / each.parts;
+  const boxes = each => runs(each.lanes).map(([lane, last]) => {
+    const left = Math.max(0, x(Math.max(each.began, begin))), tall = ((last - lane + 1) * high - GAP) / each.parts;
     return { left, tall, top: AXIS + row.get(`${each.kind}-${lane}`) * high + each.part * tall, wide: Math.max(1.5, x(each.ended ?? view.now) - left) };
   });
   const bar = each => {
@@ -116,7 +92,7 @@ export function Lanes({ view }) {
     <div class="slot-names" style=${{ paddingTop: `${AXIS}px` }}>${shown.map((each, number) => html`<span key=${`${each.kind}-${each.lane}`} style=${{ height: `${high}px` }}>${(high > 12 || number % 4 === 0) && slotOf(each.kind, each.lane, both)}</span>`)}</div>
     <div class="box" ref=${place} tabindex="0" role="region" aria-label="Slots over time">${width > 0 && html`<svg width=${width} height=${height} role="group" aria-label="What each slot trained, over time" onkeydown=${move}>
       ${ticks(begin, view.now, width).map(([seconds, text]) => html`<g key=${seconds} class="tick"><path d="M${x(seconds)} ${AXIS - 5} V${height}" />${x(seconds) + text.length * LETTER < width - 6 && html`<text x=${x(seconds) + 4} y="13">${text}</text>`}</g>`)}
-      ${view.since > begin + 1 && html`<g class="server"><path d="M${x(view.since)} 0 V${height}" /><title>the server started at ${time(view.since)}</title></g>`}
+      ${view.since > begin + 1 && html`<g class="server"><path d="M${x(view.since)} 0 V${height}" /><title>the server started at ${timeOfDay(view.since)}</title></g>`}
       ${shown.map(idle)}${bars.map(bar)}<g aria-hidden="true">${bars.map(label)}</g></svg>`}</div></div>
     <p class="quiet detail" role="status">${current ? described(current, view.now, both) : `${bars.length ? "A bar is a trial: point at it, or use the arrow keys; Enter opens it. A red end: it failed; a dashed one: it left its slot, and continues later." : "No trial has run in this time."}${more > 0 ? ` ${plural(more, "more slot")} ${more === 1 ? "is" : "are"} idle.` : ""}`}</p>`;
 }

@@ -1,6 +1,7 @@
 // Numbered lines of a log or a file, of which only those that are seen are drawn; and differences of code.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./lib/preact.js";
+import { useResize } from "./parts.js";
 import { useParam } from "./url.js";
 import { clean, count } from "./values.js";
 
@@ -58,11 +59,7 @@ export function TextLines({ label, total, line, range, target = -1, follow = fal
     } else if (target < 0 && follow) it.scrollTop = it.scrollHeight;
     look();
   }, [total, target, follow]);
-  useEffect(() => {
-    const watch = new ResizeObserver(look);
-    watch.observe(box.current);
-    return () => watch.disconnect();
-  }, []);
+  useResize(box, look);
   useEffect(() => { if (last > first) range?.(base + first, base + last); }, [base, first, last, total, range]);
 
   const drawn = [];

@@ -1,13 +1,14 @@
 // All experiments: searched, filtered, sorted, and changed several at a time.
 
 import { html, useEffect, useMemo, useRef, useState } from "./lib/preact.js";
-import { Columns } from "./columns.js";
 import { useData } from "./data.js";
 import { useKeys } from "./keys.js";
-import { Chips, Copy, Empty, Search, Skeleton, State, chosenChips, useMedia } from "./parts.js";
+import { Columns } from "./menu.js";
+import { Chips, Copy, Empty, Search, Skeleton, State, useMedia } from "./parts.js";
+import { compareAddress } from "./selection.js";
 import { meaning, word } from "./states.js";
 import { Table } from "./table.js";
-import { address, go, setParams, useParam } from "./url.js";
+import { address, go, joined, listed, setParams, useParam } from "./url.js";
 import { ago, clock, count, duration, number, plural } from "./values.js";
 import { VERBS, askTags, askVerbs } from "./verbs.js";
 
@@ -85,7 +86,7 @@ const words = it => [it.number, it.name, it.title, word(it.state), it.state, it.
 function useFound(all, search) {
   const chosen = FILTERS.map(({ name }) => useParam(name)[0]);
   return useMemo(() => {
-    const searched = search.toLowerCase().split(/\s+/).filter(Boolean), sets = chosen.map(chosenChips);
+    const searched = search.toLowerCase().split(/\s+/).filter(Boolean), sets = chosen.map(text => new Set(listed(text)));
     const wanted = all.filter(it => searched.every(each => textOf(it).includes(each)));
     const fits = FILTERS.map(({ of }, at) => wanted.map(it => sets[at].size === 0 || of(it).some(value => sets[at].has(value))));
     const chips = FILTERS.map(({ of, label = it => it, title = () => "" }, at) => {
@@ -103,7 +104,7 @@ function useFound(all, search) {
 // What can be done with the selected experiments.
 function Selected({ rows, me, clear }) {
   const best = rows.filter(it => it.best_trial !== null && !it.is_local);
-  const compare = () => best.length > 0 && go(`#/compare?${new URLSearchParams(best.map(it => ["t", `${it.best_trial}:${it.name}`]))}`);
+  const compare = () => best.length > 0 && go(compareAddress(best.map(it => [it.name, it.best_trial])));
   useKeys([["c", "compare the best trials of the selected experiments", () => rows.length > 0 && compare()]]);
   if (!rows.length) return null;
   return html`<div class="bulk" role="group" aria-label="Selected experiments"><b>${count(rows.length)} selected</b>
@@ -127,10 +128,10 @@ export function List() {
   if (!data) return html`<h1>Experiments</h1><${Skeleton} rows=${10} />`;
 
   const room = huge ? 1470 : large ? 1300 : medium ? 1000 : 0;
-  const usual = COLUMNS.slice(1).filter(each => (each.from ?? 0) <= room && (!each.any || all.some(each.any))).map(each => each.key), shown = text ? text.split(",") : usual;
+  const usual = COLUMNS.slice(1).filter(each => (each.from ?? 0) <= room && (!each.any || all.some(each.any))).map(each => each.key), shown = text ? listed(text) : usual;
   const columns = COLUMNS.filter(each => each.main || shown.includes(each.key)).map(each => ({ ...each, sort: Boolean(each.value) }));
-  const selected = chosenChips(picked), names = new Set(all.map(it => it.name));
-  const select = values => setPicked([...values].filter(name => names.has(name)).map(encodeURIComponent).join(","));
+  const selected = new Set(listed(picked)), names = new Set(all.map(it => it.name));
+  const select = values => setPicked(joined([...values].filter(name => names.has(name))));
   const toggle = (it, at, shift) => {
     const on = !selected.has(it.name), from = shift && last.current !== null ? last.current : at;
     for (const each of rows.slice(Math.min(from, at), Math.max(from, at) + 1)) selected[on ? "add" : "delete"](each.name);

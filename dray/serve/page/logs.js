@@ -4,7 +4,7 @@ import { html, useCallback, useEffect, useRef, useState } from "./lib/preact.js"
 import { Poll, experiment, get, logAddress, useData } from "./data.js";
 import { useKeys } from "./keys.js";
 import { TextLines, printed } from "./lines.js";
-import { Copy, Empty, Search, Select, Skeleton, useNarrow } from "./parts.js";
+import { Copy, Empty, Search, Select, Waiting, useNarrow } from "./parts.js";
 import { setParams, useParam } from "./url.js";
 import { bytes, count, plural } from "./values.js";
 
@@ -18,7 +18,7 @@ export function Log({ name, trial = null }) {
   const tail = `${path}?line=0&limit=${CHUNK}${rank && `&rank=${rank}`}`;
   const { data, error } = useData(tail, { every: running ? EVERY_MS : ENDED_MS });
   useEffect(() => { if (data) setRunning(data.running); }, [data]);
-  if (!data) return error ? html`<p class="trouble">${error.message}</p>` : html`<${Skeleton} />`;
+  if (!data) return html`<${Waiting} error=${error} />`;
   const ranks = data.ranks ?? [], all = ranks.length > 1 && !rank && !line;
   const of = trial === null ? "The experiment" : `Trial ${trial}`;
   if (!data.total && !all)

@@ -4,7 +4,7 @@ import { html } from "./lib/preact.js";
 import { Place, Trials, useFailures } from "./failures.js";
 import { Copy, Tiles, word } from "./parts.js";
 import { address } from "./url.js";
-import { clean, clock, count, duration, number, plural, shown } from "./values.js";
+import { capital, clean, clock, count, duration, number, plural, shown } from "./values.js";
 
 const counted = states => Object.entries(states ?? {}).map(([state, times]) => `${count(times)} ${word(state, null, true)}`).join(", ");
 
@@ -27,7 +27,7 @@ function Sentence({ name, standing }) {
   const parts = standing?.parts ?? [], best = /trial (\d+)/;
   const linked = ({ about, text }) => about === "failed" ? html`<a class="bad" href=${address(name, null, "failures")}>${text}</a>`
     : about === "best" && best.test(text) ? html`${text.split(best)[0]}<a href=${address(name, best.exec(text)[1])}>trial ${best.exec(text)[1]}</a>${text.slice(best.exec(text).index + best.exec(text)[0].length)}` : text;
-  return html`<p class="standing" role="status">${parts.map((part, at) => html`${at > 0 && "; "}${linked(at ? part : { ...part, text: part.text[0].toUpperCase() + part.text.slice(1) })}`)}.</p>`;
+  return html`<p class="standing" role="status">${parts.map((part, at) => html`${at > 0 && "; "}${linked(at ? part : { ...part, text: capital(part.text) })}`)}.</p>`;
 }
 
 function tilesOf(name, it) {
@@ -70,7 +70,7 @@ function Search({ about }) {
   if (!search && !table) return null;
   const heads = [about.searcher === "pbt" ? "generation" : "rung", "length", "reached by", running && "on their way", paused && "paused there"].filter(Boolean);
   return html`<section aria-label="The search"><h2>${about.state === "RUNNING" ? "The search now" : "How far trials came"}</h2>
-    ${search && html`<p>${search[0].toUpperCase() + search.slice(1)}.</p>`}
+    ${search && html`<p>${capital(search)}.</p>`}
     ${table && html`<div class="wide"><table class="rungs" aria-label="Rungs"><thead><tr>${heads.map(each => html`<th key=${each} scope="col">${each}</th>`)}</tr></thead>
       <tbody>${rungs.map((each, at) => html`<tr key=${at}><td>${at + 1}</td><td>${length(each.length, about.unit)}</td>
         <td><span class="share"><i style=${{ width: `${100 * each.reached / Math.max(most, 1)}%` }} /></span> ${count(each.reached)}</td>
@@ -99,7 +99,7 @@ function Repeats({ name, about: it }) {
   const bar = each => typeof each.mean === "number" && html`<div class="interval" title=${each.text}>
     <i style=${{ left: `${at(each.low ?? each.mean)}%`, right: `${100 - at(each.high ?? each.mean)}%` }} /><b style=${{ left: `${at(each.mean)}%` }} /></div>`;
   const heads = ["trial", `${it.metric} over seeds, 95% interval`, "", "seeds", "difference from the best", "repeats"];
-  return html`<section><h2>Trained again with other seeds</h2><p>${it.repeats_summary[0].toUpperCase()}${it.repeats_summary.slice(1)}.</p>
+  return html`<section><h2>Trained again with other seeds</h2><p>${capital(it.repeats_summary)}.</p>
     <div class="wide"><table aria-label="Trained again with other seeds"><thead><tr>${heads.map(each => html`<th key=${each} scope="col">${each || html`<span class="hidden">interval</span>`}</th>`)}</tr></thead>
       <tbody>${it.repeats.map(each => html`<tr key=${each.trial}><td class="number"><a href=${address(name, each.trial)}>${each.trial}</a></td><td>${each.text}</td><td>${bar(each)}</td>
         <td>${each.seeds} of ${each.of}${each.failed ? `, ${each.failed} failed` : ""}</td><td>${each.difference_text}</td>

@@ -1,9 +1,8 @@
 // Parallel coordinates: an axis for each dimension, a line for each trial. Dragging along axes selects; so do conditions.
 
 import { html, useMemo, useRef, useState } from "./lib/preact.js";
-import { Canvas, Tip, fit, tickText, ticks } from "./canvas.js";
+import { Canvas, Tip, fit, tickText, ticks, useTheme } from "./canvas.js";
 import { conditionsOf, meets, withCondition } from "./conditions.js";
-import { useTheme } from "./figures.js";
 import { useParam } from "./url.js";
 import { count, number, plural } from "./values.js";
 

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./lib/preact.js";
 import { useKeys } from "./keys.js";
-import { decoded, useParam } from "./url.js";
+import { joined, listed, useParam } from "./url.js";
 import { count } from "./values.js";
 
 export { State, word } from "./states.js";
@@ -28,6 +28,19 @@ export function Tabs({ label, tabs, at, href }) {
 export const Skeleton = ({ rows = 6 }) => html`<div class="skeleton" role="status" aria-label="Loading">
   ${Array.from({ length: rows }, (_, at) => html`<i key=${at} style=${{ width: `${92 - (at * 17) % 40}%` }} />`)}</div>`;
 
+// A view that is loaded when it is first shown.
+export function lazy(load) {
+  let View = null;
+  function Loaded(properties) {
+    const [, again] = useState(0), [error, setError] = useState(null);
+    useEffect(() => { if (!View) load().then(found => { View = found; again(1); }, setError); }, []);
+    return View ? html`<${View} ...${properties} />` : html`<${Waiting} error=${error} />`;
+  }
+  return Object.assign(Loaded, { load: () => { load().catch(() => {}); } });
+}
+
+// While there is no answer: what is wrong, or that it is asked for.
+export const Waiting = ({ error }) => error ? html`<${Trouble}>${error.message}<//>` : html`<${Skeleton} />`;
 export const Trouble = ({ children }) => html`<p class="trouble">${children}</p>`;
 export const Empty = ({ children }) => html`<p class="quiet empty">${children}</p>`;
 
@@ -76,15 +89,14 @@ export function Check({ name, label }) {
 
 // Filters: `options` are [value, label, how many, explanation]; several may be on, and the parameter has them with commas.
 export function Chips({ name, label, options }) {
-  const [text, set] = useParam(name), on = new Set(text.split(",").filter(Boolean).map(decoded));
+  const [text, set] = useParam(name), on = new Set(listed(text));
   const toggle = value => {
     if (!on.delete(value)) on.add(value);
-    set([...on].map(encodeURIComponent).join(","));
+    set(joined([...on]));
   };
   return html`<span class="chips" role="group" aria-label=${label}>${options.map(([value, title, many, what]) => html`
     <button key=${value} class="chip" title=${what} aria-pressed=${on.has(value)} onclick=${() => toggle(value)}>${title}${many === undefined ? "" : html` <span>${count(many)}</span>`}</button>`)}</span>`;
 }
-export const chosenChips = text => new Set((text ?? "").split(",").filter(Boolean).map(decoded));
 
 // ------------------------------------------------------------------
 // Calls `act` while the place is on the screen or nearly: [ref, whether it has been there].
@@ -96,6 +108,14 @@ export function useSeen() {
     return () => watch.disconnect();
   }, []);
   return [place, seen];
+}
+
+export function useResize(place, act, on = []) {
+  useEffect(() => {
+    const watch = new ResizeObserver(act);
+    watch.observe(place.current);
+    return () => watch.disconnect();
+  }, on);
 }
 
 export function useMedia(query) {

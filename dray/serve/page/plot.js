@@ -2,12 +2,11 @@
 
 import { html, useEffect, useRef, useState } from "./lib/preact.js";
 import uPlot from "./lib/uplot.js";
-import { useTheme } from "./figures.js";
+import { FONT, useTheme } from "./canvas.js";
 import { number } from "./values.js";
 
 const NEAR = 24, CLICK = 4, FEW = 40;  // px, px, points or lines that are drawn with dots
 const NONE = [];  // always the same: new ones would be drawn
-const PAGE_FONT = "12px system-ui, sans-serif";
 
 // An exponential moving average without the bias towards its start, as TensorBoard's; what is not finite stays so.
 export function smooth(values, weight) {
@@ -92,7 +91,7 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
     return [least - edge, most + edge];
   }
 
-  const axis = { stroke: theme.ink, grid: { stroke: theme.line, width: 1 }, ticks: { stroke: theme.edge, width: 1 }, font: PAGE_FONT, labelFont: PAGE_FONT };
+  const axis = { stroke: theme.ink, grid: { stroke: theme.line, width: 1 }, ticks: { stroke: theme.edge, width: 1 }, font: FONT, labelFont: FONT };
   const plot = new uPlot({
     width: width(), height, legend: { show: false }, padding: [8, 14, 0, 0],
     scales: { x: { time: false, range: () => zoom ?? wide }, y: { distr: log ? 3 : 1, range: high } },
@@ -293,6 +292,10 @@ export const Legend = ({ entries }) => html`<ul class="legend lines-legend">${en
   <svg width="26" height="12" aria-hidden="true">${band && html`<rect x="0" y="1" width="26" height="10" fill=${colour} opacity=".25" />`}
     <line x1="0" x2="26" y1="6" y2="6" stroke=${colour} stroke-width="2.5" stroke-dasharray=${dash.join(" ")} /></svg>
   ${href ? html`<a href=${href}>${label}</a>` : label}</li>`)}</ul>`;
+
+// A metric's places along its batches, epochs, or the time since its trial's start; and its values, null where not finite.
+export const xOf = (each, along, started) => along === "epochs" ? each.epochs : along === "time" ? each.times.map(at => Math.max(0, at - (started ?? each.times[0]))) : each.batches;
+export const finite = values => values.map(value => typeof value === "number" ? value : null);
 
 // Lines that are smoothed, each before its own thin raw line.
 export const smoothed = (series, weight) => weight <= 0 ? series : series.flatMap(each => [

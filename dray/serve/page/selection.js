@@ -3,6 +3,7 @@
 
 import { html } from "./lib/preact.js";
 import { addSelection, route, setParams, tell, useRoute } from "./url.js";
+import { runs } from "./values.js";
 
 const KEPT = "selected", LOOKS = "looks";
 const MOST_IN_ADDRESS = 2000, MANY = "many";  // letters; a longer selection is only in the session
@@ -28,17 +29,9 @@ function write(name, value) {
 }
 
 // {1, 2, 3, 7} as "1-3,7", and back.
-export function ranges(trials) {
-  const found = [];
-  for (const trial of [...trials].sort((one, other) => one - other)) {
-    const last = found.at(-1);
-    if (last && last[1] === trial - 1) last[1] = trial;
-    else found.push([trial, trial]);
-  }
-  return found.map(([first, last]) => first === last ? `${first}` : `${first}-${last}`).join(",");
-}
+export const ranges = trials => runs(trials).map(([first, last]) => first === last ? `${first}` : `${first}-${last}`).join(",");
 
-export function parsed(text) {
+function parsed(text) {
   const found = new Set();
   for (const [, first, last = first] of (text ?? "").matchAll(/(\d{1,7})(?:-(\d{1,7}))?/g))
     for (let trial = Number(first); trial <= Number(last) && found.size < MOST; trial++) found.add(trial);

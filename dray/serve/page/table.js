@@ -2,7 +2,7 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./lib/preact.js";
 import { useKeys } from "./keys.js";
-import { useNarrow } from "./parts.js";
+import { useNarrow, useResize } from "./parts.js";
 import { useParam } from "./url.js";
 
 const AHEAD = 8;  // rows drawn beyond those that are seen
@@ -11,11 +11,11 @@ const WIDTH = 150;  // of a column, where none is given
 // `columns`: {key, label, title, cell(row), more(row): below its link, sort: is sorted by, width: CSS, align: "end",
 // main: the card's heading, wide: not on cards}. `row(i)`: a row, undefined while it is loading; `range(first, last)` says which are wanted. `href(row)`:
 // where its link goes; `selected(row)` and `onselect(row, i, shift)` for its box; `all` (true, false, or null for some)
-// and `onall()` for the box of all. The first row that is seen is in the address as `place`; another `order` begins anew;
+// and `onall()` for the box of all. The first row that is seen is in the address as `row`; another `order` begins anew;
 // while it is `busy`, the rows are those of the order before.
-export function Table({ label, columns: given, count, row, range, rowKey, href, mark, selected, onselect, all, onall, sort, descending, onsort, heights = [40, 116], place = "row", order = "", busy = false }) {
+export function Table({ label, columns: given, count, row, range, rowKey, href, mark, selected, onselect, all, onall, sort, descending, onsort, heights = [40, 116], order = "", busy = false }) {
   const narrow = useNarrow(), height = heights[narrow ? 1 : 0], box = useRef(null), columns = narrow ? given.filter(each => !each.wide) : given;
-  const [top, setTop] = useParam(place, "0"), [seen, setSeen] = useState([Number(top), Number(top) + 30]), [at, setAt] = useState(-1);
+  const [top, setTop] = useParam("row", "0"), [seen, setSeen] = useState([Number(top), Number(top) + 30]), [at, setAt] = useState(-1);
   const first = Math.max(0, Math.min(seen[0] - AHEAD, count - 1)), last = Math.min(count, seen[1] + AHEAD);
   const told = useRef(""), ordered = useRef(order);
   // The row with the focus: if the rows are drawn in another order, it must keep it.
@@ -39,11 +39,8 @@ export function Table({ label, columns: given, count, row, range, rowKey, href, 
     if (count) told.current = top;
     look();
   }, [count > 0, height, top, order]);
-  useEffect(() => {
-    const watch = new ResizeObserver(look);
-    watch.observe(box.current);
-    return () => { watch.disconnect(); clearTimeout(box.timer); };
-  }, [height]);
+  useResize(box, look, [height]);
+  useEffect(() => () => clearTimeout(box.timer), [height]);
   useEffect(() => { range?.(first, last); }, [first, last, range]);
   // It ends where the screen ends.
   useLayoutEffect(() => box.current.style.setProperty("--top", `${Math.round(box.current.getBoundingClientRect().top + scrollY)}px`));

@@ -1,20 +1,23 @@
 // One trial: how it stands, its metrics, its use of the machine, checkpoints and logs.
 
-import { html, useEffect, useMemo, useState } from "./lib/preact.js";
+import { html, useEffect, useMemo } from "./lib/preact.js";
 import { axisOf, Scale, Smoothing } from "./curves.js";
-import { experiment, get, useData } from "./data.js";
-import { askForkTrial, askStopTrial } from "./dialogs.js";
+import { experiment, useData } from "./data.js";
 import { useKeys } from "./keys.js";
 import { NotFound } from "./notfound.js";
-import { Check, Copy, Crumbs, Empty, Select, Skeleton, State, Tabs, Tiles, Trouble, useSeen } from "./parts.js";
-import { Legend, Lines, smoothed } from "./plot.js";
+import { Check, Copy, Crumbs, Empty, Select, Skeleton, State, Tabs, Tiles, Trouble, Waiting, lazy, useSeen } from "./parts.js";
+import { Legend, Lines, finite, smoothed, xOf } from "./plot.js";
 import { useSelection } from "./selection.js";
+import { LIVE } from "./states.js";
 import { address, go, useParam } from "./url.js";
 import { bytes, clean, clock, count, duration, metricName, number, plural, shown } from "./values.js";
+import { askForkTrial, askStopTrial } from "./verbs.js";
 
-const EVERY_MS = 3000, MOST_LINES = 20_000, POINTS = 400;
+const EVERY_MS = 3000, POINTS = 400;
 const COLOURS = { training: "#2f86d1", validation: "#9a4fc4", best: "#d81b60", machine: "#12a07a" }, GREY = "#6f7d8f";
 const PHASES = { starting: ["starting", "#e3a400"], training: ["training", "#12a07a"], data: ["waiting for data", "#7cc576"], validating: ["validating", "#2f86d1"], checkpointing: ["checkpointing", "#9a4fc4"], waiting: ["waiting for the search", "#d5493a"] };
+
+const Logs = lazy(() => import("./logs.js").then(it => it.Log)), Changes = lazy(() => import("./code.js").then(it => it.Changes));
 
 export function Trial({ name, trial, tab }) {
   const path = `${experiment(name)}/trials/${trial}`, { data: it, error } = useData(path, { every: EVERY_MS });
@@ -32,7 +35,7 @@ export function Trial({ name, trial, tab }) {
       <span class="neighbours"><label class="inline"><input type="checkbox" checked=${has(trial)} onchange=${() => toggle(trial)} /> selected</label>
         ${before && html`<a href=${to(-1)}>‹ trial ${trial - 1}</a>`} ${after && html`<a href=${to(1)}>trial ${trial + 1} ›</a>`}</span></div>
     <${Tabs} label="Views of the trial" tabs=${tabs} at=${tab} href=${key => address(name, trial, key)} />
-    ${it ? html`<${View} key=${tab} name=${name} trial=${trial} path=${path} it=${it} />` : error ? html`<${Trouble}>${error.message}<//>` : html`<${Skeleton} />`}`;
+    ${it ? html`<${View} key=${tab} name=${name} trial=${trial} path=${path} it=${it} />` : html`<${Waiting} error=${error} />`}`;
 }
 
 const label = each => metricName(each.kind, each.name);
@@ -47,7 +50,7 @@ function Overview({ name, trial, path, it }) {
     { value: count(it.batches), label: "batches", more: it.best_batches === null ? "" : `best at ${count(it.best_batches)}` },
     { value: duration(ran), label: "time", more: it.started ? `since ${clock(it.started)}${it.restarts ? `, ${plural(it.restarts, "restart")}` : ""}` : "not started" },
   ];
-  const live = ["PENDING", "RUNNING", "PAUSED"].includes(it.state);
+  const live = LIVE.includes(it.state);
   return html`<${Tiles} tiles=${tiles} />
     ${it.submitted && (live || it.checkpoints.length > 0) && html`<p class="actions">
       ${live && html`<button class="danger" onclick=${() => askStopTrial(name, trial)}>Stop</button>`}
@@ -64,7 +67,8 @@ function Overview({ name, trial, path, it }) {
     ${it.failures.length > 0 && html`<section><h2>Failures</h2>${it.failures.map((each, at) => html`<details key=${at} open=${at === it.failures.length - 1}>
       <summary>${clock(each.time)}: ${clean(lastLine(each.error))}<span class="quiet"> · ${each.again ? "restarted" : `given up${each.why ? `: ${each.why}` : ""}`}</span></summary>
       <pre tabindex="0">${clean(each.error ?? "")}</pre></details>`)}</section>`}
-    ${it.code !== null && html`<${Code} name=${name} variant=${it.code} />`}`;
+    ${it.code !== null && html`<section><h2>Code</h2><p>This trial runs variant ${it.code} of the experiment's code:</p>
+      <${Changes} path=${`${experiment(name)}/variants/${encodeURIComponent(it.code)}`} /></section>`}`;
 }
 
 const lastLine = error => (error ?? "").trim().split("\n").at(-1) || "no reason given";
@@ -93,20 +97,9 @@ function Hparams({ name, it }) {
       ${best && html`<td>${differs(key) ? html`<span aria-label="differs">≠</span> ` : ""}${shown(best.hparams[key])}</td>`}</tr>`)}</tbody></table></div>`;
 }
 
-// Text of others: it is never HTML.
-function Code({ name, variant }) {
-  const { data, error } = useData(`${experiment(name)}/variants/${encodeURIComponent(variant)}`);
-  const lines = useMemo(() => clean(data?.diff ?? "").split("\n"), [data]);
-  return html`<section><h2>Code</h2><p>This trial runs variant ${variant} of the experiment's code:</p>
-    <pre class="diff" tabindex="0" aria-label="Difference of the code">${error ? error.message : data && lines.slice(0, MOST_LINES).map((line, at) => html`<span key=${at} class=${line.startsWith("+") ? "added" : line.startsWith("-") ? "removed" : ""}>${`${line}\n`}</span>`)}
-      ${data && (data.more > 0 || lines.length > MOST_LINES) && "... and more"}</pre></section>`;
-}
-
 // ------------------------------------------------------------------ metrics
-const xOf = (each, along, started) => along === "epochs" ? each.epochs : along === "time" ? each.times.map(at => Math.max(0, at - (started ?? each.times[0]))) : each.batches;
 const searchedFirst = ({ metric, series }) => [...series].sort((one, two) => ((it, other) => it(two) - it(one) || other(two) - other(one))(
   each => each.kind === "validation" && each.name === metric, each => each.kind === "validation"));
-const finite = values => values.map(value => typeof value === "number" ? value : null);
 
 function Metrics({ name, trial, path, it }) {
   const { data } = useMetrics(path), [along] = useParam("x", "batches"), [beside] = useParam("best");
@@ -126,7 +119,7 @@ function Metrics({ name, trial, path, it }) {
 
 function Metric({ each, trial, started, along, other, sync, height = 210 }) {
   const [weight] = useParam("smooth", "0"), [scale] = useParam("scale"), [place, seen] = useSeen(), xs = xOf(each, along, started), positive = each.values.some(value => value > 0);
-  const log = positive && (scale === "log" || (scale === "" && each.log)), [divisor, title] = axisOf(along, xs.at(-1)), over = values => values.map(value => typeof value === "number" ? value / divisor : null);
+  const log = positive && (scale === "log" || (scale === "" && each.log)), [divisor, title] = axisOf(along, xs.at(-1)), over = values => finite(values).map(value => value === null ? null : value / divisor);
   const series = useMemo(() => smoothed([
     ...other?.values ? [{ x: over(xOf(other, along, other.began)), y: finite(other.values), label: `trial ${other.trial}, the best`, colour: COLOURS.best, dash: [6, 4], width: 1.5 }] : [],
     { x: over(xs), y: finite(each.values), label: `trial ${trial}`, colour: COLOURS[each.kind], width: 2 },
@@ -159,7 +152,7 @@ function Figure({ each, started, sync }) {
     <${Lines} series=${series} x=${title} y="" range=${range} height=${200} label=${`${each.label} over time, ${unit}: at last ${last}`} sync=${sync} /></section>`;
 }
 
-// ------------------------------------------------------------------ checkpoints, logs
+// ------------------------------------------------------------------ checkpoints
 function Checkpoints({ name, trial, it }) {
   if (it.checkpoints_error) return html`<${Trouble}>${it.checkpoints_error}<//>`;
   if (!it.checkpoints.length) return html`<${Empty}>None: checkpoint_policy says when they are saved, and checkpoint_storage which are kept.<//>`;
@@ -168,10 +161,4 @@ function Checkpoints({ name, trial, it }) {
     <div class="wide"><table class="checkpoints" aria-label="Checkpoints"><thead><tr>${["batches", "size", "", "path, and the command that downloads it"].map(each => html`<th scope="col">${each}</th>`)}</tr></thead>
     <tbody>${[...it.checkpoints].reverse().map(each => html`<tr key=${each.batches}><td>${count(each.batches)}</td><td>${bytes(each.size)}</td><td>${mark(each)}</td>
       <td class="path">${each.path}${each.complete && html`<${Copy} text=${`dray checkpoint download ${name} ${trial} --batches ${each.batches}`} />`}</td></tr>`)}</tbody></table></div>`;
-}
-
-function Logs({ name, trial }) {
-  const [Log, set] = useState(null);
-  useEffect(() => { import("./logs.js").then(found => set(() => found.Log)); }, []);
-  return Log && html`<${Log} name=${name} trial=${trial} />`;
 }

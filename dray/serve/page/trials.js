@@ -1,13 +1,13 @@
 // The table of an experiment's trials: the server sorts, searches and filters; only the rows that are seen are asked for.
 
 import { html, useRef, useState } from "./lib/preact.js";
-import { Columns } from "./columns.js";
 import { experiment, get, useData } from "./data.js";
 import { say } from "./dialogs.js";
+import { Columns } from "./menu.js";
 import { Chips, Empty, Search, Skeleton, State, Trouble } from "./parts.js";
 import { Swatch, useSelection } from "./selection.js";
 import { Table } from "./table.js";
-import { address, decoded, setParams, useRoute } from "./url.js";
+import { address, listed, setParams, useRoute } from "./url.js";
 import { ago, count, duration, metricName, number, plural, shown } from "./values.js";
 
 const PAGE = 100;  // rows of a request
@@ -73,7 +73,7 @@ function useRows(path, on, top) {
 export function Trials({ name, about }) {
   const { params } = useRoute(), natural = about.smaller_is_better ? "best_metric" : "-best_metric", selection = useSelection(name);
   const sorted = params.get("sort") ?? natural, sort = sorted.replace(/^-/, ""), descending = sorted.startsWith("-");
-  const { every, first } = columnsOf(about), asked = params.get("columns"), keys = asked === null ? first : asked.split(",").map(decoded);
+  const { every, first } = columnsOf(about), asked = params.get("columns"), keys = asked === null ? first : listed(asked);
   const columns = every.filter(each => keys.includes(each.key));
 
   const filters = ["search", ...FACETS].map(each => [each, params.get(each)]).filter(([, value]) => value);

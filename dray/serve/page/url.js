@@ -6,7 +6,7 @@ const listeners = new Set();
 // Draws the views anew.
 export const tell = () => { for (const each of [...listeners]) each(); };
 
-export function decoded(part) {
+function decoded(part) {
   try {
     return decodeURIComponent(part);
   } catch {
@@ -50,6 +50,10 @@ export function useParam(name, fallback = "") {
   const found = useRoute().params.get(name) ?? fallback;
   return [found, (value, how) => setParams({ [name]: value === fallback ? null : value }, how)];
 }
+
+// Values of one parameter, with commas.
+export const joined = values => values.map(encodeURIComponent).join(",");
+export const listed = text => text.split(",").filter(Boolean).map(decoded);
 
 export const go = hash => { location.hash = hash; };
 

@@ -15,6 +15,7 @@ export function shown(value) {
 
 const WHOLE = new Intl.NumberFormat("en");
 export const count = value => WHOLE.format(value);
+export const capital = text => text[0].toUpperCase() + text.slice(1);
 export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 const two = value => String(value).padStart(2, "0");
 
@@ -26,10 +27,12 @@ export function duration(seconds) {
   return `${count(Math.floor(whole / 3600))} h ${two(Math.floor(whole / 60) % 60)} min`;
 }
 
+export const timeOfDay = (seconds, fine = true) => new Date(seconds * 1000).toTimeString().slice(0, fine ? 8 : 5);
+
 export function clock(seconds) {
   if (!seconds) return "–";
   const at = new Date(seconds * 1000);
-  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${two(at.getHours())}:${two(at.getMinutes())}`;
+  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${timeOfDay(seconds, false)}`;
 }
 
 export function ago(seconds) {
@@ -46,6 +49,17 @@ export function bytes(value) {
   let place = 0;
   while (value >= 1024 && place < units.length - 1) [value, place] = [value / 1024, place + 1];
   return `${place ? value.toFixed(1) : value} ${units[place]}`;
+}
+
+// Stretches of consecutive numbers: {1, 2, 3, 7} as [[1, 3], [7, 7]].
+export function runs(numbers) {
+  const found = [];
+  for (const each of [...numbers].sort((one, other) => one - other)) {
+    const last = found.at(-1);
+    if (last && last[1] === each - 1) last[1] = each;
+    else found.push([each, each]);
+  }
+  return found;
 }
 
 // "validation accuracy"; but "validation_loss", whose name says it.

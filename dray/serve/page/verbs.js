@@ -16,7 +16,7 @@ export const VERBS = {
   kill: ["Kill", true, "The processes end at once, without saving: what running trials have trained since their last checkpoints is lost. Checkpoints, metrics and logs are kept, and Activate continues from them. Use it where Stop takes too long.", "killed"],
   delete: ["Delete", true, "Gone for good, also in the object store: the config, code, metrics, logs and all checkpoints. This can't be undone. Forks of it keep their own.", "deleted"],
 };
-const ENDED = ["PAUSED", "STOPPED", "COMPLETED", "PARTLY_FAILED", "ERROR"];
+export const ENDED = ["PAUSED", "STOPPED", "COMPLETED", "PARTLY_FAILED", "ERROR"];
 const ACTIVE = ["QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING"];
 const ALLOWED = {
   stop: ["QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "PAUSED"], pause: ["QUEUED", "RUNNING", "PREEMPTED", "RESTARTING"],
@@ -145,7 +145,7 @@ export function askExtend(it, done) {
 }
 
 // How many lines of the new text are not in the old one, counting each as often as it is there.
-export function changedLines(before, after) {
+function changedLines(before, after) {
   const left = new Map();
   for (const line of before.split("\n")) left.set(line, (left.get(line) ?? 0) + 1);
   let changed = 0;
