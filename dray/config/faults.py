@@ -183,7 +183,8 @@ def _wrong_value(details: ErrorDetails, field: _Field) -> str:
         return str(context["error"])
     if field.name in SECRETS or field.path == "notify.url":
         return f"must be a string, got a {type(got).__name__}"
-    if field.path.partition(".")[0] in ("data", "environment"):  # it may contain a secret
+    # It may contain a secret, such as notify's URL in its place.
+    if field.path.partition(".")[0] in ("data", "environment") or field.path == "notify":
         return f"must be a mapping of names to values, got a {type(got).__name__}"
     known = _fields_of(field.section).get(field.name)
     example = f"; {_example(field.name, known)}" if known is not None else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,15 @@ def test_experiments_that_have_not_begun_or_are_damaged_say_so(site: Site) -> No
         site.until(lambda: site.all(".empty, .log .line"), tab)
     site.open("#/e/damaged")
     site.until(lambda: site.texts("main .trouble") and "line 1 is damaged" in site.texts("main .trouble")[0])
+
+
+def test_an_experiment_that_somebody_deletes_is_not_shown_any_more(site: Site) -> None:
+    shutil.copytree(site.results / "digits-1", site.results / "deleted")
+    site.control.put("deleted", "RUNNING")  # so that it is asked often
+    site.open("#/e/deleted")
+    site.until(lambda: site.all(".standing"))
+    shutil.rmtree(site.results / "deleted")
+    site.until(lambda: site.texts("h1") == ["Not found"])
 
 
 # ------------------------------------------------------------------------------------------------------------ overview

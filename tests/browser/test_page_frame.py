@@ -42,6 +42,24 @@ def test_addresses_that_lead_nowhere_say_so(site: Site) -> None:
         site.until(lambda: site.texts("h1") == ["Not found"], place)
 
 
+def test_addresses_that_were_typed_are_no_errors(site: Site) -> None:
+    site.browser.get_log("browser")
+    everything = ",".join(f"{first}00000-9999999" for first in range(1, 90))
+    shown = {
+        "#/?state=50%": "main .chips",
+        f"#/e/digits-1/trials?columns=%&state=%&sel={everything}": "#picked",
+        "#/e/digits-1/curves?metric=%&sel=none": "main .trouble",
+        "#/compare?t=1:digits-1&x=constructor": "main .u-over",
+        f"#/e/{'x' * 60_000}/trials?sel=1-100": "#picked",
+    }
+    for place, part in shown.items():
+        site.open(place)
+        site.one(part)
+        if part == "#picked":
+            site.click("Clear", part)
+    assert not [each for each in site.browser.get_log("browser") if "Uncaught" in each["message"]]
+
+
 def test_help_lists_the_keys_of_the_view(site: Site) -> None:
     site.open("#/")
     site.until(lambda: len(names(site)) >= 3)

@@ -250,10 +250,11 @@ def test_the_url_is_a_secret(tmp_path: Path) -> None:
     assert directory.config().notify.url == MASK
     assert "s3cr3t" not in repr(config)
     assert Experiment.resume(directory.path).config.notify.url == url
-    with pytest.raises(ConfigError) as refused:
-        load_config({**CONFIG, "notify": {"url": "hooks.example/s3cr3t-t0k3n"}})
-    assert "must be a URL that begins with https://" in str(refused.value)
-    assert "s3cr3t" not in str(refused.value)
+    for given, what in (({"url": "hooks.example/s3cr3t-t0k3n"}, "a URL that begins with https://"), (url, "a mapping")):
+        with pytest.raises(ConfigError) as refused:
+            load_config({**CONFIG, "notify": given})
+        assert f"must be {what}" in str(refused.value)
+        assert "s3cr3t" not in str(refused.value)
 
 
 def test_a_command_that_takes_too_long_ends_with_what_it_has_started(

@@ -33,7 +33,7 @@ export function Experiment({ name, tab }) {
   const pace = about?.pace ? 1000 * about.pace * (ENDED.includes(about.state) ? QUIET : 1) : FIRST_MS;
   useEffect(() => setEvery(pace), [pace]);
   if (!Object.hasOwn(TABS, tab)) return html`<${NotFound} what=${`An experiment has no tab ${tab}.`} />`;
-  if (error?.status === 404 && !about) return html`<${NotFound} what=${error.message} />`;
+  if (error?.status === 404) return html`<${NotFound} what=${error.message} />`;
   const [, View] = TABS[tab], crumbs = html`<${Crumbs} places=${[["Experiments", "#/"], [`${about?.number ? `#${about.number} ` : ""}${name}`]]} />`;
   if (!about) return html`${crumbs}<h1>${name}</h1><${Waiting} error=${error?.status && error} />`;
   return html`${crumbs}
