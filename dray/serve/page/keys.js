@@ -35,7 +35,7 @@ addEventListener("keydown", event => {
       }
       event.target.blur();
       event.preventDefault();
-    } else if (event.key === "Enter" && event.target.type === "search") {  // to what was found: the next match, or the first row
+    } else if (event.key === "Enter" && event.target.type === "search" && !event.target.form) {  // to what was found: the next match, or the first row
       event.target.blur();
       run("n", event) || run("j", event);
     }
