@@ -294,6 +294,15 @@ def test_all_ranks_are_shown_by_time_and_one_of_them_can_be_chosen(site: Site, l
     site.until(lambda: "rank=1" in query(site) and site.js(LAST).endswith(" step 30000"), "the next rank")
 
 
+def test_a_rank_that_has_printed_nothing_can_be_left_again(site: Site) -> None:
+    write_log(site, 7, 0, ["the only line"])
+    write_log(site, 7, 1, [])
+    site.open("#/e/digits-1/t/7/logs?rank=1")
+    site.until(lambda: "Rank 1 has printed nothing." in site.texts(".empty"))
+    site.press("r", "r")
+    site.until(lambda: "rank=0" in query(site) and site.js(LAST).endswith("the only line"))
+
+
 def test_what_a_trial_prints_is_text_and_is_followed(site: Site) -> None:
     path = write_log(site, 3, 0, [f"2026-11-23T10:00:00.000Z {EVIL}", *map(str, range(500))])
     site.open("#/e/digits-1/t/3/logs")

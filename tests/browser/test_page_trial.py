@@ -269,6 +269,29 @@ def test_a_trial_is_forked_and_stopped_and_its_lineage_has_links(site: Site) -> 
     site.until(lambda: "Forked into trial 5 at batch 10." in site.texts(".lineage p"), "the other direction")
 
 
+def test_a_trial_begins_anew_with_other_hyperparameters_and_back_closes_what_was_asked(site: Site) -> None:
+    site.open("#/e/experiment/t/1")
+    site.open("#/e/experiment/t/0")
+    site.click("Fork", ".actions")
+    site.until(lambda: site.all("dialog[open]"))
+    site.browser.back()
+    site.until(lambda: site.texts("h1")[0].startswith("Trial 1"))
+    site.until(lambda: not site.all("dialog"), "it is not about this trial")
+    with answering(site.story):
+        site.open("#/e/experiment/t/0")
+        site.click("Fork", ".actions")
+        site.js("document.querySelector('dialog [name=at]').value = 'none'")
+        rate = site.one("dialog[open] input[data-hparam=lr]")
+        rate.clear()
+        rate.send_keys("0.125")
+        site.click("Fork", "dialog")
+        site.until(lambda: not site.all("dialog"), "the end of the dialog")
+        new = max(site.story.search.trials)
+        assert site.story.search.params(new) == {**site.story.search.params(0), "lr": 0.125}
+        assert site.browser.current_url.endswith(f"#/e/experiment/t/{new}")
+        assert not site.texts(".lineage p")
+
+
 def test_repeats_have_links_to_what_they_repeat_and_back(site: Site) -> None:
     directory = repeated(site.results / "again", VALUES, runs({1: 0.45, 2: 0.11, 3: 0.10}, noise=0.01))
     try:

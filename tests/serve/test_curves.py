@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from dray.records.reader import ExperimentReader
 from dray.records.result import Result
 from dray.report.data import rungs_reached
+from dray.report.figures import BEST_COLOUR, RUNG_COLOURS
 from dray.serve import experiments
 from dray.serve.answers import BadInput
 from dray.serve.curves import MAX_CURVES, MOST_POINTS, Wanted, numbers
@@ -161,3 +163,10 @@ def test_numbers_of_a_selection() -> None:
     assert numbers("3-5,4,1") == (3, 4, 5, 1)
     with pytest.raises(BadInput, match="at most 200"):
         numbers("0-99999999999")
+
+
+def test_selected_trials_have_neither_the_colour_of_the_best_nor_of_a_rung() -> None:
+    page = (Path(experiments.__file__).parent / "page" / "selection.js").read_text()
+    colours = re.findall(r"#[0-9a-f]{6}", next(line for line in page.splitlines() if "COLOURS =" in line))
+    assert len(set(colours)) == len(colours) >= 8
+    assert not {BEST_COLOUR, *RUNG_COLOURS} & set(colours)

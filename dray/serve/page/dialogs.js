@@ -23,7 +23,12 @@ export function ask(asked) {
 function Dialog({ title, body, yes, danger = false, wide = false, sure = false, act, gone }) {
   const dialog = useRef(null), [error, setError] = useState(null), [busy, setBusy] = useState(false);
   const [progress, setProgress] = useState(""), [shown, setShown] = useState(null);
-  useLayoutEffect(() => { dialog.current.showModal(); }, []);  // with the picture that has it
+  useLayoutEffect(() => {
+    dialog.current.showModal();  // with the picture that has it
+    const leave = () => dialog.current?.close();  // Back leads to another view, which it is not about
+    addEventListener("hashchange", leave);
+    return () => removeEventListener("hashchange", leave);
+  }, []);
   const confirm = async event => {
     if (!act || shown) return;
     event.preventDefault();
@@ -32,7 +37,7 @@ function Dialog({ title, body, yes, danger = false, wide = false, sure = false, 
     try {
       const found = await act(new FormData(event.target), setProgress);
       if (found) setShown(found);
-      else dialog.current.close();
+      else dialog.current?.close();
     } catch (found) {
       if (!(found instanceof Refused)) console.error(found);
       setError(found);

@@ -21,7 +21,7 @@ export function Log({ name, trial = null }) {
   if (!data) return html`<${Waiting} error=${error} />`;
   const ranks = data.ranks ?? [], all = ranks.length > 1 && !rank && !line;
   const of = trial === null ? "The experiment" : `Trial ${trial}`;
-  if (!data.total && !all)
+  if (!data.total && ranks.length < 2)
     return html`<${Empty}>${of} has ${trial === null ? "no events" : "printed nothing"}${data.running || trial === null ? " yet" : ""}.</${Empty}>`;
   return html`<${all ? Merged : Numbered} key=${`${path} ${all} ${rank}`} path=${path} tail=${data} ranks=${ranks}
     rank=${all || trial === null ? null : rank || String(ranks[0])}
@@ -58,6 +58,7 @@ function Numbered({ path, tail, ranks, rank, label, whole }) {
   };
   const text = kept.lines.get(target + 1), long = useNarrow() ? 40 : 130;
   return html`<${Bar} path=${path} query=${query} tail=${tail} ranks=${ranks} rank=${rank} follow=${follow && !line} setFollow=${on => { setFollow(on); if (on) setLine(""); }} whole=${whole} />
+    ${tail.total === 0 && html`<${Empty}>Rank ${rank} has printed nothing${tail.running ? " yet" : ""}.</${Empty}>`}
     <${TextLines} label=${label} total=${tail.total} line=${shown} range=${range} target=${target} find=${find}
       follow=${follow} onfollow=${setFollow} onpick=${setParams} />
     ${target >= 0 && text?.length > long && html`<pre class="whole" tabindex="0" aria-label="Line ${line}">${text}</pre>`}

@@ -15,7 +15,7 @@ const EXPERIMENT = {
   QUEUED: ["queued", "clock", "wait", "It waits for its first slots."],
   RUNNING: ["running", "play", "now", "It trains."],
   PREEMPTED: ["preempted", "eject", "wait", "Experiments that go first have its slots. It continues by itself."],
-  RESTARTING: ["restarting", "turn", "wait", "Its processes have died. It is being restarted, and continues from its checkpoints."],
+  RESTARTING: ["restarting", "turn", "wait", "Its processes or those of its trials start again. It continues from its checkpoints."],
   STOPPING: ["stopping", "leave", "wait", "Its running trials save a checkpoint, and leave."],
   PAUSED: ["paused", "bars", "wait", "Somebody has paused it. It continues when it is activated."],
   STOPPED: ["stopped", "square", "wait", "Somebody has stopped it, or no process runs it. It continues when it is activated or resumed."],

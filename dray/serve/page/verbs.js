@@ -201,14 +201,16 @@ export function askForkTrial(name, it) {
   const text = value => typeof value === "string" ? value : JSON.stringify(value), fields = Object.entries(it.drawn);
   ask({
     title: `Fork trial ${it.trial}`, yes: "Fork",
-    body: html`<p>A new trial of the same search begins from a checkpoint of this one, with these hyperparameters. It does not count for the number of trials; this one stays as it is.</p>
-      <label>Checkpoint <select name="at"><option value="best">best</option><option value="latest">latest</option></select></label>
+    body: html`<p>A new trial of the same search begins from a checkpoint of this one, or from the beginning, with these hyperparameters. It does not count for the number of trials; this one stays as it is.</p>
+      <label>Checkpoint <select name="at"><option value="best">best</option><option value="latest">latest</option>${it.code === null && html`<option value="none">none: from the beginning</option>`}</select></label>
       ${fields.map(([key, value]) => html`<label key=${key}>${key} <input name=${`hparams.${key}`} value=${text(value)} autocomplete="off" data-hparam=${key} /></label>`)}`,
     act: async form => {
       const changed = fields.filter(([key, value]) => form.get(`hparams.${key}`) !== text(value)).map(([key, value]) => [key, parsed(key, value, form.get(`hparams.${key}`))]);
-      const { trial } = await send("POST", `${experiment(name)}/trials/${it.trial}/fork`, { at: form.get("at"), hparams: Object.fromEntries(changed) });
-      if (trial === null) return say(`The fork starts when ${name} runs`);
-      say(`Trial ${trial} is a fork of trial ${it.trial}`);
+      const hparams = Object.fromEntries(changed), at = form.get("at");
+      const { trial } = await (at === "none" ? send("POST", `${experiment(name)}/trials`, { hparams: { ...it.drawn, ...hparams } })
+        : send("POST", `${experiment(name)}/trials/${it.trial}/fork`, { at, hparams }));
+      if (trial === null) return say(`It starts when ${name} runs`);
+      say(at === "none" ? `Trial ${trial} begins` : `Trial ${trial} is a fork of trial ${it.trial}`);
       return go(address(name, trial));
     },
   });
