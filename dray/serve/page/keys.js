@@ -26,7 +26,7 @@ function run(name, event) {
 }
 
 addEventListener("keydown", event => {
-  if (event.ctrlKey || event.metaKey || document.querySelector("dialog[open]")) return;
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || document.querySelector("dialog[open]")) return;
   if (isText(event.target)) {
     if (event.key === "Escape" && event.target.type === "search") {
       if (event.target.value) {
