@@ -129,3 +129,4 @@ def quick(site: Site) -> Iterator[None]:
     yield
     site.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
     site.browser.get("about:blank")
+    site.open("")  # other fixtures clear the page's storage
