@@ -33,8 +33,8 @@ def values(site: Site, name: str, trial: int, metric: str, kind: str = "validati
 
 def test_trials_of_two_experiments_are_compared_in_all_their_metrics(site: Site) -> None:
     site.open("#/e/digits-1/trials")
-    first = site.one("tr[data-key] td.pick input")
-    first.click()
+    site.js("arguments[0].click()", site.one("tr[data-key] td.pick input"))  # wherever the filters above move it
+    site.until(lambda: site.texts("#picked"), "the first")
     one = site.js("return document.querySelector('tr[data-key]').dataset.key")
     site.open("#/e/many/trials")
     site.one("tr[data-key] a[href^='#/e/many/']")
