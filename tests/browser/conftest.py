@@ -116,6 +116,7 @@ def site(browser: Any, experiments: Path, tmp_path_factory: pytest.TempPathFacto
     ):
         patch.setenv("DRAY_HOME", str(results))
         browser.get(f"{url}/login?token={TOKEN}")
+        browser.execute_script("sessionStorage.clear()")  # what tests of other modules have selected
         yield Site(browser, url, results, control, story)
         browser.get("about:blank")
 

@@ -18,6 +18,13 @@ export function Log({ name, trial = null }) {
   const tail = `${path}?line=0&limit=${CHUNK}${rank && `&rank=${rank}`}`;
   const { data, error } = useData(tail, { every: running ? EVERY_MS : ENDED_MS });
   useEffect(() => { if (data) setRunning(data.running); }, [data]);
+  const known = useRef([]);  // also while the next rank is loading
+  if (data) known.current = data.ranks ?? [];
+  const turn = () => {
+    const every = ["", ...known.current.map(String)];
+    return known.current.length > 1 && setParams({ rank: every[(every.indexOf(rank) + 1) % every.length], line: null });
+  };
+  useKeys([["r", "next rank", turn]]);
   if (!data) return html`<${Waiting} error=${error} />`;
   const ranks = data.ranks ?? [], all = ranks.length > 1 && !rank && !line;
   const of = trial === null ? "The experiment" : `Trial ${trial}`;
@@ -118,11 +125,7 @@ function Bar({ path, query, tail, ranks, rank, follow, setFollow, whole }) {
     const it = matches.at(next < 0 ? -1 : next % matches.length);
     return setParams({ line: String(it.line), rank: it.rank === null || ranks.length < 2 ? null : String(it.rank) });
   };
-  const turn = () => {
-    const all = ["", ...ranks.map(String)];
-    setParams({ rank: all[(all.indexOf(rank) + 1) % all.length], line: null });
-  };
-  useKeys([["n", "next match", () => go(1)], ["N", "previous match", () => go(-1)], ...ranks.length > 1 ? [["r", "next rank", turn]] : []]);
+  useKeys([["n", "next match", () => go(1)], ["N", "previous match", () => go(-1)]]);
   const enter = event => {
     if (event.key !== "Enter") return;
     event.preventDefault();
