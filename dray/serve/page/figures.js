@@ -5,7 +5,7 @@ import { html, useMemo, useRef, useState } from "./lib/preact.js";
 import { Canvas, Tip, fit, tickText, ticks, useTheme } from "./canvas.js";
 import { number } from "./values.js";
 
-const FADED = 0.15, NEAR = 14, CLICK = 4, LINE = 12, RIGHT = 14, TOP = 10;
+const FADED = 0.3, NEAR = 14, CLICK = 4, LINE = 12, RIGHT = 14, TOP = 10;
 
 // ------------------------------------------------------------------ axes
 function endsOf(values, tozero) {
