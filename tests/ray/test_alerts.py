@@ -42,7 +42,7 @@ def test_people_are_told_of_each_thing_once_though_the_driver_is_killed(tmp_path
         assert driver is not None
         os.kill(driver, signal.SIGKILL)
         server.wait_until(submitted, "COMPLETED")
-        server.wait_for(lambda: "idle" in [each["event"] for each in told(operators)], "idle slots")
+        server.wait_for(lambda: {"idle", "completed"} <= {each["event"] for each in told(operators)}, "the operator")
         mine = {each["event"]: each["text"] for each in told(own)}
         assert len(told(own)) == len(mine) == 3
         assert "trial 1 failed for good: ArithmeticError: it always ends so (recorded.py:" in mine["trial_failed"]
