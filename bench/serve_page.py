@@ -400,7 +400,7 @@ def tell(paper: Paper, trees: Sequence[str], found: dict[tuple[str, str, str], l
         before, ratios = SAME.get(view, view), []
         for what in ("first", "whole", "search", "sort", "cpu", "heap"):
             old, new = found.get((trees[0], before, what)), found.get((last, view, what))
-            if old and new:
+            if old and new and quantile(new, 0.5):  # CPU time has steps of 10 ms
                 ratios.append(f"{what} {quantile(old, 0.5) / quantile(new, 0.5):.1f}x")
         if ratios:
             paper.say(f"{view}, {trees[0]} / {last}: {', '.join(ratios)}.")
