@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.serve.fake import FakeControl
 
 MANY = 1_000  # trials of the experiment "many"
 PATIENCE_S, POLL_S = 60, 0.05
+SCREENS = ((1400, "light"), (390, "dark"))  # widths of a desktop and a phone, with a theme each
 
 
 @dataclass
@@ -61,3 +63,16 @@ class Site:
 
     def js(self, script: str, *arguments: Any) -> Any:
         return self.browser.execute_script(script, *arguments)
+
+    @contextmanager
+    def screen(self, width: int, theme: str) -> Iterator[None]:
+        """The page on a screen of this width, light or dark; 390 pixels are a phone."""
+        command = self.browser.execute_cdp_cmd
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == 390}
+        try:
+            command("Emulation.setDeviceMetricsOverride", size)
+            command("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
+            yield
+        finally:
+            command("Emulation.clearDeviceMetricsOverride", {})
+            command("Emulation.setEmulatedMedia", {"features": []})

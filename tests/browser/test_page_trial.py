@@ -14,7 +14,7 @@ from dray.records.directory import DIFF
 from dray.records.metrics import SYSTEM, MetricsLog
 from dray.records.result import Result
 from searchers.events import Requested, Source, Started
-from tests.browser.page import Site
+from tests.browser.page import SCREENS, Site
 from tests.experiment.test_requests import answering
 from tests.records.repeated import repeated
 from tests.records.test_repeats import VALUES, runs
@@ -345,20 +345,13 @@ def test_what_a_trial_printed_is_reached_by_its_tab(site: Site) -> None:
 
 
 def test_a_trial_fits_its_screens_light_and_dark(site: Site) -> None:
-    command = site.browser.execute_cdp_cmd
-    try:
-        for width, theme in ((1400, "light"), (390, "dark")):
-            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == 390}
-            command("Emulation.setDeviceMetricsOverride", size)
-            command("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
+    for width, theme in SCREENS:
+        with site.screen(width, theme):
             for tab in ("", "/metrics", "/utilization", "/checkpoints"):
                 site.open(f"#/e/digits-1/t/3{tab}")
                 site.one("nav.tabs a[aria-current]")
                 site.until(lambda: not site.all(".skeleton"), tab)
                 assert site.js("return document.documentElement.scrollWidth") <= width, (tab, width)
-    finally:
-        command("Emulation.clearDeviceMetricsOverride", {})
-        command("Emulation.setEmulatedMedia", {"features": []})
     severe = [each for each in site.browser.get_log("browser") if each["level"] == "SEVERE"]
     expected = ("/fork", "/trials/64", "/variants/")  # refused, as the tests wanted; Chromium writes them down
     assert [each for each in severe if not any(part in each["message"] for part in expected)] == []

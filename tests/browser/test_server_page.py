@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.browser.page import Site
+from tests.browser.page import SCREENS, Site
 from tests.records.repeated import repeated
 from tests.records.test_repeats import VALUES, runs
 
@@ -29,12 +29,8 @@ def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> 
 
 
 def test_the_page_fits_its_screens_light_and_dark_and_leaves_the_machine_alone(site: Site) -> None:
-    command = site.browser.execute_cdp_cmd
-    try:
-        for width, theme in ((1400, "light"), (390, "dark")):
-            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == 390}
-            command("Emulation.setDeviceMetricsOverride", size)
-            command("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
+    for width, theme in SCREENS:
+        with site.screen(width, theme):
             for name, place in (("list", "#/"), ("many", "#/e/many"), ("trial", "#/e/digits-1/t/3")):
                 site.open(place)
                 site.browser.refresh()
@@ -43,11 +39,9 @@ def test_the_page_fits_its_screens_light_and_dark_and_leaves_the_machine_alone(s
                 assert site.js("return document.documentElement.scrollWidth") <= width, (name, width)
                 loaded = site.js("return performance.getEntriesByType('resource').map(it => it.name)")
                 assert {each for each in loaded if not each.startswith(site.url)} == set()
-        background = site.js("return getComputedStyle(document.body).backgroundColor")
-        assert background == "rgb(18, 23, 29)"
-    finally:
-        command("Emulation.clearDeviceMetricsOverride", {})
-        command("Emulation.setEmulatedMedia", {"features": []})
+            if width == 390:
+                background = site.js("return getComputedStyle(document.body).backgroundColor")
+                assert background == "rgb(18, 23, 29)"
     # A refused fork is a 400 that Chromium writes down.
     severe = [
         each for each in site.browser.get_log("browser") if each["level"] == "SEVERE" and "/fork" not in each["message"]

@@ -98,8 +98,10 @@ function Hparams({ name, it }) {
 }
 
 // ------------------------------------------------------------------ metrics
-const searchedFirst = ({ metric, series }) => [...series].sort((one, two) => ((it, other) => it(two) - it(one) || other(two) - other(one))(
-  each => each.kind === "validation" && each.name === metric, each => each.kind === "validation"));
+function searchedFirst({ metric, series }) {
+  const place = each => each.kind !== "validation" ? 2 : each.name === metric ? 0 : 1;
+  return [...series].sort((one, other) => place(one) - place(other));
+}
 
 function Metrics({ name, trial, path, it }) {
   const { data } = useMetrics(path), [along] = useParam("x", "batches"), [beside] = useParam("best");
