@@ -100,11 +100,11 @@ def _with_secrets_of(
         if any(name.startswith("notify.") for name in missing):
             del new["notify"]  # the owner's receiver: it would be told about the experiments of others
     credentials = dict(directory.storage.secrets) if directory.storage_file.exists() else {}
-    section = new.get("checkpoint_storage")
-    if credentials and isinstance(section, Mapping) and _place(section) == _place(plain["checkpoint_storage"]):
+    where = new.get("checkpoint_storage")
+    if credentials and isinstance(where, Mapping) and _place(where) == _place(plain["checkpoint_storage"]):
         if is_owner:
-            new["checkpoint_storage"] = {**credentials, **section}
-        elif not credentials.keys() & section.keys():
+            new["checkpoint_storage"] = {**credentials, **where}
+        elif not credentials.keys() & where.keys():
             missing += [f"checkpoint_storage.{name}" for name in credentials]
             del new["checkpoint_storage"]
     return new, missing
