@@ -162,7 +162,7 @@ def test_values_that_are_not_numbers_are_gaps_with_crosses_and_long_names_fit(si
     assert "A cross marks values that are NaN or infinite." in site.texts("main p[role=status]")[0]
     frame = f"[data-metric='training {name}'] .lines-frame"
     for key, told in ((Keys.ARROW_LEFT, "3"), (Keys.ARROW_RIGHT, "∞")):
-        site.one(f"{frame} .lines").send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, key)
+        site.one(f"{frame} .lines").send_keys(*[Keys.ARROW_RIGHT] * 4, key)
         site.until(lambda told=told: f": {told}" in site.texts(f"{frame} .tip")[0], "the value beside the cross")
     site.browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
