@@ -200,12 +200,12 @@ class SideStream:
         return moved
 
 
-class _Made(TorchDispatchMode):
+class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the tensors on a device that operations in the block make, such as those in a moved object of the user's
     own type. Calls `wait` before an operation reads a tensor of the device, which may still be computed."""
 
     def __init__(self, device: torch.device, wait: Callable[[], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tensors: list[torch.Tensor] = []
         self._device, self._wait = device, wait
 
