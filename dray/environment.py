@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -41,6 +41,11 @@ def variables_set(changes: Mapping[str, str | None]) -> Iterator[None]:
     finally:
         set_variables(before)
         sys.path[:] = path
+
+
+def visible_gpus(gpus: Iterable[str]) -> dict[str, str]:
+    """The variables by which a process sees just these GPUs: CUDA's, and ROCm's, which Ray sets to a worker's own one."""
+    return dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), ",".join(gpus))
 
 
 def device(*, gpu: bool) -> Device:
