@@ -78,12 +78,17 @@ def read_mapping(path: Path) -> dict[Any, Any]:
         raise ConfigError([("config", f"{path} is a directory; give a YAML file in it")], str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([("config", f"cannot be read as UTF-8 text: {error}")], str(path)) from None
+    return mapping_in(text, str(path))
+
+
+def mapping_in(text: str, origin: str) -> dict[Any, Any]:
+    """The mapping in the text of a YAML file. `origin`: the file, for errors."""
     content, fault = parsed(text)
     if fault is not None:
-        raise ConfigError([fault], str(path))
+        raise ConfigError([fault], origin)
     if not isinstance(content, dict):
         got = "an empty file" if content is None else f"{content!r:.60}"
-        raise ConfigError([("config", f"must be a mapping of fields to values, got {got}")], str(path))
+        raise ConfigError([("config", f"must be a mapping of fields to values, got {got}")], origin)
     return content
 
 
@@ -103,30 +108,45 @@ def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any
     >>> with_changes({"searcher": {"name": "asha"}}, ["searcher.max_trials=8", "name=digits"])
     {'searcher': {'name': 'asha', 'max_trials': 8}, 'name': 'digits'}
     """
-    changed = copy.deepcopy(dict(content))
+    values: dict[str, Any] = {}
     faults = []
     for change in changes:
         path, equals, text = change.partition("=")
-        *outer, name = path.strip().split(".")
-        if not equals or not all([*outer, name]):
+        if not equals or not all(path.strip().split(".")):
             faults.append(("--config", f"must be FIELD=VALUE, got {change!r}; for example searcher.max_trials=8"))
             continue
         value, fault = parsed(text)
         if fault is not None:
             faults.append((path, f"the value is {fault.what}, got {text!r}"))
-            continue
+        else:
+            values[path.strip()] = value
+    if faults:
+        raise ConfigError(faults, "The command line")
+    return with_values(content, values, "The command line")
+
+
+def with_values(content: Mapping[Any, Any], values: Mapping[str, Any], origin: str = "The request") -> dict[Any, Any]:
+    """A copy with values in place of others, by their paths.
+
+    >>> with_values({"searcher": {"name": "asha"}}, {"searcher.max_trials": 8})
+    {'searcher': {'name': 'asha', 'max_trials': 8}}
+    """
+    changed = copy.deepcopy(dict(content))
+    faults = []
+    for path, value in values.items():
+        *outer, name = path.split(".")
         place: Any = changed
         for part in outer:
             if place.get(part) is None:
                 place[part] = {}
             place = place[part]
             if not isinstance(place, dict):
-                faults.append((path, f"{part} is {place!r}, which has no fields; set {part} itself"))
+                faults.append((path, f"{part} is {place!r:.60}, which has no fields; set {part} itself"))
                 break
         else:
             place[name] = value
     if faults:
-        raise ConfigError(faults, "The command line")
+        raise ConfigError(faults, origin)
     return changed
 
 
