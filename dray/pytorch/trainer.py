@@ -149,7 +149,6 @@ class Trainer:
                     validation_data, spare = loaders.validation_data(validation_loader, run, full_dataset=full_dataset)
                     plan = arguments.plan(at, run)
                     stack.enter_context(run.host.training(plan, at.batches, run.peers))
-                    training_data = stack.enter_context(loaders.iterating(data.batches))
                     if resumed is not None:
                         resume(run, resumed, callbacks)
                     elif source is not None:
@@ -169,6 +168,10 @@ class Trainer:
                         batch_tokens=trial.get_batch_tokens if self._has_own("get_batch_tokens") else None,
                         sharing=run.mesh_shape.tp,
                     )
+                    for each in callbacks.values():
+                        each.on_training_start()
+                    # Last, because worker processes get copies of the data set: as the hooks have left it.
+                    training_data = stack.enter_context(loaders.iterating(data.batches, run.seed))
                     evaluation = Evaluation(rank=rank, data=validation_data, full_dataset=full_dataset, spare=spare)
                     description = cache(partial(describe, trial, run, data.division))
                     executor = Executor(
@@ -187,9 +190,8 @@ class Trainer:
                         scalars=run.tensorboard,
                         profiler=self._profiler(at.batches),
                         flops_per_record=run.flops_per_record,
+                        set_epoch=data.set_epoch,
                     )
-                    for each in callbacks.values():
-                        each.on_training_start()
                 executor.run(plan, at)
         except ShouldExit:
             # Raised at the start or while saving, so nothing is left to save.

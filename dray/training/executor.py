@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,6 +78,7 @@ class Executor:
     scalars: TensorBoard
     profiler: Any = None  # a `torch.profiler.profile`, stepped after each batch
     flops_per_record: Flops = None
+    set_epoch: Callable[[int], None] | None = None  # gives the training data the number of an epoch
 
     def __post_init__(self) -> None:
         rank, position = self.rank, self.rank.position
@@ -96,6 +97,7 @@ class Executor:
             metrics=self._metrics,
             usage=self._usage,
             profiler=self.profiler,
+            set_epoch=self.set_epoch,
         )
         optimisation = rank.optimisation
         if rank.peers.size > 1 and not optimisation.has_sharded:
