@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._nodes += 1
         if self._nodes > MAX_VALUES * 2:  # the names of fields are nodes too
-            raise yaml.composer.ComposerError(None, None, TOO_MANY, self.peek_event().start_mark)
+            raise yaml.composer.ComposerError(None, None, TOO_MANY, self.get_mark())
         return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
