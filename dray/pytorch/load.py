@@ -72,7 +72,7 @@ def load_trial_from_checkpoint_path(
         kwargs: deprecated; use torch_load_kwargs.
 
     Returns:
-        The trial with its models restored, in train mode as constructed.
+        The trial with its models restored, in eval mode: call `model.train()` to train them further.
 
     Raises:
         ValueError: both torch_load_kwargs and kwargs are given; the trial's constructor does not take trial_kwargs; the
@@ -105,6 +105,7 @@ def load_trial_from_checkpoint_path(
         state = files.read_state(directory, models, **(torch_load_kwargs or kwargs))
         sharded.load(state, directory, models)
         context._run.optimisation.load_models(state)
+        context._run.optimisation.eval_mode()
         return trial
 
 
