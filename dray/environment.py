@@ -44,7 +44,7 @@ def variables_set(changes: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def visible_gpus(gpus: Iterable[str]) -> dict[str, str]:
-    """The variables by which a process sees just these GPUs: CUDA's, and ROCm's, which Ray sets to a worker's own one."""
+    """The variables of CUDA and ROCm by which a process sees only these GPUs."""
     return dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), ",".join(gpus))
 
 

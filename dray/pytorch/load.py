@@ -73,7 +73,7 @@ def load_trial_from_checkpoint_path(
         kwargs: deprecated; use torch_load_kwargs.
 
     Returns:
-        The trial with its models restored, in train mode as constructed.
+        The trial with its models restored, in eval mode: call `model.train()` to train them further.
 
     Raises:
         ValueError: both torch_load_kwargs and kwargs are given; the trial's constructor does not take trial_kwargs; the
@@ -109,6 +109,7 @@ def load_trial_from_checkpoint_path(
         sharded.load(state, directory, models)
         context._run.optimisation.load_models(state)
         mapped.release(models, [])
+        context._run.optimisation.eval_mode()
         return trial
 
 

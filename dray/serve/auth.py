@@ -55,6 +55,8 @@ NEEDS: Mapping[tuple[str, str], Need] = {
     ("POST", f"{_ONE}/boards"): "operate",  # it starts programs on the server's machine, which ask for no token
 }
 """A route that is missing here is refused."""
+FORKABLE = ("trials", "fork", "extend", "activate")
+"""The last parts of routes of which a fork of the experiment does as well, with a token that may not use them."""
 CALLER = web.RequestKey("caller", Token)
 """The key of a request's `Token`."""
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -115,7 +117,9 @@ def guard(tokens: Tokens, hosts: Collection[str], owner_of: Callable[[str], str]
             name = request.match_info["name"]
             owner = await asyncio.to_thread(owner_of, name)
             if why := refusal(token, name, owner):
-                return refuse(403, why)
+                resource = request.match_info.route.resource
+                can_fork = resource is not None and resource.canonical.rpartition("/")[2] in FORKABLE
+                return refuse(403, f"{why}; fork it instead" if can_fork and token.scope == "submit" else why)
         request[CALLER] = token
         return await handler(request)
 
