@@ -187,6 +187,41 @@ def test_a_trial_that_is_missing_is_one_line(command: str, home: Path, dray: Dra
 
 
 @pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("trial kill 7", "did you mean dray trial stop"),
+        ("t kill 7 2", "did you mean dray trial stop"),
+        ("trial cancel 7", "did you mean dray trial stop"),
+        ("trial create 7", "did you mean dray trial add"),
+        ("trial run 7", "did you mean dray trial add"),
+        ("trial status 7", "did you mean dray trial describe"),
+        ("experiment status 7", "did you mean dray experiment describe"),
+        ("e ps", "did you mean dray experiment list"),
+        ("experiment rm 7", "did you mean dray experiment delete"),
+        ("experiment submit a.yaml", "did you mean dray experiment create"),
+        ("exp list", "did you mean dray experiment"),
+        ("jobs", "did you mean dray experiment"),
+        ("submit a.yaml", "did you mean dray experiment create"),
+        ("kill 7", "did you mean dray experiment kill"),
+        ("rm 7", "did you mean dray experiment delete"),
+        ("ps", "dray experiment list"),
+        ("status", "dray experiment describe"),
+        ("e cancel 7", "dray experiment stop"),
+    ],
+)
+def test_the_verbs_of_other_tools_lead_to_ours(typed: str, meant: str, dray: Dray) -> None:
+    assert meant in dray(*typed.split()).is_one_line()
+
+
+@pytest.mark.parametrize(
+    "typed", ["checkpoint kill 7", "checkpoint rm 7", "trial rm 7", "trial delete 7", "trial kill 7"]
+)
+def test_no_hint_ends_more_than_was_typed(typed: str, dray: Dray) -> None:
+    message = dray(*typed.split()).is_one_line()
+    assert not any(f"experiment {verb}" in message for verb in ("kill", "stop", "delete"))
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["experiment", "lits"], "id you mean"),
