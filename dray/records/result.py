@@ -40,7 +40,7 @@ SHOWN = 10
 """Most trials in a notebook's table."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BestTrial:
     """The trial with the best validation of an experiment.
 
@@ -66,7 +66,7 @@ class BestTrial:
     checkpoint_at: Callable[[str | int], Checkpoint] = field(repr=False, compare=False)
     repeated: Interval | None = None
 
-    @property
+    @cached_property
     def checkpoint(self) -> Checkpoint:
         return self.checkpoint_at("best")
 
