@@ -35,6 +35,7 @@ def make_app(control: Control, results: Path, *, tokens: Tokens, hosts: Collecti
     writing = api.Api(control, results, tokens)
     app.add_routes(writing.routes())
     app.on_shutdown.append(writing.end_polls)
+    app.on_cleanup.append(writing.close)
     app.add_routes(views.routes(control, results))
     app.add_routes(site.routes())
     return app
