@@ -3,6 +3,7 @@ code is a traceback of the user's files; a bug in dray is a whole traceback."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -95,7 +96,13 @@ def handle_errors() -> Iterator[None]:
         message = f"{one_line(error)}; this command needs all requirements of dray: pip install dray-train '{RAY}'"
         raise typer.Exit(_print_error(message, FAILED)) from None
     except OSError as error:
-        if (full := is_full(error)) is None or users_line(error, None):
+        if users_line(error, None):
+            raise
+        if error.errno == errno.EROFS:
+            what = f"can't write to {error.filename2 or error.filename}: {error.strerror}"
+            cure = "set DRAY_HOME, or the config's checkpoint_storage, to a directory that you can write to"
+            raise typer.Exit(_print_error(f"{what}; {cure}", FAILED)) from None
+        if (full := is_full(error)) is None:
             raise
         where = f" to {written}" if (written := full.filename2 or full.filename) else ""  # of a copy, not what was read
         message = f"can't write{where}: {full.strerror}; free some space: all records are intact"
