@@ -46,6 +46,7 @@ from dray.records.directory import (
     unlink_from_results,
 )
 from dray.records.driver_lock import DriverLock
+from dray.records.journal import read_journal
 from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
 from dray.records.mirror import Mirror, fetch_experiment
@@ -421,7 +422,7 @@ class Experiment:
             opened = open_search(
                 *given,
                 journal=journal,
-                records=Journal.read(directory.journal),
+                records=read_journal(directory.journal),
                 observers=observers,
                 requests=RequestFiles(directory),
                 watched=Watched.by(self._config.notify) | (Watched() if self.lent is None else self.lent.notify),
@@ -572,7 +573,7 @@ def once_ready(announce: Callable[[], None], on_message: Callable[[Message], Non
 def _raise_failure(reason: DoneReason, directory: ExperimentDirectory) -> None:
     """Raise an `ExperimentError` unless the search has completed."""
     if reason == "errored":
-        errors = [record["error"] for record in Journal.read(directory.journal) if "error" in record]
+        errors = [record["error"] for record in read_journal(directory.journal) if "error" in record]
         raise ExperimentError(
             f"every trial failed; all errors are in {directory.journal}, the last one is\n"
             f"{errors[-1] if errors else 'not recorded'}"

@@ -21,12 +21,12 @@ from dray.errors import NoExperiment
 from dray.records import driver_lock
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.driver_lock import PATIENCE_S
+from dray.records.journal import read_journal
 from dray.records.lookup import parse_location
 from dray.storage import Location, RemoteDirectory
 from dray.storage.errors import Outage
 from dray.storage.logs import BYTES_PER_S, NAME, stored_as
 from dray.text import some
-from searchers.journal import Journal
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ def fetch_to(path: Path, location: Location) -> None:
     driver_lock.wait_for_silence(location)
     trials = fetch_without_trials(location, directory)
     directory.code.mkdir(exist_ok=True)
-    started = {record.get("trial") for record in Journal.read(directory.journal) if record["event"] == "started"}
+    started = {record.get("trial") for record in read_journal(directory.journal) if record["event"] == "started"}
     _delete(trials - started, location)
     # Before the rename: without it, the directory could not be resumed.
     driver_lock.take_over(directory, path)
