@@ -166,7 +166,7 @@ class ExperimentDirectory:
     def open(cls, path: Path) -> ExperimentDirectory:
         """The directory of an existing experiment; `NoExperiment` if there is none."""
         directory = cls(path)
-        if not directory.config_file.exists():
+        if not os.path.lexists(directory.config_file):
             reject_local_run(path)
             raise NoExperiment(f"no experiment in {path}: it has no {directory.config_file.name}")
         return directory

@@ -168,7 +168,7 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
             return f"{trial} started: {' '.join(f'{name}={shown(value)}' for name, value in drawn.items())}"
         case "reported":
             at = amount(shown(record["step"]), unit)
-            return f"{trial} at {at}: {metric} {shown(record['value'])}{_decided(record)}"
+            return f"{trial} at {at}: {metric} {shown(record.get('value'))}{_decided(record)}"
         case "exited":
             return f"{trial} {_ENDED.get(record['reason'], record['reason'])}{_decided(record)}"
         case "restarted":

@@ -175,7 +175,7 @@ class MetricsLog:
     def _write(self, path: Path, table: pa.Table) -> None:
         temporary = path.with_name(f".{path.stem}.tmp")
         with temporary.open("wb") as file:
-            pq.write_table(table, file)
+            pq.write_table(table, file, write_page_checksum=True)
             file.flush()
             # A power failure must not replace a complete part with an empty one.
             os.fsync(file.fileno())
@@ -231,7 +231,9 @@ def _read(
     parts = []
     for path in _parts(directory):
         with _readable(path):
-            parts.append(pq.read_table(path, columns=SCHEMA.names, filters=wanted or None).cast(SCHEMA))
+            content = pa.BufferReader(path.read_bytes())
+            part = pq.read_table(content, columns=SCHEMA.names, filters=wanted or None, page_checksum_verification=True)
+            parts.append(part.cast(SCHEMA))
     table = pa.concat_tables([*parts, tail])
     order = _latest(table)
     is_system = np.array(table["kind"].to_pylist(), object) == SYSTEM
@@ -273,7 +275,8 @@ def _read_part(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     names = [name for name in NAMES if pa.types.is_dictionary(schema.field(name).type)]
     with _readable(path):
         # `read_table` takes three times as long for a small part.
-        part = pq.ParquetFile(pa.BufferReader(path.read_bytes()), read_dictionary=names)
+        content = pa.BufferReader(path.read_bytes())
+        part = pq.ParquetFile(content, read_dictionary=names, page_checksum_verification=True)
         table = part.read(columns=schema.names, use_threads=False)
         table = table if table.schema.equals(schema) else table.cast(schema)
         for name, most in (("trial_id", _MOST_TRIALS), ("batches", 2**63)):

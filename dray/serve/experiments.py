@@ -295,6 +295,6 @@ def experiment_path(results: Path, name: str) -> Path:
     if name and not name.startswith(".") and "/" not in name and "\0" not in name:
         # `link_into_results` makes links to directories of the same name.
         is_ours = not path.is_symlink() or Path(os.readlink(path)).name == name
-        if is_ours and (path / "experiment.yaml").is_file():
+        if is_ours and os.path.lexists(path / "experiment.yaml"):
             return path.resolve()
     raise NoExperiment(f"no experiment {name[:100]!r} in the results directory")

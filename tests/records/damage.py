@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import typer
+
 from dray.cli import main
 from dray.cli.errors import handle_errors
 from dray.records.directory import ExperimentDirectory
@@ -108,6 +110,8 @@ CONTENT: Mapping[str, Callable[[bytes], bytes]] = {
     "not UTF-8": lambda content: _line(b'{"event": "\xff\xfe"}')(content),
     "doubled line": _doubled,
 }
+ELSEWHERE = ("journal.jsonlempty", "journal.jsonlmissing")
+"""Cells that tests of the resume are about: a search must not begin again."""
 DAMAGES = (*CONTENT, "a directory", "unreadable", "missing")
 
 
@@ -166,7 +170,7 @@ def make(root: Path) -> Path:
     (directory.trial(0) / "logs/rank_0.log").write_text("one\ntwo\nthree\nfour\n")
     request = directory.path / "requests/00000000000000000001-00000000.json"
     request.parent.mkdir()
-    request.write_text('{"event": "requested", "trial": 0}')
+    request.write_text('{"trial": 0, "event": "requested"}')
     variant = directory.variants / "3f9c01ab52de"
     (variant / "code").mkdir(parents=True)
     (variant / "change.diff").write_text("--- a/model_def.py\n+++ b/model_def.py\n@@ -1 +1 @@\n-a\n+b\n")
@@ -212,6 +216,8 @@ def _captured(function: Callable[[], Any]) -> Said:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), imports_undone():
             try:
                 function()
+            except typer.Exit:
+                pass
             except SystemExit as ended:
                 if ended.code not in (0, 1, 2, 3, None):
                     trouble = f"exit code {ended.code}"
@@ -256,8 +262,12 @@ def _resume(root: Path) -> Said:
         main(["experiment", "resume", NAME])
 
     found = _captured(resume)
-    if found.trouble or any(line.startswith("dray: ") for line in found.said):
-        return found
+    # Its own lines have times, which differ from run to run.
+    about = tuple(
+        line for line in found.said if line.startswith("dray: ") or "is damaged" in line or "can't be" in line
+    )
+    if found.trouble or any(line.startswith("dray: ") for line in about):
+        return Said("", about, found.trouble)
 
     def run() -> None:
         directory = ExperimentDirectory(root / NAME)
@@ -269,12 +279,11 @@ def _resume(root: Path) -> Said:
         print(len(read_metrics(directory.metrics)))
 
     again = _captured(run)
-    # Times of the resumption differ from run to run.
-    return Said(again.out, (*(each for each in found.said if "is damaged" in each), *again.said), again.trouble)
+    return Said(again.out, (*about, *again.said), again.trouble)
 
 
 PAGES = ("", "/config", "/trials", "/trials/0", "/trials/0/metrics", "/trials/0/system", "/trials/0/logs", "/logs")
-PAGES += ("/checkpoints", "/curves", "/figures/parallel", "/figures/slots", "/failures", "/variants/3f9c01ab52de")
+PAGES += ("/checkpoints", "/curves", "/figures/slots", "/failures", "/variants/3f9c01ab52de")
 
 
 def _page(root: Path) -> Said:
@@ -305,7 +314,8 @@ def _page(root: Path) -> Said:
                 if (status == 500 and "its log says why" in body["error"]) or "\n" in body["error"]:
                     trouble = trouble or f"{path}: {body['error']}\n{log.getvalue()}"
             else:
-                out.append(re.sub(r'"(pace|status|version|wait_s|is_running)": [^,]*', "", json.dumps(body)))
+                # Times of the answers differ.
+                out.append(re.sub(r'"(pace|status|version|wait_s|at)": (?!\[)[^,]*', "", json.dumps(body)))
         connection.close()
     logging.getLogger().removeHandler(handler)
     if "Traceback" in log.getvalue():
@@ -341,12 +351,16 @@ LOCAL = {"describe": _command("experiment", "describe", "run-1"), "trial list": 
 
 
 # ------------------------------------------------------------------------------------------------------------ the table
+_ABSENT = re.compile(r"no experiment|has not started|has no trial|has validated yet|has reported no metrics")
+"""What is said where a file is missing or empty."""
+
+
 def _verdict(said: Said, whole: Said, file: Path, how: str) -> str:
     """The mark of a cell, see `LEGEND`."""
     if said.trouble:
         return "✗"
     new = [line for line in said.said if line not in whole.said]
-    about = [line for line in new if file.name in line]
+    about = [line for line in new if file.name in line or _ABSENT.search(line)]
     if new and not about:
         return "?"
     if len({re.sub(r"^dray: |^\S+ can't be read: ", "", line) for line in new}) > 1:
@@ -360,12 +374,23 @@ def _verdict(said: Said, whole: Said, file: Path, how: str) -> str:
 
 LEGEND = """\
 - `=`: the same answer as for the undamaged files
-- `1`: one line that names the file; what can be answered without the damaged part is answered
+- `1`: one line that names the file, or says what is not there; what can be answered without that part is answered
 - `~`: another answer in silence, because the end of a file was cut, a line is there twice, or the file is gone
 - `?`: one line that does not name the file
 - `2`: several lines
 - `✗`: a traceback, a wrong answer in silence, or an answer about other experiments that is missing
 """
+
+
+def _commands_for(path: str) -> Collection[str]:
+    """The commands that may read a file; the others never open it."""
+    if path.startswith(".server"):
+        return ("list", "server") if path.startswith(".server/") else ("list", "describe", "page")
+    if path.startswith("local/"):
+        return "list", "describe", "trial list", "page"
+    if path.endswith(("journal.jsonl", "experiment.yaml", "_tail.jsonl", "_timeline.jsonl", ".parquet")):
+        return [name for name in COMMANDS if name != "server"]
+    return "list", "describe", "trial list", "Result", "page", "resume"
 
 
 @contextlib.contextmanager
@@ -395,7 +420,7 @@ def cells(
 
         def answers(path: str) -> Iterator[tuple[str, Said]]:
             for name, command in COMMANDS.items():
-                if name in only and (name == "server") <= path.startswith(".server/"):
+                if name in only and name in _commands_for(path):
                     yield name, (LOCAL.get(name, command) if path.startswith("local/") else command)(root)
 
         whole: dict[str, dict[str, Said]] = {}
