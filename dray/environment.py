@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -41,6 +41,11 @@ def variables_set(changes: Mapping[str, str | None]) -> Iterator[None]:
     finally:
         set_variables(before)
         sys.path[:] = path
+
+
+def visible_gpus(gpus: Iterable[str]) -> dict[str, str]:
+    """The variables of CUDA and ROCm by which a process sees only these GPUs."""
+    return dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), ",".join(gpus))
 
 
 def device(*, gpu: bool) -> Device:

@@ -29,7 +29,7 @@ Fields: TypeAlias = Mapping[str, tuple[type, ...]]
 
 NUMBER = (int, float)
 OPTIONAL_NUMBER = (int, float, NoneType)
-_RESTORE = "restore the file from a copy"
+_RESTORE = "restore the file from a backup"
 _SHOWN = 60
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ hung: no progress for ``hang_timeout_s``."""
 
 _OUT_OF_MEMORY = ("out of memory", "status_alloc_failed", "failed to cuda calloc")  # the last by NCCL
 _OUT_OF_HOST_MEMORY = ("can't allocate memory", "cannot allocate memory", "is killed by signal: killed")
-_DEVICE_ERRORS = ("cuda error", "cudnn", "cublas", "cuda driver error")
+_DEVICE_ERRORS = ("cuda error", "hip error", "cudnn", "cublas", "cuda driver error")
 _ERRORS_OF_PROGRAMS = (
     "device-side assert", "illegal memory access", "misaligned address", "illegal instruction", "invalid",
     "no kernel image", "supported", "not permitted", "too many resources", "captur", "cublas", "cudnn",
@@ -60,7 +61,29 @@ def may_be_gpus_fault(error: BaseException) -> bool:
     # Every CUDA error mentions device-side assertions on a separate line.
     lines = [line for each in _chain(error) if _kind(each) == "device" for line in str(each).lower().splitlines()]
     lines = [line for line in lines if any(words in line for words in _DEVICE_ERRORS)] or lines[:1]
-    return bool(lines) and not any(words in line for line in lines for words in _ERRORS_OF_PROGRAMS)
+    programs = any(words in line for line in lines for words in _ERRORS_OF_PROGRAMS if "nvlink" not in line)
+    return bool(lines) and not programs
+
+
+_ABORT = re.compile(
+    r"(?:terminated with exception:|what\(\):).*?((?:CUDA|HIP|cuDNN|cuBLAS)[ _](?:driver )?\w*error: .*)", re.I
+)
+
+
+def failure_printed(lines: Iterable[str], node: str, batches: int = -1) -> Failure | None:
+    """The failure of a process that a GPU's error ended without a Python exception, as far as its output tells; None
+    if it does not. NCCL's watchdog aborts a process as soon as it sees such an error, often before Python does.
+
+    Args:
+        lines: what the process printed last.
+        node: Ray's id of its node.
+    """
+    for line in lines:
+        if (found := _ABORT.search(line)) is not None:
+            error = RuntimeError(found[1].strip())
+            suspect = node if may_be_gpus_fault(error) else ""
+            return Failure(kind=_kind(error), where=str(error), batches=batches, node=suspect)
+    return None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -408,6 +408,10 @@ class Experiment:
         notifier: Notifier,
         on_message: Callable[[Message], None] | None,
     ) -> Result:
+        with contextlib.closing(ExperimentReader(directory)) as reader:
+            reader.refresh()
+        if lost := reader.lost_records():
+            raise ExperimentError(lost)
         # The mirror closes after everything is on the disk, and the lock after the last copy.
         with (
             contextlib.closing(DriverLock(directory)) as lock,
@@ -454,7 +458,10 @@ class Experiment:
                     raise AlreadyEnded(f"the experiment has ended: {limits.reason}{spent}; to continue: {extend}")
             else:
                 try:
-                    self._run(opened, directory, lock, journal, observers, notifier, display, interrupts, on_message)
+                    before = reader.trials
+                    self._run(
+                        opened, directory, lock, journal, observers, notifier, display, interrupts, on_message, before
+                    )
                 except ConfigError as error:
                     # It can't run as it is, so it must not be listed as STOPPED.
                     journal.append({"event": "failed", "error": str(error), "time": time.time()})
@@ -481,6 +488,7 @@ class Experiment:
         display: Display,
         interrupts: Interrupts,
         on_message: Callable[[Message], None] | None,
+        before: Mapping[int, TrialRecord],
     ) -> None:
         def announce() -> None:
             self._leaves_import = False  # the first workers have imported it, so the experiment is real from now on
@@ -513,7 +521,7 @@ class Experiment:
                     )
                     run = modules.result()
                 display.say(f"on {cluster.description}")
-                display.begin(opened.search, _reported(directory))
+                display.begin(opened.search, before)
                 self.last_run = run.Run(
                     opened=opened,
                     records=run.Records(
@@ -546,13 +554,6 @@ def _server_at(url: str) -> Server:
     if server is None:
         raise ExperimentError(f"no server is up in {results_root()}; start one with: dray serve")
     return server
-
-
-def _reported(directory: ExperimentDirectory) -> dict[int, TrialRecord]:
-    """The trials of earlier runs."""
-    with contextlib.closing(ExperimentReader(directory)) as reader:
-        reader.refresh()
-        return reader.trials
 
 
 def once_ready(announce: Callable[[], None], on_message: Callable[[Message], None] | None) -> Callable[[Message], None]:

@@ -24,7 +24,8 @@ class Overview:
         number: its number in the results directory, see `numbering`; None if it has none.
         title: the config's ``name``.
         state: see docs/cli.md; on a server also the states of `dray.serve.control.ExperimentState`.
-        why: the reason for the states DAMAGED and ERROR, or for an experiment that should run but does not; or "".
+        why: the reason for the states DAMAGED and ERROR, or why an experiment does not run that should, or can't be
+            resumed; or "".
         trials, ended, failed: numbers of trials so far, of those that have ended, and of those that have failed.
         max_trials: the number of trials that the search creates by itself; None if it is not known in advance.
         requested: the number of trials that were created on request, see `searchers.Requested`.

@@ -17,6 +17,7 @@ from dray.records.growing import GrowingMetrics
 from dray.records.heading import Heading
 from dray.records.journal import GrowingJournal
 from dray.records.last_values import LastValues
+from dray.records.lost_records import lost_records
 from dray.records.metrics import SYSTEM, numpy_of
 from dray.records.overview import ExperimentState, Overview, drawn_by
 from dray.records.ranking import RankedTrials, no_collections
@@ -165,6 +166,14 @@ class ExperimentReader(RankedTrials):
             if trial.state == "RUNNING" and trial.ended_by != ended_by:
                 trial.ended_by = ended_by
                 trial.derived.clear()
+
+    def lost_records(self) -> str:
+        """What the journal has lost, and what to do; "" if nothing, or while a driver writes it."""
+        if self.is_running is not False:
+            return ""
+        started = {each.id for each in self.trials.values() if each.state != "PENDING" or each.drawn is not None}
+        measured = (each.id for each in self._measured.values() if each.at or each.batches)
+        return lost_records(self.directory, self.records, started, measured)
 
     # ------------------------------------------------------------------ the journal
     def _happened(self, record: Mapping[str, Any]) -> None:
@@ -317,6 +326,7 @@ class ExperimentReader(RankedTrials):
     def overview(self) -> Overview:
         best, failed, budget = self.best(), self.num_failed, self._budget_now()
         live = [trial for trial in self.trials.values() if not trial.has_ended]
+        lost = self.lost_records()
         mean = None if best is None else self.mean_of_repeats(best.id)
         done = self._done or self._why or ("completed" if self._ended else "")
         state: ExperimentState = "UNKNOWN" if self.is_running is None else "STOPPED"
@@ -330,7 +340,7 @@ class ExperimentReader(RankedTrials):
             number=self.number,
             title=self._heading.title,
             state=state,
-            why="" if self.is_running else self._why,
+            why="" if self.is_running else lost or self._why,
             trials=len(self.trials),
             ended=len(self.trials) - len(live),
             failed=failed,

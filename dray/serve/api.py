@@ -29,6 +29,7 @@ from dray.serve import fork, logs
 from dray.serve.answers import BadInput, answer, number
 from dray.serve.auth import CALLER
 from dray.serve.control import ACTIVE, API, Control, NotSubmitted, Submitted, Verb, WrongState
+from dray.serve.draft import Draft
 from dray.serve.experiments import experiment_path
 from dray.serve.quota import check_priority
 from dray.serve.requests import ask, import_in_fork
@@ -123,7 +124,7 @@ class Api:
     def _submitted(self, config: str, packed: Path, code: Path, owner: str) -> Submitted:
         _unpack(packed, code)
         try:
-            return self._control.submit(config, code, owner)
+            return self._control.submit(Draft(config=config), code, owner)
         except ConfigError as error:
             # The path of the code on the server means nothing to the user.
             raise ConfigError([(field, _without(what, code)) for field, what in error.faults], error.source) from None
@@ -153,8 +154,13 @@ class Api:
         path, body = experiment_path(self._results, request.match_info["name"]), await _body(request)
         if set(body) - {"config"} or not isinstance(config := body.get("config", {}), dict | str):
             raise BadInput("give config: fields to change with their values, or a whole YAML file as text")
-        owner = request[CALLER].owner
-        return answer(asdict(await _call(self._submitters, fork.fork, self._control, path, config, owner)), status=201)
+        token = request[CALLER]
+
+        def forked() -> Submitted:
+            is_owner = token.scope == "operate" or _owner(self._control, path.name) == token.owner
+            return fork.fork(self._control, path, config, token.owner, is_owner=is_owner)
+
+        return answer(asdict(await _call(self._submitters, forked)), status=201)
 
     async def _add_trial(self, request: web.Request) -> web.StreamResponse:
         stack, code = contextlib.ExitStack(), None
@@ -294,6 +300,14 @@ def _hparams(body: Mapping[str, Any]) -> dict[str, Any]:
     if set(body) - {"hparams"} or not isinstance(hparams := body.get("hparams", {}), dict):
         raise BadInput("give hparams: hyperparameters with their values; for a fork also at: best, latest or a batch")
     return hparams
+
+
+def _owner(control: Control, name: str) -> str | None:
+    """The owner of an experiment; None if it was not submitted to the server."""
+    try:
+        return control.experiment(name).owner
+    except NotSubmitted:
+        return None
 
 
 def _delete(control: Control, path: Path) -> None:
