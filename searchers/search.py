@@ -288,12 +288,12 @@ class Search:
             try:
                 actions = self._replay_one(record)
             except (ValueError, TypeError) as error:
-                raise JournalError(f"{where}: line {line} can't be replayed: {error}") from error
+                raise JournalError(f"{where}: line {line}: {error}") from error
             decided = [action_to_json(action) for action in actions]
             if decided != record.get("actions"):
                 raise JournalError(
-                    f"{where}: line {line} can't be replayed: the recorded actions are {record.get('actions')}, "
-                    f"but this search decides on {decided}; replay it with the searcher config that wrote the journal"
+                    f"{where}: line {line}: the recorded actions are {record.get('actions')}, but this search decides "
+                    f"on {decided}; replay it with the searcher configuration that wrote the journal"
                 )
         return self
 

@@ -110,8 +110,8 @@ CONTENT: Mapping[str, Callable[[bytes], bytes]] = {
     "not UTF-8": lambda content: _line(b'{"event": "\xff\xfe"}')(content),
     "doubled line": _doubled,
 }
-ELSEWHERE = ("journal.jsonlempty", "journal.jsonlmissing")
-"""Cells that tests of the resume are about: a search must not begin again."""
+TRAINS = (("journal.jsonl", "cut"),)
+"""Where the search goes on, on Ray: its end was cut."""
 DAMAGES = (*CONTENT, "a directory", "unreadable", "missing")
 
 
@@ -355,6 +355,10 @@ _ABSENT = re.compile(r"no experiment|has not started|has no trial|has validated 
 """What is said where a file is missing or empty."""
 
 
+AS_IT_IS = ("rank_0.log", "manifest.json", "change.diff")
+"""Text is shown as it is, and checkpoints are not verified before they are used."""
+
+
 def _verdict(said: Said, whole: Said, file: Path, how: str) -> str:
     """The mark of a cell, see `LEGEND`."""
     if said.trouble:
@@ -369,13 +373,17 @@ def _verdict(said: Said, whole: Said, file: Path, how: str) -> str:
         return "1"
     if said.out == whole.out:
         return "="
-    return "~" if how in ("empty", "cut", "NULs at the end", "missing", "doubled line") else "✗"
+    return (
+        "~" if file.name in AS_IT_IS or how in ("empty", "cut", "NULs at the end", "missing", "doubled line") else "✗"
+    )
 
 
 LEGEND = """\
 - `=`: the same answer as for the undamaged files
 - `1`: one line that names the file, or says what is not there; what can be answered without that part is answered
-- `~`: another answer in silence, because the end of a file was cut, a line is there twice, or the file is gone
+- `~`: another answer in silence, because the end of a file was cut, a line is there twice, the file is gone, or its
+  text is shown as it is
+- blank: the command does not read the file; or, where the end of a search was cut, its resume trains on Ray
 - `?`: one line that does not name the file
 - `2`: several lines
 - `✗`: a traceback, a wrong answer in silence, or an answer about other experiments that is missing
@@ -418,9 +426,9 @@ def cells(
     root = scratch / "results"  # always the same, so that answers can be compared
     with results(root):
 
-        def answers(path: str) -> Iterator[tuple[str, Said]]:
+        def answers(path: str, file: str = "", how: str = "") -> Iterator[tuple[str, Said]]:
             for name, command in COMMANDS.items():
-                if name in only and name in _commands_for(path):
+                if name in only and name in _commands_for(path) and not (name == "resume" and (file, how) in TRAINS):
                     yield name, (LOCAL.get(name, command) if path.startswith("local/") else command)(root)
 
         whole: dict[str, dict[str, Said]] = {}
@@ -438,7 +446,7 @@ def cells(
                     whole[kind] = dict(answers(path))
                     continue
                 damage(root / path, how)
-                for name, said in answers(path):
+                for name, said in answers(path, file, how):
                     yield file, how, name, _verdict(said, whole[kind][name], root / path, how), said
 
 
