@@ -20,7 +20,7 @@ from dray.code.startup_hook import run_startup_hook
 from dray.config.custom import Custom
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_search
-from dray.environment import device, variables_set
+from dray.environment import device, variables_set, visible_gpus
 from dray.experiment.checkpoint_source import with_source
 from dray.experiment.sandboxed import reject_sandbox
 from dray.experiment.unread import UnreadHparams
@@ -164,7 +164,7 @@ def process_for(config: ExperimentConfig) -> Iterator[bool]:
     for_cpus = config.resources.slot == "cpu"
     gpu = not for_cpus and torch.cuda.is_available()
     # As on a cluster, for code that chooses a device itself. It has no effect if this process has used CUDA already.
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if for_cpus else {}
+    hidden = visible_gpus([]) if for_cpus else {}
     with (
         variables_set({**hidden, **config.environment.variables(device(gpu=gpu))}),
         deterministic(config.reproducibility.deterministic),

@@ -20,6 +20,7 @@ from dray.pytorch.trial import PyTorchTrial
 from dray.pytorch.trial_run import TrialRun
 from dray.storage import opened
 from dray.training.checkpoint import files, sharded
+from dray.training.checkpoint.mapped import MappedTensors
 from dray.training.optimisation import bare
 from dray.training.parallel.device import CPU, is_for_cpus
 from dray.training.units import Batch
@@ -103,8 +104,11 @@ def load_trial_from_checkpoint_path(
         trial: T = cls(context, **arguments)
         models = [bare(model) for model in context.models]
         state = files.read_state(directory, models, **(torch_load_kwargs or kwargs))
+        mapped = MappedTensors(state)
+        state = mapped.copied(state)
         sharded.load(state, directory, models)
         context._run.optimisation.load_models(state)
+        mapped.release(models, [])
         context._run.optimisation.eval_mode()
         return trial
 

@@ -23,13 +23,17 @@ Flops: TypeAlias = float | Literal["count"] | None
 _PEAK_TFLOPS: list[tuple[str, float]] = [
     ("GB300", 2500), ("B300", 2250), ("GB200", 2500), ("B200", 2250),
     ("GH200", 989), ("H200 NVL", 836), ("H200", 989), ("H100 NVL", 835), ("H100 PCIE", 756), ("H100", 989),
-    ("L40S", 362), ("L40", 181), ("L4", 121), ("RTX 4090", 165), ("RTX 3090", 71),
-    ("A100", 312), ("A40", 150), ("A30", 165), ("A10G", 70), ("A10", 125),
-    ("V100", 125), ("T4", 65),
-    ("MI355X", 2500), ("MI325X", 1307), ("MI300X", 1307), ("MI300A", 981), ("MI250X", 191.5),
+    ("H800 PCIE", 756), ("H800", 989), ("H20", 148),
+    ("RTX PRO 6000", 503), ("RTX 6000 ADA", 364), ("RTX A6000", 155), ("A6000", 155),
+    ("RTX 5090", 210), ("RTX 4090", 165), ("RTX 3090", 71),
+    ("L40S", 362), ("L40", 181), ("L20", 119.5), ("L4", 121),
+    ("A100", 312), ("A800", 312), ("A40", 150), ("A30", 165), ("A10G", 70), ("A10", 125),
+    ("V100", 125), ("T4", 65), ("P100", 21), ("P4", 5.5),
+    ("MI355X", 2500), ("MI350X", 2300), ("MI325X", 1307), ("MI308X", 188), ("MI300X", 1307), ("MI300A", 981),
+    ("MI250X", 191.5), ("MI250", 181), ("MI210", 181), ("MI100", 92),
 ]  # fmt: skip
-"""The peaks of dense bfloat16 (else float16) in the vendors' data sheets, by words in the GPU's name; the first match
-counts. torch sees each half of an MI250X as a GPU."""
+"""The peaks of dense bfloat16 (else float16, else float32) in the vendors' data sheets, by words in the GPU's name; the
+first match counts. torch sees each half of an MI250X as a GPU."""
 
 
 def peak_flops(gpu: str) -> float | None:

@@ -291,6 +291,7 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
         ({"searcher__max_length": ..., "entrypoint": "python3 train.py"}, "searcher.max_length", "missing required fi"),
         ({"labels": ["a", 3]}, "labels[1]", "must be a string, got 3"),
         ({"resources__slot_type": ["a100"]}, "resources.slot_type[0]", "; did you mean A100?"),
+        ({"resources__slot_type": ["L4", "K80"]}, "resources.slot_type[1]", "no trial can run on a GPU of type K80"),
     ],
 )
 def test_a_fault_has_its_path(change: dict[str, Any], path: str, what: str) -> None:

@@ -7,13 +7,14 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
 from dray import pytorch
+from dray.config.resources import GpuType
 from dray.hosts import use_host
 from dray.training import usage
 from dray.training.usage import Usage, UsageShare, count_flops, peak_flops
@@ -134,8 +135,16 @@ def test_work_of_all_ranks_makes_throughput_and_mfu(clock: Clock, monkeypatch: p
 def test_the_peak_of_a_gpu_is_known_by_its_name() -> None:
     known = {"NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA A10G": 70, "NVIDIA L40S": 362}
     assert {name: peak_flops(name) for name in known} == {name: tflops * 1e12 for name, tflops in known.items()}
+    more = {"NVIDIA H800": 989, "NVIDIA A800-SXM4-80GB": 312, "NVIDIA L20": 119.5, "NVIDIA GeForce RTX 5090": 210}
+    more |= {"NVIDIA RTX 6000 Ada Generation": 364, "NVIDIA RTX A6000": 155, "NVIDIA H20": 148}
+    more |= {"NVIDIA RTX PRO 6000 Blackwell Server Edition": 503, "AMD Instinct MI250X / MI250": 191.5}
+    assert {name: peak_flops(name) for name in more} == {name: tflops * 1e12 for name, tflops in more.items()}
     assert peak_flops("NVIDIA RTX A4000") is None
     assert peak_flops("NVIDIA A100-SXM4-40GB MIG 1g.5gb") is None
+
+
+def test_the_peak_of_each_type_of_slots_is_known() -> None:
+    assert [name for name in get_args(GpuType) if peak_flops(name) is None] == []
 
 
 @pytest.mark.slow

@@ -236,7 +236,8 @@ def describe(directory: Path) -> dict[str, Any]:
 
 
 def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_kwargs: Any) -> dict[str, Any]:
-    """Load `state-dict.pth` without running code, onto the CPU unless `torch_load_kwargs` say otherwise.
+    """Map `state-dict.pth` into memory without running code, on the CPU, unless `torch_load_kwargs` say otherwise. What
+    keeps its tensors must copy them: see `mapped`.
 
     `models` are the trial's unwrapped models: parameter names in a Determined checkpoint may have a prefix.
     """
@@ -247,7 +248,7 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
             f"{directory} has no {STATE}: a program saved it with the core API, and only that program can read it; "
             "copy its files with `dray checkpoint download`"
         )
-    state: dict[str, Any] = load_as(dict, path, **torch_load_kwargs)
+    state: dict[str, Any] = load_as(dict, path, **{"mmap": True, **torch_load_kwargs})
     return state if old is None else determined.adapt(state, models)
 
 
