@@ -34,7 +34,7 @@ _fields_of = by_kind(
     "event",
     {
         "submitted": {"path": (str,), "time": NUMBER, "share": (dict,), "owner": (str, NoneType)}
-        | {"budget": (dict, NoneType)},
+        | {"budget": (dict, NoneType), "request": (str, NoneType)},
         "wanted": {"wanted": (str,), "error": (str, NoneType)},
         "ended": {"state": (str,), "error": (str,)},
         "died": {"error": (str,), "has_trained": (bool,)},
@@ -85,6 +85,7 @@ class Item:
     owner: str = ""  # the name of the token that submitted it; "": the server's own
     budget: dict[str, float] = field(default_factory=dict)  # its totals, by names of `dray.serve.quota.UNITS`
     spent: dict[str, float] = field(default_factory=dict)  # when its process last ended
+    request: str = ""  # the id of the request that created it, if that may be sent again
 
 
 class Queue:
@@ -111,9 +112,18 @@ class Queue:
             except (LookupError, TypeError):  # such as an experiment that was never submitted
                 raise DamagedFile(damaged_line(where, line, f"it does not fit those before: {record}")) from None
 
-    def add(self, path: Path, share: Share, *, owner: str = "", budget: Mapping[str, float] | None = None) -> Item:
+    def add(
+        self,
+        path: Path,
+        share: Share,
+        *,
+        owner: str = "",
+        budget: Mapping[str, float] | None = None,
+        request: str = "",
+    ) -> Item:
         """Add an experiment, in the state "run"."""
         record = {"event": "submitted", "path": str(path), "time": self._clock(), "share": asdict(share)}
+        record |= {"request": request} if request else {}
         self._note(record | ({"owner": owner, "budget": dict(budget or {})} if owner else {}), path.name)
         return self._items[path.name]
 
@@ -198,6 +208,7 @@ class Queue:
             share, path = Share(**record["share"]), Path(record["path"])
             item = self._items[name] = Item(name=name, path=path, submitted=record["time"], share=share)
             item.owner, item.budget = record.get("owner") or "", record.get("budget") or {}
+            item.request = record.get("request") or ""
             return
         item = self._items[name]
         match event:
