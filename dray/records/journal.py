@@ -31,6 +31,7 @@ _fields_of = by_kind(
         "limits": {"budget": (dict, NoneType), "until": (dict, NoneType), "patience": (int, NoneType)}
         | {"prices": (dict, NoneType)},
         "rejected": {"id": (str,), "error": (str,)},
+        "unread": {"unread": (list,), "read": (list,)},
     },
     {"time": OPTIONAL_NUMBER},
 )
@@ -55,6 +56,8 @@ def check(record: Any) -> str:
         return what
     if not 0 <= (record.get("time") or 0) < _LATEST:
         return f"time is {record['time']!r}"
+    if record["event"] == "unread" and not all(type(name) is str for name in (*record["unread"], *record["read"])):
+        return "a name of a hyperparameter is not text"
     if type(actions := record.get("actions", [])) is not list:
         return f"actions is {actions!r:.60}"
     for action in actions:
