@@ -306,7 +306,10 @@ def _recompute(unit: nn.Module, *, selective: bool) -> None:
 
     options: dict[str, Any] = {}
     if selective:
-        kept = [getattr(torch.ops.aten, name).default for name in _KEPT]
+        ops: Any = torch.ops
+        kept = [getattr(ops.aten, name).default for name in _KEPT]
+        # A collective costs more than its result's memory; and attention that is compiled is one operator.
+        kept += [ops._c10d_functional.reduce_scatter_tensor.default, ops.higher_order.flex_attention]
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, kept)
     # Replace `forward`, because a wrapper module would change the parameters' names.
     unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False, **options)
