@@ -15,6 +15,9 @@ from typing import Literal
 
 from dray._version import __version__
 
+TRACEBACK = "DRAY_TRACEBACK"
+"""A variable that, if it is not empty, shows errors with all frames, those of libraries and of dray included."""
+
 Device = Literal["cpu", "cuda", "rocm"]
 
 

@@ -46,6 +46,7 @@ from dray.records.directory import (
     unlink_from_results,
 )
 from dray.records.driver_lock import DriverLock
+from dray.records.logs import short_error, where
 from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
 from dray.records.mirror import Mirror, fetch_experiment
@@ -573,10 +574,12 @@ def once_ready(announce: Callable[[], None], on_message: Callable[[Message], Non
 def _raise_failure(reason: DoneReason, directory: ExperimentDirectory) -> None:
     """Raise an `ExperimentError` unless the search has completed."""
     if reason == "errored":
-        errors = [record["error"] for record in Journal.read(directory.journal) if "error" in record]
+        failures = [record for record in Journal.read(directory.journal) if "error" in record]
+        last = failures[-1] if failures else {}
+        place = f" ({at})" if (at := where(last)) else ""
         raise ExperimentError(
-            f"every trial failed; all errors are in {directory.journal}, the last one is\n"
-            f"{errors[-1] if errors else 'not recorded'}"
+            f"every trial failed, the last with {short_error(last.get('error'))[0]}{place}; all errors are in "
+            f"{directory.journal}"
         )
     if reason == "invalid_hp":
         raise ExperimentError(

@@ -83,12 +83,17 @@ def wait(
     while True:
         may_answer = is_running() and time.monotonic() < until  # before the journal: a driver that ends may answer last
         if (found := answer(growing, request)) is not None:
-            if "error" in found:
-                raise IllegalEvent(found["error"])
-            return found
+            return checked(found)
         if not may_answer:
             return None
         time.sleep(POLL_S)
+
+
+def checked(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An answer; `IllegalEvent` if the search has rejected the request."""
+    if "error" in found:
+        raise IllegalEvent(found["error"])
+    return found
 
 
 def decided(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -247,7 +247,9 @@ class Manager:
         return answer.result()
 
     # ------------------------------------------------------------------ the verbs, see `Control`
-    def submit(self, draft: Draft, code: Path, owner: str = "") -> Submitted:
+    def submit(self, draft: Draft, code: Path, owner: str = "", request: str = "") -> Submitted:
+        if request and (found := self._ask(self._scheduler.of_request, request)) is not None:
+            return found
         if self._scheduler.full:
             raise StorageFull(errno.ENOSPC, self._scheduler.full)
         allowance = None
@@ -259,19 +261,19 @@ class Manager:
         opened, path = process.opened, process.opened.path
         take_number(path)
         try:
-            submitted = self._ask(self._accept, process, opened, owner)
+            submitted = self._ask(self._accept, process, opened, owner, request)
         except (OSError, OverQuota, ConfigError):
             process.signal(signal.SIGKILL)
             shutil.rmtree(path, ignore_errors=True)  # it was not accepted
             raise
         return replace(submitted, by_quota=opened.by_quota, missing_secrets=opened.missing_secrets)
 
-    def _accept(self, process: ExperimentProcess, opened: commands.Opened, owner: str) -> Submitted:
+    def _accept(self, process: ExperimentProcess, opened: commands.Opened, owner: str, request: str) -> Submitted:
         # If this process has ended, another one will open the experiment.
         has_process = process.exit_code is None
         budget = {unit: opened.budget[unit] for unit in UNITS if unit in opened.budget}
         submitted, runs = self._scheduler.submit(
-            opened.path, opened.share, has_process=has_process, owner=owner, budget=budget
+            opened.path, opened.share, has_process=has_process, owner=owner, budget=budget, request=request
         )
         if runs:
             self._processes[submitted.name] = process
