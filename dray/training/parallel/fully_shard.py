@@ -49,8 +49,8 @@ class FullyShard:
             names: `{"param_dtype": "bfloat16", "reduce_dtype": "float32"}`.
         reshard_after_forward: free a unit's gathered parameters after its forward pass, and gather them again for
             backward. An int: reshard over that number of ranks. None: reshard all units except the model itself.
-        cpu_offload: keep parameters, gradients and optimizer state in CPU memory. The optimizer uses the rank's share of
-            the machine's cores, unless OMP_NUM_THREADS is set to another number than 1.
+        cpu_offload: keep parameters, gradients and optimizer state in CPU memory. The optimizer uses the rank's share
+            of the machine's cores, unless OMP_NUM_THREADS is set to another number than 1.
         sync_each_batch: with `aggregation_frequency`, reduce-scatter gradients in each batch, so that a rank only holds
             its shards of them; with HSDP, replicas are summed in the batch that steps. False: synchronise only in the
             batch that steps, and hold whole gradients until then.
