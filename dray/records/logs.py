@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dray.config.schema import ExperimentConfig
 from dray.desk.failure import LOG_TAIL, has_users_frames, users_traceback
-from dray.records.hparams import flatten
+from dray.records.hparams import flatten, unread_line
 from dray.storage.logs import NAME
 from dray.text import cut, printable, shown
 from dray.training.units import amount
@@ -196,6 +196,8 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
             return f"{trial} skipped a checkpoint: {record.get('error')}"
         case "failed":
             return f"experiment failed: {record.get('error')}"
+        case "unread":
+            return unread_line(record["unread"], record["read"]) or "every searched hyperparameter has been read"
         case "extended":
             wanted = [f"{name} {record[name]}" for name in ("max_trials", "max_length") if record.get(name) is not None]
             return f"search extended: {', '.join(wanted)}"

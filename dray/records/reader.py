@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dray.records.best_so_far import BestSoFar
 from dray.records.growing import GrowingJournal, GrowingMetrics, numpy_of
 from dray.records.heading import Heading
+from dray.records.hparams import unread_line
 from dray.records.last_values import LastValues
 from dray.records.lost_records import lost_records
 from dray.records.metrics import SYSTEM
@@ -102,7 +103,7 @@ class ExperimentReader(RankedTrials):
         self.last = LastValues()
         self.has_epochs = True
         self._measured: dict[int, TrialRecord] = {}  # includes trials that are not in the journal yet
-        self._done = self._why = self._ended = ""
+        self._done = self._why = self._ended = self._unread = ""
         self._budget, self._spending = self._heading.budget, Spending(self._heading.prices)
         self._time_left, self._best_so_far = TimeLeft(), BestSoFar()
         self._failure: tuple[int, str] = (0, "")
@@ -220,6 +221,8 @@ class ExperimentReader(RankedTrials):
             case "told":
                 for alert in self.alerts:
                     alert["error"] = record.get("error") if alert["id"] == record["id"] else alert["error"]
+            case "unread":
+                self._unread = unread_line(record["unread"], record["read"])
             case "failed":
                 self._why = str(record.get("error"))
             case "ended":
@@ -364,6 +367,7 @@ class ExperimentReader(RankedTrials):
             ran_s=self._ran_s + self._time - self._opened,
             reason="" if self.is_running or self._done else self._ended,
             left_s=self._left_s(live, budget) if self.is_running else None,
+            unread=self._unread,
             failure=self.main_failure() if failed or state == "ERROR" else "",
             budget=budget,
         )
