@@ -27,7 +27,7 @@ from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
 from dray.text import one_line, printable
 from dray.training.errors import SearcherMetricError
-from searchers.errors import JournalError
+from searchers.errors import DamagedFile, JournalError
 
 FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
 SIGNALLED = 128  # added to the number of the signal that stopped the command, as shells do
@@ -74,8 +74,9 @@ def handle_errors() -> Iterator[None]:
         yield
     except (FoundInTraining, SearcherMetricError, ExperimentError, StorageError, StorageFull, Refused) as error:
         raise typer.Exit(_print_error(str(error), FAILED)) from None
-    except (ConfigError, NoExperiment, NotSubmitted, Invalid, WrongState, BadUse, JournalError) as error:
-        # JournalError: damaged, or in use.
+    except (
+        ConfigError, NoExperiment, NotSubmitted, Invalid, WrongState, BadUse, DamagedFile, JournalError
+    ) as error:  # fmt: skip
         raise typer.Exit(_print_error(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:
         raise typer.Exit(_print_error(f"{HOOK} {error}", BAD_INPUT)) from None

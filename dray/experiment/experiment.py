@@ -47,6 +47,7 @@ from dray.records.directory import (
     unlink_from_results,
 )
 from dray.records.driver_lock import DriverLock
+from dray.records.journal import read_journal
 from dray.records.logs import short_error, where
 from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
@@ -428,7 +429,7 @@ class Experiment:
             opened = open_search(
                 *given,
                 journal=journal,
-                records=Journal.read(directory.journal),
+                records=read_journal(directory.journal),
                 observers=observers,
                 requests=RequestFiles(directory),
                 watched=Watched.by(self._config.notify) | (Watched() if self.lent is None else self.lent.notify),
@@ -576,7 +577,7 @@ def once_ready(announce: Callable[[], None], on_message: Callable[[Message], Non
 def _raise_failure(reason: DoneReason, directory: ExperimentDirectory) -> None:
     """Raise an `ExperimentError` unless the search has completed."""
     if reason == "errored":
-        failures = [record for record in Journal.read(directory.journal) if "error" in record]
+        failures = [record for record in read_journal(directory.journal) if "error" in record]
         last = failures[-1] if failures else {}
         place = f" ({at})" if (at := where(last)) else ""
         raise ExperimentError(
