@@ -24,6 +24,7 @@ from dray.cli.arguments import (
     ModelDir,
     Output,
     TailArg,
+    Traceback,
     check_follow,
     target,
     values_by_name,
@@ -66,6 +67,7 @@ def create(
     ] = False,
     detach: Detach = False,
     no_server: NoServer = False,
+    traceback: Traceback = False,
 ) -> None:
     """Create an experiment from a config file and run it until it ends.
 
@@ -389,7 +391,7 @@ def _ask(question: str) -> None:
 
 def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
     """Print a journal's records as it grows, after the first ``known``."""
-    from dray.records.growing import GrowingJournal
+    from dray.records.journal import GrowingJournal
     from dray.records.logs import event_lines, followed
     from searchers.journal import Journal
 

@@ -14,10 +14,12 @@ import torch
 
 from dray.training.errors import InvalidHP
 from dray.training.host import ProgramHost, Report
+from dray.training.metrics.checks import OtherMetrics
 from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.metrics.values import jsonable
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.usage import Usage
+from searchers.rows import document
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,7 @@ class TrainContext:
         self._program, self._host, self._mode = program, program.host, mode
         self._tensorboard = TensorBoard(self._host.tensorboard_path, mode is TensorboardMode.AUTO, hparams)
         self._usage = Usage(device)
-        self._warned = False
+        self._others, self._warned = OtherMetrics(), False
 
     def report_training_metrics(
         self, steps_completed: int, metrics: Mapping[str, Any], batch_metrics: Sequence[Mapping[str, Any]] | None = None
@@ -155,6 +157,7 @@ class TrainContext:
             return
         reportable = {name: value for name, value in metrics.items() if not isinstance(value, (bytes, bytearray))}
         plain = jsonable(reportable, source=source)
+        self._others.warn(plain, source)
         if group in ("training", "validation"):
             self._write_scalars(group, steps, plain, batch_metrics)
         self._usage.add_ranks(ranks := [self._usage.share()], ranks)
@@ -241,7 +244,7 @@ class TrainContext:
     def get_metadata(self) -> dict[str, Any] | None:
         """Return the metadata that `set_metadata` stored, None if there are none."""
         path = self._host.tensorboard_path.parent / RUN_METADATA
-        return dict(json.loads(path.read_text())) if path.exists() else None
+        return dict(document(path)) if path.exists() else None
 
     def close(self) -> None:
         """Close the TensorBoard files."""

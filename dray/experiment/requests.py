@@ -20,8 +20,8 @@ from dray.code.trial_import import Importer, import_in_new_process
 from dray.experiment import variants
 from dray.experiment.request_files import DIRECTORY
 from dray.records.checkpoints import LAST, NoCheckpoint, choose
-from dray.records.growing import GrowingJournal
 from dray.records.hparams import flatten
+from dray.records.journal import GrowingJournal
 from dray.text import shown
 from dray.training.units import amount
 from searchers.errors import IllegalEvent, SpaceError
@@ -84,12 +84,17 @@ def wait(
     while True:
         may_answer = is_running() and time.monotonic() < until  # before the journal: a driver that ends may answer last
         if (found := answer(growing, request)) is not None:
-            if "error" in found:
-                raise IllegalEvent(found["error"])
-            return found
+            return checked(found)
         if not may_answer:
             return None
         time.sleep(POLL_S)
+
+
+def checked(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An answer; `IllegalEvent` if the search has rejected the request."""
+    if "error" in found:
+        raise IllegalEvent(found["error"])
+    return found
 
 
 def decided(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dray.pytorch import loaders
 from dray.pytorch.batch_functions import data_length
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.description import describe
+from dray.pytorch.early_stopping import EarlyStopping
 from dray.pytorch.init import init
 from dray.pytorch.restore import load_state, open_checkpoint, resume, start_at
 from dray.pytorch.trial import PyTorchTrial
@@ -137,6 +138,8 @@ class Trainer:
                     at = start_at(run, resumed)
                     callbacks = checked_callbacks(trial.build_callbacks())
                     for each in callbacks.values():
+                        if isinstance(each, EarlyStopping):
+                            each.context = self._context
                         each.on_trial_startup(at.batches, latest_checkpoint)
                         stack.callback(each.on_trial_shutdown)
                     data = loaders.training_data(trial.build_training_data_loader(), run, resumed)
@@ -271,14 +274,14 @@ def train_class(
     optimizations = config["optimizations"]
     with init(aggregation_frequency=optimizations["aggregation_frequency"]) as context:
         trial = trial_class(context)
-        if optimizations["mixed_precision"] != "O0":
+        if (precision := optimizations["mixed_precision"]) != "O0":
             if context._run.uses_amp or context._run.optimisation.scaler is not None:
                 log.info(
                     "optimizations.mixed_precision has no effect: %s sets up mixed precision itself",
                     trial_class.__name__,
                 )
             else:
-                context.experimental.use_amp()
+                context.experimental.use_amp(torch.bfloat16 if precision == "bfloat16" else torch.float16)
         Trainer(trial, context).fit(
             max_length=max_length,
             reporting_period=Batch(config["scheduling_unit"]),

@@ -131,7 +131,7 @@ class Result:
         """The experiment's current state, name and progress, as ``dray experiment list`` shows them.
 
         Raises:
-            JournalError: the journal is damaged.
+            DamagedFile: one of its files can't be read; so do the other attributes.
         """
         return self._found.overview()
 
@@ -255,7 +255,7 @@ class Result:
         raise TypeError(f"compare() takes two trials' numbers, or another Result; got {a!r:.60} and {b!r:.60}")
 
     def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None, *, at: str | int = "best") -> Any:
-        """Your own trial with the weights of ``best_trial.checkpoint``, on this machine's first device.
+        """Your own trial with the weights of ``best_trial.checkpoint``, in eval mode, on this machine's first device.
 
         Args:
             trial_kwargs: further arguments of its constructor besides ``context``.
