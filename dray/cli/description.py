@@ -153,6 +153,7 @@ def describe(read: ReadExperiment) -> None:
             ("error", show.red(seen.why)),
             ("waits", "" if submitted is None or submitted.slots else submitted.why),
             ("failed", show.red(reader.failure_summary())),
+            ("warning", seen.unread),
             ("diverged", show.red(reader.divergence_summary())),
             ("description", config.description),
             ("labels", ", ".join(config.labels)),
