@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 from dray.code.trial_import import Importer, import_in_new_process
 from dray.experiment import variants
 from dray.experiment.request_files import DIRECTORY
-from dray.records.growing import GrowingJournal
 from dray.records.hparams import flatten
+from dray.records.journal import GrowingJournal
 from dray.text import shown
 from dray.training.units import amount
 from searchers.errors import IllegalEvent, SpaceError

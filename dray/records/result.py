@@ -124,7 +124,7 @@ class Result:
         """The experiment's current state, name and progress, as ``dray experiment list`` shows them.
 
         Raises:
-            JournalError: the journal is damaged.
+            DamagedFile: one of its files can't be read; so do the other attributes.
         """
         return self._found.overview()
 
