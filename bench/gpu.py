@@ -63,7 +63,7 @@ from _measure import (
 
 PARTS = {
     "nccl": ("NCCL alone", "nccl", 35),
-    "shard": ("FullyShard with one slot, also in float8", "shard", 52),
+    "shard": ("FullyShard with one slot", "shard", 52),
     "errors": ("Errors of a GPU, and the next trial", "errors", 20),
     "failing": ("A device-side assert and too little memory, in a search on Ray", "failing_search", 20),
     "gloo": ("Two processes on one GPU, over gloo", "gloo", 30),
