@@ -253,13 +253,14 @@ class Tools:
         Args:
             experiment: its number, name or a unique part of the name, or "latest".
             top: how many, at most 100.
-            search: conditions and words that trials must meet, such as "lr<0.01 state=completed". With
-                "state=errored", trials that failed, even before they validated.
+            search: conditions and words that trials must meet, such as "lr<0.01 optimizer=adam|sgd state=completed".
+                A metric is its last value; "best" is the best one of the search's metric. With "state=errored",
+                trials that failed, even before they validated.
             offset: skip this many.
         """
         server, name = self._named(experiment)
         seen = server.read(name)
-        sort = "trial" if "state=" in search else "rank"
+        sort = "trial" if re.search(r"\bstate\s*=", search) else "rank"
         page: dict[str, str | int] = {"sort": sort, "search": search, "offset": offset, "limit": min(max(top, 0), 100)}
         found = server.read(name, "trials", **page)
         fields = {"experiment": seen["number"]}

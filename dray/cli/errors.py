@@ -3,6 +3,7 @@ code is a traceback of the user's files; a bug in dray is a whole traceback."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -26,7 +27,7 @@ from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
 from dray.text import one_line, printable
 from dray.training.errors import SearcherMetricError
-from searchers.errors import JournalError
+from searchers.errors import DamagedFile, JournalError
 
 FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
 SIGNALLED = 128  # added to the number of the signal that stopped the command, as shells do
@@ -92,8 +93,9 @@ def handle_errors() -> Iterator[None]:
         yield
     except (FoundInTraining, SearcherMetricError, ExperimentError, StorageError, StorageFull, Refused) as error:
         raise typer.Exit(_print_error(str(error), FAILED)) from None
-    except (ConfigError, NoExperiment, NotSubmitted, Invalid, WrongState, BadUse, JournalError) as error:
-        # JournalError: damaged, or in use.
+    except (
+        ConfigError, NoExperiment, NotSubmitted, Invalid, WrongState, BadUse, DamagedFile, JournalError
+    ) as error:  # fmt: skip
         raise typer.Exit(_print_error(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:
         raise typer.Exit(_print_error(f"{HOOK} {error}", BAD_INPUT)) from None
@@ -114,7 +116,13 @@ def handle_errors() -> Iterator[None]:
         message = f"{one_line(error)}; this command needs all requirements of dray: pip install dray-train '{RAY}'"
         raise typer.Exit(_print_error(message, FAILED)) from None
     except OSError as error:
-        if (full := is_full(error)) is None or users_line(error, None):
+        if users_line(error, None):
+            raise
+        if error.errno == errno.EROFS:
+            what = f"can't write to {error.filename2 or error.filename}: {error.strerror}"
+            cure = "set DRAY_HOME, or the config's checkpoint_storage, to a directory that you can write to"
+            raise typer.Exit(_print_error(f"{what}; {cure}", FAILED)) from None
+        if (full := is_full(error)) is None:
             raise
         where = f" to {written}" if (written := full.filename2 or full.filename) else ""  # of a copy, not what was read
         message = f"can't write{where}: {full.strerror}; free some space: all records are intact"

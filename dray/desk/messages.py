@@ -50,6 +50,7 @@ class DeskReport:
     metrics: Sequence[float | None] = ()  # with several metrics, all of them in the search's order; None: missing
     final: bool = False  # the trial has completed
     warning: str = ""  # a warning for the user, or ""
+    read: Sequence[str] | None = None  # the hyperparameters that the trial has read; None: unknown
 
     @property
     def is_valid(self) -> bool:

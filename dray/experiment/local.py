@@ -23,11 +23,14 @@ from dray.config.search import build_search
 from dray.environment import device, variables_set, visible_gpus
 from dray.experiment.checkpoint_source import with_source
 from dray.experiment.sandboxed import reject_sandbox
+from dray.experiment.unread import UnreadHparams
 from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
 from dray.pytorch.trainer import train_class
+from dray.records.hparams import unread_line
 from dray.records.secrets import check_secrets
 from dray.script import Script, ScriptFailed
+from dray.training import cluster_info
 from dray.training.cluster_info import use_cluster_info
 from dray.training.host import Reached, Report
 from dray.training.metrics.checks import MetricChecks, crossed, time_of
@@ -224,6 +227,10 @@ def train(
             host.ended()
         else:
             _train(program, config, host.latest_checkpoint)
+            read = cluster_info.hparams_read
+            found = None if read is None else UnreadHparams(()).add(config.space.root, hparams, tuple(read))
+            if found is not None:
+                log.warning(unread_line(found["unread"], found["read"]))
 
 
 def _launched_alone() -> dict[str, str]:

@@ -37,6 +37,7 @@ def make_app(
     app.on_response_prepare.append(auth.add_headers)
     writing = api.Api(control, results, tokens)
     app.on_shutdown.append(writing.end_polls)
+    app.on_cleanup.append(writing.close)
     routes = [*auth.login(tokens, root), *writing.routes(), *views.routes(control, results), *site.routes(root.path)]
     app.add_routes(routes)
     if root.path:

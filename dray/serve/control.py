@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 API = "/api/v1"
 """The path of the HTTP API. A version only gains fields; any other change gets a new version number."""
 
+KEY = "Idempotency-Key"
+"""The header with a request's idempotency key."""
+
 ExperimentState = Literal[
     "QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING", "PAUSED", "STOPPED", "COMPLETED", "ERROR"
 ]
@@ -132,10 +135,11 @@ class Control(Protocol):
     allow them.
     """
 
-    def submit(self, draft: Draft, code: Path, owner: str = "") -> Submitted:
+    def submit(self, draft: Draft, code: Path, owner: str = "", request: str = "") -> Submitted:
         """Queue a new experiment: its config, and a directory with the model's code, which is copied.
-        `owner`: the name of a token, whose quota must have room for it; else `WrongState`. Raises `ConfigError` with
-        every fault of the config."""
+        `owner`: the name of a token, whose quota must have room for it; else `WrongState`. `request`: the id of the
+        request, if it may be sent again; the answer is then the experiment that it has created already. Raises
+        `ConfigError` with every fault of the config."""
 
     def experiments(self) -> list[Submitted]:
         """All experiments that were submitted and not deleted, in the order of submission."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,20 @@ from dray.serve.draft import Draft
 from dray.storage.disk import scratch
 
 
-def fork(
-    control: Control, path: Path, config: Mapping[str, Any] | str, owner: str = "", *, is_owner: bool = True
-) -> Submitted:
-    """Submit the experiment in a directory again, as a new one.
+def fork(control: Control, draft: Draft, owner: str = "", request: str = "") -> Submitted:
+    """Submit the code of the experiment that a draft forks, as a new experiment.
 
     Args:
-        config: fields to change, such as ``{"searcher.max_trials": 8}``, or the text of a whole YAML file.
         owner: the name of the token that forks it.
-        is_owner: whether the fork may have the experiment's secrets.
+        request: see `Control.submit`.
 
     Raises:
         BadInput: the experiment has no copy of its code, because its class was sent from a notebook, say.
         ConfigError: with every fault of the new config.
     """
-    with code_of(ExperimentDirectory.open(path)) as code:
-        return control.submit(Draft(config=config, forked=path, is_owner=is_owner), code, owner)
+    assert draft.forked is not None
+    with code_of(ExperimentDirectory.open(draft.forked)) as code:
+        return control.submit(draft, code, owner, request)
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 
+from dray.training.nvml import busy_percent
+
 #: FLOPs per record, or "count" to count them in the first batch; None: unknown.
 Flops: TypeAlias = float | Literal["count"] | None
 
@@ -79,7 +81,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 OVER_RANKS: dict[str, Callable[[list[Any]], float]] = {
     "cpu_cores": sum,  # seconds of CPU time per second
     "memory_gb": sum,  # resident; memory that processes share counts in each
-    # Share of the time in which a kernel ran; needs pynvml. Not statistics.fmean: its import takes 3 ms.
+    # Share of the time in which a kernel ran. Not statistics.fmean: its import takes 3 ms.
     "gpu_percent": lambda shares: sum(shares) / len(shares),
     "gpu_memory_gb": max,  # reserved by torch
     "gpu_peak_memory_gb": max,  # the maximum that tensors have occupied since the trial began
@@ -146,7 +148,7 @@ class Usage:
                 figures["memory_gb"] = self._measured("memory_gb", lambda: _memory_gb_of(processes))
             if device.type == "cuda":
                 figures.update(self._measured("gpu_memory_gb", lambda: _gpu_memory(device)) or {})
-                figures["gpu_percent"] = self._measured("gpu_percent", lambda: float(torch.cuda.utilization(device)))
+                figures["gpu_percent"] = self._measured("gpu_percent", lambda: _gpu_percent(device))
             self._machine = {name: value for name, value in figures.items() if value is not None}
             self._measured_at = now
         return self._machine
@@ -160,7 +162,7 @@ class Usage:
         # Any exception: NVML's errors (MIG devices, missing permissions) have no common base class.
         except Exception as error:
             self._failed.add(name)
-            if not isinstance(error, ModuleNotFoundError):  # pynvml is optional
+            if not isinstance(error, ModuleNotFoundError | OSError):  # there is no library to ask
                 log.warning("%s can't be measured from now on: %s: %s", name, type(error).__name__, error)
             return None
 
@@ -216,6 +218,13 @@ class Usage:
             if self._device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(self._device))):
                 figures["mfu_percent"] = 100 * flops / peak
         return {name: value for name, value in figures.items() if value > 0}
+
+
+def _gpu_percent(device: torch.device) -> float:
+    try:
+        return float(torch.cuda.utilization(device))
+    except ModuleNotFoundError:  # torch asks pynvml or amdsmi, which few have installed
+        return busy_percent(device)
 
 
 def _gpu_memory(device: torch.device) -> dict[str, float | None]:

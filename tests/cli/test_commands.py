@@ -158,7 +158,7 @@ def test_a_record_of_another_kind_is_one_line(digits: ExperimentDirectory, dray:
     with digits.journal.open("a") as file:
         file.write('{"event": "exited"}\n')
     for command in ("describe", "logs"):
-        assert "{'event': 'exited'}" in dray("e", command, "digits").is_one_line()
+        assert "is damaged: it has no trial" in dray("e", command, "digits").is_one_line()
 
 
 @pytest.mark.parametrize("command", sorted({name for name, (_, reads) in READING.items() if reads}))
@@ -166,7 +166,7 @@ def test_metrics_that_are_damaged_are_one_line(command: str, digits: ExperimentD
     for part in digits.metrics.glob("*.parquet"):
         part.write_bytes(part.read_bytes()[:100])
     message = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
-    assert f"the metrics in {digits.metrics} can't be read" in message
+    assert f"{digits.metrics / 'part-00001.parquet'} can't be read" in message
 
 
 @reading
@@ -259,7 +259,8 @@ def test_nothing_is_written_over(home: Path, dray: Dray) -> None:
     (home.parent / "copy").mkdir()
     (home.parent / "copy" / "mine").touch()
     for command in ("experiment download", "checkpoint download", "checkpoint export"):
-        assert "copy already exists" in dray(*command.split(), "digits", "-o", "copy").is_one_line()
+        at = ["--at", "last"] if command.startswith("checkpoint") else []
+        assert "copy already exists" in dray(*command.split(), "digits", *at, "-o", "copy").is_one_line()
     assert os.listdir(home.parent / "copy") == ["mine"]
 
 
@@ -369,11 +370,16 @@ def test_describe_shows_the_best_trial_and_its_checkpoint(digits: ExperimentDire
     assert found["best"]["metric"] == pytest.approx(best["best_metric"])
     assert found["best"]["hparams"]["hidden"] == best["hparams.hidden"]
     assert type(found["best"]["hparams"]["hidden"]) is int, "also where a table would make a float of it"
-    assert found["best"]["checkpoint"] == str(digits.trial(trial) / "checkpoint_10"), "the only one that there is"
+    assert found["best"]["checkpoint"] is None, "it was not kept"
+    assert "; there are checkpoints after 10 batches" in found["best"]["checkpoint_error"]
+    for command in ("download", "export"):
+        said = dray("c", command, "digits")
+        assert said.code == 2
+        assert said.err == f"dray: {found['best']['checkpoint_error']}\n"
     assert sum(found["states"].values()) == TRIALS
     shown = dray("e", "describe", "digits").out
     assert f"trial {trial}: validation_loss" in shown
-    assert str(digits.trial(trial) / "checkpoint_10") in shown
+    assert "can't be used: " in shown
 
 
 def test_describe_shows_the_best_of_the_longest_trials_if_it_is_another_one(home: Path, dray: Dray) -> None:

@@ -32,6 +32,7 @@ class FakeControl:
     def __init__(self, results: Path) -> None:
         self.results = results
         self.calls: list[tuple[str, str]] = []
+        self.requests: dict[str, str] = {}
         self._all: dict[str, Submitted] = {}
         self._lock = threading.Lock()
 
@@ -41,7 +42,9 @@ class FakeControl:
         self._all[name] = replace(before, state=state, **fields)  # type: ignore[arg-type]
         return self._all[name]
 
-    def submit(self, draft: Draft, code: Path, owner: str = "") -> Submitted:
+    def submit(self, draft: Draft, code: Path, owner: str = "", request: str = "") -> Submitted:
+        if request and request in self.requests:
+            return self._all[self.requests[request]]
         read = draft.read()
         checked = read.config
         check_entrypoint_file(checked.entrypoint, code)
@@ -50,6 +53,7 @@ class FakeControl:
             ExperimentDirectory.create(self.results / name, checked, code)
             asked = checked.resources
             share = Share(priority=asked.priority, weight=asked.weight, max_slots=asked.max_slots)
+            self.requests[request] = name
             return self.put(name, share=share, owner=owner, missing_secrets=read.missing_secrets)
 
     def experiments(self) -> list[Submitted]:

@@ -142,7 +142,7 @@ function Utilization({ trial, path, it, name }) {
         ${Object.entries(data.phases).map(([phase, seconds]) => html`<i key=${phase} style=${{ width: `${100 * seconds / total}%`, background: PHASES[phase]?.[1] ?? GREY }} />`)}</div>
       <div class="legend">${Object.entries(data.phases).map(([phase, seconds]) => html`<span key=${phase}><i style=${{ background: PHASES[phase]?.[1] ?? GREY }} />${PHASES[phase]?.[0] ?? phase} ${(100 * seconds / total).toFixed(1)}%, ${seconds < 10 ? `${number(Number(seconds.toPrecision(2)))} s` : duration(seconds)}</span>`)}</div></section>`}
     <div class="metric-grid">${data.figures.map(each => html`<${Figure} key=${each.name} each=${each} started=${it.started} sync=${`machine ${name} ${trial}`} />`)}</div>
-    <p class="quiet" role="status">${names.includes("gpu_memory_gb") && !names.includes("gpu_percent") && "GPU utilization needs nvidia-ml-py on the workers (pip install nvidia-ml-py). "}
+    <p class="quiet" role="status">${names.includes("gpu_memory_gb") && !names.includes("gpu_percent") && "The workers' GPUs do not tell their utilization. "}
       Of all its ranks and their loaders, while it had its workers${data.figures.some(each => each.of > each.values.length) && "; longer figures are thinned to 400 points, spikes are kept"}.</p>`;
 }
 
