@@ -40,8 +40,11 @@ from dray.experiment.run import Lent, tune_driver
 from dray.groups.lent import GroupServer
 from dray.records.spending import totals_of
 from dray.serve import creations
+from dray.serve.answers import BadInput
 from dray.serve.control import Share
 from dray.serve.draft import Allowance, Draft, Read
+from dray.serve.outside import limited
+from dray.serve.quota import ORIGIN
 from dray.storage.errors import is_full
 from searchers.ray_tune import TuneDriver
 
@@ -345,7 +348,11 @@ def _first(commands: queue.SimpleQueue[Any], tune: TuneDriver) -> Any:
 
 def create(command: Create) -> tuple[Read, Experiment]:
     """An experiment that has yet to be prepared."""
-    read = command.draft.read(command.allowance)
+    try:
+        with limited():
+            read = command.draft.read(command.allowance)
+    except BadInput as error:
+        raise ConfigError([("config", str(error))], ORIGIN) from None
     experiment = Experiment(read.config, model_dir=command.code)
     creations.begin(command.link, experiment.path)
     return read, experiment

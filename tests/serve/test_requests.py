@@ -59,7 +59,7 @@ def test_trials_are_forked_added_and_stopped(served: Served, story: Story) -> No
     ("path", "body", "status", "says"),
     [
         ("/trials/9/fork", {}, 400, "the experiment has no trial 9"),
-        ("/trials/3/fork", {"at": "first"}, 400, "the checkpoint must be best, latest or a number"),
+        ("/trials/3/fork", {"at": "first"}, 400, "the checkpoint must be best, last or a number"),
         ("/trials/3/fork", {"lr": 0.1}, 400, "give hparams"),
         ("/trials", {"hparams": [1]}, 400, "give hparams"),
         ("/trials", {"hparams": {"rate": 1}}, 400, "rate: is not a hyperparameter of the space"),
@@ -85,7 +85,7 @@ def test_a_trial_is_stopped_while_the_code_of_others_is_imported(
         stopped.wait(20)
         raise IllegalEvent("importing it takes too long")
 
-    monkeypatch.setattr(api.requests, "add", hang)
+    monkeypatch.setattr(api, "outside", hang)
     with ThreadPoolExecutor(api.SUBMITTERS) as pool, answering(story):
         body = {"patch": "--- a/x.py"}
         added = [pool.submit(served.api, "POST", f"{ONE}/trials", body) for _ in range(api.SUBMITTERS)]
