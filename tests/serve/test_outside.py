@@ -6,6 +6,7 @@ import errno
 import gzip
 import io
 import os
+import pickle
 import resource
 import tarfile
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from dray.errors import ConfigError, ExperimentError
 from dray.serve import outside as limits
 from dray.serve.answers import BadInput
 from dray.serve.draft import Draft
-from dray.serve.outside import limited, outside
+from dray.serve.outside import _sendable, limited, outside
 from dray.serve.processes import Create, create
 from dray.serve.requests import unpack_code
 from searchers.errors import DamagedFile, IllegalEvent
@@ -104,16 +105,20 @@ def test_limits_end_with_the_block() -> None:
     assert used() == before
 
 
-ERRORS = [IllegalEvent("no trial 7"), DamagedFile("journal.jsonl, line 3"), ConfigError([("a.b", "must be 1")])]
-ERRORS += [OSError(errno.ENOSPC, "No space left on device", "/full/x"), BadInput("x"), ExperimentError("y")]
+def test_errors_come_back_as_they_are() -> None:
+    errors = [IllegalEvent("no trial 7"), DamagedFile("journal.jsonl, line 3"), ConfigError([("a.b", "must be 1")])]
+    errors += [OSError(errno.ENOSPC, "No space left on device", "/full/x"), BadInput("x"), ExperimentError("y")]
+    for error in errors:
+        found = pickle.loads(pickle.dumps(_sendable(error)))
+        assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
+        assert getattr(found, "errno", None) == getattr(error, "errno", None)
 
+    class Local(Exception):
+        """Another process can't have it."""
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_errors_come_back_as_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as raised:
-        outside(fail, error)
-    assert (str(raised.value), vars(raised.value)) == (str(error), vars(error))
-    assert getattr(raised.value, "errno", None) == getattr(error, "errno", None)
+    assert str(_sendable(Local("two\nlines"))) == "two lines"
+    with pytest.raises(IllegalEvent, match="no trial 7"):
+        outside(fail, errors[0])
 
 
 def test_a_process_that_ends_is_bad_input() -> None:
