@@ -11,7 +11,7 @@ import os
 import pickle
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -86,7 +86,7 @@ def limited() -> Iterator[None]:
 
 
 @contextmanager
-def _soft_limits(limits: dict[int, int | None]) -> Iterator[None]:
+def _soft_limits(limits: Mapping[int, int | None]) -> Iterator[None]:
     """Within the block, the process has these limits, at most its hard ones; None: the hard one."""
     before = {kind: resource.getrlimit(kind) for kind in limits}
     for kind, limit in limits.items():
@@ -109,6 +109,7 @@ def _answer(answer: Connection, function: Callable[..., Any], given: tuple[Any, 
     os.setsid()
     with suppress(OSError):  # if memory is short, this process is the first to be killed
         Path("/proc/self/oom_score_adj").write_text("1000")
+    told: tuple[Exception | None, Any]
     try:
         with limited():
             told = None, function(*given)
