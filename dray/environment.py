@@ -9,11 +9,14 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from dray._version import __version__
+
+TRACEBACK = "DRAY_TRACEBACK"
+"""A variable that, if it is not empty, shows errors with all frames, those of libraries and of dray included."""
 
 Device = Literal["cpu", "cuda", "rocm"]
 
@@ -41,6 +44,11 @@ def variables_set(changes: Mapping[str, str | None]) -> Iterator[None]:
     finally:
         set_variables(before)
         sys.path[:] = path
+
+
+def visible_gpus(gpus: Iterable[str]) -> dict[str, str]:
+    """The variables of CUDA and ROCm by which a process sees only these GPUs."""
+    return dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), ",".join(gpus))
 
 
 def device(*, gpu: bool) -> Device:

@@ -1,4 +1,4 @@
-"""Memory use of this process, and available memory of its machine or container."""
+"""Memory use of this process, and the memory and cores of its machine or container."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ def machine_memory() -> int:
         with contextlib.suppress(OSError, ValueError):  # "max", without a limit
             limits.append(int(place.read_text()))
     return min(limits)
+
+
+def machine_cores(cgroup: Path = _CGROUP) -> int:
+    """CPU cores that this process may use, of this machine or of its container; at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # "max", without a limit
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        cores = min(cores, int(quota) // int(period))
+    return max(1, cores)
 
 
 MACHINE_MEMORY = machine_memory()

@@ -17,7 +17,7 @@ from searchers.events import Action, Create, Done, DoneReason, Event, Requested
 from searchers.method import MAX_TRIALS, Fields, check_extension
 from searchers.promotion import PromotionASHA
 from searchers.rung import rungs_that_fit
-from searchers.slots import NEARLY_DONE, TrialCounts
+from searchers.slots import MAX_CONCURRENT, NEARLY_DONE, TrialCounts, num_slots
 
 Mode = Literal["aggressive", "standard", "conservative"]
 Variant = Literal["stopping", "promotion"]
@@ -228,6 +228,6 @@ def bracket_slots(max_concurrent_trials: int, trials: Sequence[int], *, divisor:
     """
     n = len(trials)
     if max_concurrent_trials == 0:
-        return [max(trials[-1], math.floor(divisor))] * n
-    each, rest = divmod(max(max_concurrent_trials, n), n)
+        return [min(max(trials[-1], math.floor(divisor)), MAX_CONCURRENT // n)] * n
+    each, rest = divmod(max(num_slots(max_concurrent_trials), n), n)
     return [each + (bracket < rest) for bracket in range(n)]

@@ -5,15 +5,21 @@ promoting is Determined's `async_halving`: a trial that reaches a rung continues
 there. Lengths and ranks are computed exactly, with the divisor as the decimal number that the user wrote. Non-finite
 values rank last. A trial is ranked at most once per rung: late and repeated reports change nothing.
 
-There are two deliberate differences from Determined:
+A trial is ranked by its first report from one rung to the next. A report that passes several rungs counts only for the
+highest of them: its value comes from longer training than the values at the lower ones. Equal rungs, as short trials
+have, count as one.
+
+There are three deliberate differences from Determined:
 
 * every trial that ends is replaced by a new one, even if it ended by itself below the top rung;
-* a trial that reports at the top rung gets no `Stop`: it trains to `max_length` and completes.
+* a trial that reports at the top rung gets no `Stop`: it trains to `max_length` and completes;
+* a report that passes several rungs is not ranked at all of them.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -67,7 +73,7 @@ class SuccessiveHalving:
         self._set_up()
         self._max_concurrent_trials = max_concurrent_trials
         self._slots = TrialSlots(max_trials=max_trials, max_concurrent=self._max_concurrent())
-        self._unranked = 0  # trials that ended by themselves before the first rung
+        self._unranked = 0  # trials that passed the first rung, or ended by themselves, without being ranked there
 
     def _new_rungs(self, lengths: Sequence[int]) -> list[Rung]:
         kind = ParetoRung if self.pareto else Rung
@@ -80,8 +86,12 @@ class SuccessiveHalving:
         """Fill the free slots, or return `Done`."""
         return self._slots.fill()
 
-    def _report(self, trial: int, step: float, value: float | Losses) -> list[Action]:
-        """Decide on a live trial's report. Smaller values are better; the worst is +inf."""
+    def _report(self, trial: int, step: float, value: float | Losses, lowest: int) -> list[Action]:
+        """Decide on a live trial's report. Smaller values are better; the worst is +inf.
+
+        Args:
+            lowest: The lowest rung at which the report may be ranked.
+        """
         raise NotImplementedError
 
     def _exit(self, exited: Exited) -> None:
@@ -127,10 +137,11 @@ class SuccessiveHalving:
             return []
         match event:
             case Reported() if self.pareto:
-                return self._report(event.trial, event.step, _losses(event))
+                return self._report(event.trial, event.step, _losses(event), self._lowest_rung(event))
             case Reported():
                 value = event.value
-                return self._report(event.trial, event.step, math.inf if value is None or math.isnan(value) else value)
+                value = math.inf if value is None or math.isnan(value) else value
+                return self._report(event.trial, event.step, value, self._lowest_rung(event))
             case Exited():
                 self._exit(event)
                 return self._fill()
@@ -145,6 +156,12 @@ class SuccessiveHalving:
         step = 0 if request.source is None else request.source.step
         self._begin_at(created.trial, sum(rung.length <= step for rung in self._rungs))
         return [created]
+
+    def _lowest_rung(self, reported: Reported) -> int:
+        """Return the index of the highest rung that the report has reached; of equal rungs, the first."""
+        lengths = self.rungs
+        reached = bisect_right(lengths, reported.step)
+        return bisect_left(lengths, lengths[reached - 1]) if reported.skips and reached else 0
 
     def _rank(self, trial: int, number: int, value: float | Losses) -> bool:
         """Rank the trial at this rung, and return whether it continues."""
@@ -236,11 +253,14 @@ class ASHA(SuccessiveHalving):
     def _begin_at(self, trial: int, rung: int) -> None:
         self._next[trial] = rung
 
-    def _report(self, trial: int, step: float, value: float | Losses) -> list[Action]:
+    def _report(self, trial: int, step: float, value: float | Losses, lowest: int) -> list[Action]:
         """Rank the trial at each rung it has reached, up to the one that stops it."""
         top = len(self._rungs) - 1
         if not self._slots.has_slot(trial):  # the trial is being stopped
             return []
+        if (passed := self._next.get(trial, 0)) < lowest:
+            self._unranked += passed == 0
+            self._next[trial] = lowest
         while (rung := self._next.get(trial, 0)) <= top and step >= self._rungs[rung].length:
             self._next[trial] = rung + 1
             continues = self._rank(trial, rung, value)

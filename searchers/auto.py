@@ -1,15 +1,15 @@
 """The recommended search method: promotion ASHA that needs no settings.
 
 It compares trials at up to five lengths of at least one unit. Uninformative rungs are skipped (see `searchers.rung`),
-so that a short first rung does little harm. A report that crosses several rungs is ranked only at the last of them: if
-it were ranked at two, only one in nine trials would continue on the same information.
+so that a short first rung does little harm.
 """
 
 from __future__ import annotations
 
-from searchers.events import Action
+from dataclasses import replace
+
+from searchers.events import Reported
 from searchers.method import Fields
-from searchers.objectives import Losses
 from searchers.promotion import PromotionASHA
 from searchers.rung import rungs_that_fit
 
@@ -43,13 +43,5 @@ class Auto(PromotionASHA):
             pareto=pareto,
         )
 
-    def _report(self, number: int, step: float, value: float | Losses) -> list[Action]:
-        if self._slots.has_slot(number):
-            trial = self._trials[number]
-            # It passes the rungs that it crossed, except the last of them, without being ranked there.
-            while trial.next + 1 < len(self._rungs) and step >= self._rungs[trial.next + 1].length:
-                self._unranked += trial.next == 0
-                self._rungs[trial.next].num_approaching -= 1
-                trial.next += 1
-                self._rungs[trial.next].num_approaching += 1
-        return super()._report(number, step, value)
+    def _lowest_rung(self, reported: Reported) -> int:
+        return super()._lowest_rung(replace(reported, skips=True))  # in journals of all versions

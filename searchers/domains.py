@@ -3,14 +3,15 @@
 The kinds are Determined's: const, categorical, int, double, log, nested. dray adds a `step` for numbers, `log` for
 integers, and categories that are domains themselves (a conditional space: only the drawn branch has hyperparameters).
 
-Every domain has `sample(rng)`, `grid(path, faults)` and `check(value, path, faults)`. The last two append to `faults`
-one entry per fault, with its path; `check` returns the value as `sample` would have. Number domains are in `numeric`.
+Every domain has `sample(rng)`, `grid_size(path, faults)`, `grid()` and `check(value, path, faults)`. Those with
+`faults` append one entry per fault, with its path; `check` returns the value as `sample` would have. `grid_size` is the
+number of points, found without making any, or slightly more; `grid` is only for a space whose size has no faults.
+Number domains are in `numeric`.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,8 @@ from random import Random
 from typing import Any
 
 from searchers.errors import SHOWN, Faults, did_you_mean
-from searchers.numeric import MAX_GRID, Double, Int, Log
+from searchers.grids import Points, chained, crossed
+from searchers.numeric import Double, Int, Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +33,11 @@ class Const:
     def sample(self, rng: Random) -> object:
         return copy.deepcopy(self.val)  # otherwise trials would share a list
 
-    def grid(self, path: str, faults: Faults) -> list[object]:
-        return [self.val]
+    def grid_size(self, path: str, faults: Faults) -> int:
+        return 1
+
+    def grid(self) -> Points:
+        return Points.of([self.val])
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         if not same(value, self.val):
@@ -50,11 +55,14 @@ class Categorical:
         val = self.vals[rng.randrange(len(self.vals))]
         return val.sample(rng) if isinstance(val, DOMAINS) else copy.deepcopy(val)
 
-    def grid(self, path: str, faults: Faults) -> list[object]:
-        points: list[object] = []
-        for i, val in enumerate(self.vals):
-            points += val.grid(f"{path}.vals[{i}]", faults) if isinstance(val, DOMAINS) else [val]
-        return points
+    def grid_size(self, path: str, faults: Faults) -> int:
+        return sum(
+            val.grid_size(f"{path}.vals[{i}]", faults) if isinstance(val, DOMAINS) else 1
+            for i, val in enumerate(self.vals)
+        )
+
+    def grid(self) -> Points:
+        return chained([val.grid() if isinstance(val, DOMAINS) else Points.of([val]) for val in self.vals])
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         choice, checked = self.find(value)
@@ -97,16 +105,11 @@ class Nested:
     def sample(self, rng: Random) -> dict[str, object]:
         return {name: domain.sample(rng) for name, domain in self.domains}
 
-    def grid(self, path: str, faults: Faults) -> list[object]:
-        before = len(faults)
-        axes = [domain.grid(f"{path}.{name}", faults) for name, domain in self.domains]
-        size = math.prod(len(axis) for axis in axes)
-        if size > MAX_GRID:
-            faults.append((path, f"the grid has {size} points, more than {MAX_GRID}; use fewer, or random search"))
-        if len(faults) > before:
-            return []
-        names = [name for name, _ in self.domains]
-        return [dict(zip(names, values, strict=True)) for values in itertools.product(*axes)]
+    def grid_size(self, path: str, faults: Faults) -> int:
+        return math.prod(domain.grid_size(f"{path}.{name}", faults) for name, domain in self.domains)
+
+    def grid(self) -> Points:
+        return crossed([name for name, _ in self.domains], [domain.grid() for _, domain in self.domains])
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         if not isinstance(value, Mapping):

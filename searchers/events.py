@@ -16,7 +16,7 @@ Trials are numbered 0, 1, 2, ... in the order of creation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ class Reported:
     metrics: Measured = ()  # in the order of `Objectives.metrics`
     losses: Losses | None = None  # None if a metric was missing or not finite
     batches: int | None = None  # batches trained, which name the checkpoint in dray's store
+    # Whether the trial is ranked only at the highest rung of those that it has passed since its last report. False in
+    # the journals of earlier versions, which ranked it at all of them by this one value
+    skips: bool = field(default=True, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

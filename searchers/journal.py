@@ -1,7 +1,8 @@
 """An append-only log with one JSON object per line, written to disk before `append` returns or a `batch` ends.
 
 If a process dies while it writes, the last line may be incomplete. Such a line was never acknowledged, and is dropped.
-A bad line anywhere else means that the file is damaged, and raises an error.
+A bad line anywhere else means that the file is damaged, and raises an error. The lock file has the number of records on
+disk, so that a file that was emptied, cut, or replaced by an older copy can be recognised (`Journal.num_lost`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Journal:
     """A journal, open for appending by this process only.
 
     Opening creates the file and its directory if needed, and removes an incomplete last line. The lock is the file
-    `<path>.lock`; it is released at the latest when the process ends.
+    `<path>.lock`; it is released at the latest when the process ends. Its lines are the process id and the number of
+    records.
 
     Raises:
         JournalError: Another process has the journal open.
@@ -46,13 +48,17 @@ class Journal:
         self._mutex = threading.Lock()
         self._unwritten = b""
         self._batch_thread: int | None = None
-        self._lock = _lock(self.path)
+        self._lock, known = _lock(self.path)
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            self._size = _complete_size(self.path.read_bytes())
+            data = self.path.read_bytes()
+            self._size = _complete_size(data)
+            self._count = data.count(b"\n", 0, self._size)
+            self._count += _num_lost(self._count, known)  # to be found by the next reader too
             os.ftruncate(self._file, self._size)
             os.fsync(self._file)
             _fsync_directory(self.path.parent)
+            self._note_count()
         except BaseException:
             os.close(self._lock)
             raise
@@ -64,17 +70,29 @@ class Journal:
         This holds the lock for a moment; opening a `Journal` waits for that.
         """
         try:
-            descriptor = os.open(_lock_path(Path(path)), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(lock_path(path), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            owner = os.read(descriptor, 64).strip()
-            return int(owner) if owner.isdigit() else 0
+            return _read_lock(descriptor)[0]
         finally:
             os.close(descriptor)
         return None
+
+    @staticmethod
+    def num_lost(path: str | os.PathLike[str], count: int) -> int | None:
+        """Return how many of the records that were on disk are not among the `count` that are left; None if unknown.
+
+        The loss of the last one alone is 0: its line may be incomplete.
+        """
+        try:
+            _, known = _read_lock(descriptor := os.open(lock_path(path), os.O_RDONLY | os.O_CLOEXEC))
+        except FileNotFoundError:
+            return None
+        os.close(descriptor)
+        return _num_lost(count, known) if known else None
 
     def append(self, record: Mapping[str, object], *, wait: bool = True) -> None:
         """Write the record as one line, and return once it is on disk. Thread-safe.
@@ -122,6 +140,12 @@ class Journal:
                 os.ftruncate(self._file, self._size)
                 raise
             self._size += len(line)
+            self._count += line.count(b"\n")
+            self._note_count()
+
+    def _note_count(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk
+            os.pwrite(self._lock, lock_content(self._count, process=os.getpid()), 0)
 
     def close(self) -> None:
         """Write pending records, and release the lock. Idempotent."""
@@ -178,7 +202,7 @@ def _parse_lines(data: bytes, *, where: str) -> list[Record]:
             shown = data[begin:end][:60]
             raise JournalError(
                 f"{where}: line {number} is damaged: expected a JSON object, got {shown!r}; "
-                "restore the file from a backup, or truncate it before this line to continue from there"
+                "restore the file from a backup"
             )
         records.append(record)
         begin, number = end, number + 1
@@ -200,11 +224,12 @@ def _complete_size(data: bytes) -> int:
     return end if end == begin or _record(data[begin:end]) is not None else begin
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path) -> tuple[int, int]:
+    """Take the lock, and return its descriptor and the number of records that it has noted."""
     # The lock is a separate file, because the journal is read while it is open, and with POSIX locks (NFS) closing any
     # descriptor of a file releases the process's lock on it. The file is never deleted: otherwise two processes could
     # lock two different files.
-    descriptor = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
@@ -212,19 +237,38 @@ def _lock(path: Path) -> int:
             break
         except OSError:
             if time.monotonic() > deadline:
-                owner = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
+                owner, _ = _read_lock(descriptor)
                 os.close(descriptor)
                 raise JournalError(
-                    f"{path} is being written by another run, process {owner}; wait until it ends, or stop it"
+                    f"{path} is being written by another run, process {owner or 'unknown'}; wait until it ends, "
+                    "or stop it"
                 ) from None
         time.sleep(_LOCK_TIMEOUT_S / 20)
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n".encode())
-    return descriptor
+    _, known = _read_lock(descriptor)
+    content = lock_content(known, process=os.getpid())
+    os.pwrite(descriptor, content, 0)
+    os.ftruncate(descriptor, len(content))
+    return descriptor, known
 
 
-def _lock_path(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")
+def lock_path(path: str | os.PathLike[str]) -> Path:
+    return Path(f"{os.fspath(path)}.lock")
+
+
+def lock_content(count: int, *, process: int = 0) -> bytes:
+    """Return the content of a lock file: the process that writes the journal, or 0, and the number of records."""
+    return b"%d\n%d\n" % (process, count)
+
+
+def _read_lock(descriptor: int) -> tuple[int, int]:
+    """Return the process and the number of records in a lock file; 0 for what it lacks."""
+    fields = os.pread(descriptor, 64, 0).split()
+    process, count, *_ = [int(field) if field.isdigit() else 0 for field in fields] + [0, 0]
+    return process, count
+
+
+def _num_lost(count: int, known: int) -> int:
+    return known - count if known > count + 1 else 0
 
 
 def _fsync_directory(path: Path) -> None:

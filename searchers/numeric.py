@@ -9,8 +9,8 @@ from random import Random
 from typing import TypeGuard
 
 from searchers.errors import Faults
+from searchers.grids import Points
 
-MAX_GRID = 1_000_000  # points of a grid, which is kept in memory
 _TOLERANCE = 1e-9  # relative, since base ** exponent and sums of steps are inexact in the last digit
 
 
@@ -18,7 +18,7 @@ _TOLERANCE = 1e-9  # relative, since base ** exponent and sums of steps are inex
 class Int:
     """An integer from minval to maxval, both included, in steps of `step`.
 
-    >>> Int(minval=1, maxval=9, count=3).grid("n", [])
+    >>> list(Int(minval=1, maxval=9, count=3).grid())
     [1, 5, 9]
     """
 
@@ -37,17 +37,18 @@ class Int:
         top = (self.maxval - self.minval) // self.step
         return self.minval + self.step * min(max(round((value - self.minval) / self.step), 0), top)
 
-    def grid(self, path: str, faults: Faults) -> list[object]:
+    def grid_size(self, path: str, faults: Faults) -> int:
+        if self.count is None and self.step == 1:
+            return _missing(path, faults)
         size = (self.maxval - self.minval) // self.step + 1
+        return size if self.count is None else min(self.count, size)
+
+    def grid(self) -> Points:
+        size = (self.maxval - self.minval) // self.step + 1
+        if self.count is None or self.count >= size:
+            return Points(size, lambda n: self.minval + self.step * n)
         count = self.count
-        if count is None:
-            count = size if self.step != 1 else _missing(path, faults)
-        if _is_too_large(min(count, size), path, faults):
-            return []
-        if count >= size:
-            return [self.minval + self.step * i for i in range(size)]
-        rounded = [_rounded(point) for point in _even(self.minval, self.maxval, count)]
-        return [self.nearest(value) for value in rounded] if self.step != 1 else list(rounded)
+        return Points(count, lambda n: self.nearest(_rounded(_even(self.minval, self.maxval, count, n))))
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         if not is_number(value) or value != value // 1:
@@ -87,17 +88,19 @@ class Double:
         # In decimal arithmetic the third step of 0.1 is 0.3, not 0.30000000000000004.
         return float(Fraction(str(self.minval)) + n * Fraction(str(self.step)))
 
-    def grid(self, path: str, faults: Faults) -> list[object]:
-        all_steps = self.count is None and self.step is not None
-        count = self.count
-        if count is None:
-            count = self._steps() + 1 if all_steps else _missing(path, faults)
-        if _is_too_large(count, path, faults):
-            return []
-        if all_steps:
-            return [self._nth(n) for n in range(count)]
-        points = [float(point) for point in _even(Fraction(str(self.minval)), Fraction(str(self.maxval)), count)]
-        return list(points) if self.step is None else list(dict.fromkeys(map(self.nearest, points)))
+    def grid_size(self, path: str, faults: Faults) -> int:
+        if self.step is None:
+            return self.count or _missing(path, faults)
+        return self._steps() + 1 if self.count is None else min(self.count, self._steps() + 1)
+
+    def grid(self) -> Points:
+        low, high, count = Fraction(str(self.minval)), Fraction(str(self.maxval)), self.count
+        if self.step is None:
+            return Points(count or 1, lambda n: float(_even(low, high, count or 1, n)))
+        if count is None or count > self._steps() + 1:
+            return Points(self._steps() + 1, self._nth)
+        nearest = (self.nearest(float(_even(low, high, count, n))) for n in range(count))
+        return Points.of(list(dict.fromkeys(nearest)))
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         tolerance = _TOLERANCE * (self.maxval - self.minval)
@@ -138,12 +141,13 @@ class Log:
         )
         return float(inside * step)
 
-    def grid(self, path: str, faults: Faults) -> list[object]:
-        count = self.count if self.count is not None else _missing(path, faults)
-        if _is_too_large(count, path, faults):
-            return []
-        exponents = _even(Fraction(str(self.minval)), Fraction(str(self.maxval)), count)
-        return list(dict.fromkeys(self.nearest(float(self.base ** float(exponent))) for exponent in exponents))
+    def grid_size(self, path: str, faults: Faults) -> int:
+        return self.count or _missing(path, faults)
+
+    def grid(self) -> Points:
+        low, high, count = Fraction(str(self.minval)), Fraction(str(self.maxval)), self.count or 1
+        exponents = (float(_even(low, high, count, n)) for n in range(count))
+        return Points.of(list(dict.fromkeys(self.nearest(float(self.base**exponent)) for exponent in exponents)))
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         low, high = self.bounds
@@ -163,24 +167,14 @@ def is_number(value: object) -> TypeGuard[float]:
         return False
 
 
-def _is_too_large(count: int, path: str, faults: Faults) -> bool:
-    if count > MAX_GRID:
-        faults.append(
-            (path, f"must have at most {MAX_GRID} points on a grid, got {count}; use fewer, or random search")
-        )
-    return count > MAX_GRID
-
-
 def _missing(path: str, faults: Faults) -> int:
     faults.append((f"{path}.count", "is required for a grid: the number of points"))
     return 1
 
 
-def _even(low: Fraction | int, high: Fraction | int, count: int) -> list[Fraction]:
-    """Return `count` exact, evenly spaced numbers including both ends, or the midpoint if count is 1."""
-    if count == 1:
-        return [Fraction(low + high) / 2]
-    return [low + Fraction(high - low) * i / (count - 1) for i in range(count)]
+def _even(low: Fraction | int, high: Fraction | int, count: int, n: int) -> Fraction:
+    """Return one of `count` exact, evenly spaced numbers including both ends, or the midpoint if count is 1."""
+    return Fraction(low + high) / 2 if count == 1 else low + Fraction(high - low) * n / (count - 1)
 
 
 def _rounded(value: Fraction) -> int:

@@ -8,7 +8,7 @@ open:
 * rungs have the same absolute lengths as in `ASHA` (Determined's promotion summed them, past `max_length`);
 * among equal values, that of the lower trial number is better;
 * a trial with a non-finite value is never promoted, but stopped at the rung;
-* a report that crosses several rungs is ranked at the first, and at the next once the trial is promoted;
+* a report that passes several rungs is ranked only at the highest of them, as in `ASHA`;
 * a rung that no more trials can reach is closed. Its best trial is then promoted even among fewer than `divisor`, so
   that a small search also trains a trial to the end; paused trials that can no longer be promoted are stopped.
 
@@ -23,7 +23,8 @@ Invariants:
 * Every live trial has a record. A trial that has ended has one only if an extension may promote it.
 * A trial is running iff it holds a slot, paused iff its last rung lists it as paused; it is never both.
 * A record's `last` is set iff the trial is paused, or was stopped only because its rung was closed.
-* The trial is ranked at exactly the rungs before its record's `next`; paused trials have finite values.
+* The trial is ranked at the rung before its record's `next`, and at none from there on; paused trials have finite
+  values.
 * A rung's `num_approaching` is the number of running trials whose `next` is that rung. A rung is closed only while
   neither a new trial nor one from a lower rung can reach it.
 """
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from searchers.asha import SuccessiveHalving
 from searchers.events import REPLACED, Action, Create, Done, Exited, Pause, Resume, Stop
@@ -39,10 +41,16 @@ from searchers.objectives import Losses
 from searchers.rung import longer_rungs
 
 
+class _Report(NamedTuple):
+    step: float
+    value: float | Losses
+    lowest: int = 0  # index of the lowest rung at which it may be ranked
+
+
 @dataclass(slots=True)
 class _Trial:
     next: int = 0  # index of the next rung; len(rungs) after the top one
-    last: tuple[float, float | Losses] | None = None  # step and value of the last report
+    last: _Report | None = None  # the report by which it is ranked
     finishing: bool = False  # ran past the top rung before its pause, and was resumed only to complete
 
 
@@ -110,7 +118,7 @@ class PromotionASHA(SuccessiveHalving):
         trial = self._trials[number]
         self._rungs[trial.next - 1].unpause(number)
         assert trial.last is not None
-        if trial.last[0] >= self._rungs[trial.next].length:  # it had already trained this far before its pause
+        if trial.last.step >= self._rungs[trial.next].length:  # it had already trained this far before its pause
             return self._arrive(number, trial)
         self._rungs[trial.next].num_approaching += 1
         trial.last = None
@@ -119,7 +127,10 @@ class PromotionASHA(SuccessiveHalving):
     def _arrive(self, number: int, trial: _Trial) -> list[Action]:
         """Rank a trial without a slot at its next rung, by its last report; pause it there unless it ends."""
         assert trial.last is not None
-        _, value = trial.last
+        value = trial.last.value
+        if trial.next < trial.last.lowest:
+            self._unranked += trial.next == 0
+            trial.next = trial.last.lowest
         rung = self._rungs[trial.next]
         self._rank(number, trial.next, value)
         trial.next += 1
@@ -154,23 +165,24 @@ class PromotionASHA(SuccessiveHalving):
         for rung in self._rungs:
             rung.set_min_best(0)
 
-    def _report(self, number: int, step: float, value: float | Losses) -> list[Action]:
+    def _report(self, number: int, step: float, value: float | Losses, lowest: int) -> list[Action]:
         """Rank the trial if it reached its next rung; it pauses there unless it is promoted at once."""
         trial = self._trials[number]
         if not self._slots.has_slot(number):
-            if trial.last is not None and step > trial.last[0]:  # it trained further before its pause
-                trial.last = (step, value)
+            if trial.last is not None and step > trial.last.step:  # it trained further before its pause
+                trial.last = _Report(step, value, lowest)
             return []
         if trial.next == len(self._rungs) or step < self._rungs[trial.next].length:
             return []
-        rung = self._rungs[trial.next]
-        rung.num_approaching -= 1
-        if rung is self._rungs[-1]:
-            self._rank(number, trial.next, value)
-            trial.next += 1
+        self._rungs[trial.next].num_approaching -= 1
+        top = len(self._rungs) - 1
+        if trial.next == top or lowest == top:
+            self._unranked += trial.next == 0 < top
+            self._rank(number, top, value)
+            trial.next = len(self._rungs)
             return []
         self._slots.release(number)
-        trial.last = (step, value)
+        trial.last = _Report(step, value, lowest)
         actions = self._arrive(number, trial)
         actions += self._fill()
         _pause_unless_resumed(number, actions)
@@ -227,7 +239,7 @@ class PromotionASHA(SuccessiveHalving):
                     stops.append(Stop(trial=number))
         completed = [n for n in sorted(self._slots.completed) if old_top.values.get(n, math.inf) != math.inf]
         for number in (*running, *completed):
-            self._trials[number] = _Trial(next=num_old, last=(old_top.length, old_top.values[number]))
+            self._trials[number] = _Trial(next=num_old, last=_Report(old_top.length, old_top.values[number]))
             old_top.pause(number)
         return stops, running
 

@@ -93,7 +93,14 @@ def event_from_json(record: Mapping[str, object]) -> Event:
             metrics = record.get("metrics", [])
             if step is not None and isinstance(metrics, list):
                 several, batches = tuple(map(number_from_json, metrics)), cast("int | None", record.get("batches"))
-                return Reported(trial=trial, step=step, value=value, metrics=several, batches=batches)
+                return Reported(
+                    trial=trial,
+                    step=step,
+                    value=value,
+                    metrics=several,
+                    batches=batches,
+                    skips=bool(record.get("skips")),
+                )
         case "exited", int(trial):
             for reason in get_args(Reason):
                 if record.get("reason") == reason:

@@ -22,6 +22,7 @@ from typing import Any, cast
 from searchers.errors import MethodError
 from searchers.events import Action, Create, Done, Event, Exited, Reason, Repeat, Reported, Requested, Resume
 from searchers.method import Fields, Method
+from searchers.slots import num_slots
 
 _SELECTED: tuple[Reason, ...] = ("completed", "stopped")  # a trial that failed, diverged or was canceled is no finalist
 
@@ -63,7 +64,7 @@ class Repeats:
             what = f"needs a method that can create trials on request; {type(method).__name__} has no requested()"
             raise MethodError([("repeat", what)])
         self.method, self.seeds, self.top = method, seeds, top
-        self._max_concurrent = max_concurrent_trials or math.inf
+        self._max_concurrent = num_slots(max_concurrent_trials)
         self._live: set[int] = set()  # all live trials
         self._values: dict[int, float] = {}  # the best value of each trial of the search
         self._steps: dict[int, float] = {}  # the length that each has trained; infinite if it has completed

@@ -16,7 +16,7 @@ from searchers.errors import FieldError, SpaceError
 from searchers.events import Event, Source
 from searchers.objectives import Objectives
 from searchers.records import hparams_from_json, hparams_to_json
-from searchers.space import PATH, Space
+from searchers.space import MAX_GRID, PATH, Space
 
 Prior: TypeAlias = Mapping[str, Mapping[str, object]]
 """Beliefs by the dotted names of hyperparameters, such as `{"lr": {"around": 1e-3, "within": 3}}`."""
@@ -104,7 +104,7 @@ class GridSampler:
     """The points of `Space.grid()`, from the last to the first, as in Determined.
 
     Raises:
-        SpaceError: A number has neither a `count` nor a `step`, or the grid has more than a million points.
+        SpaceError: A number has neither a `count` nor a `step`, or the grid has more than `most` points.
 
     >>> from searchers import parse_space
     >>> grid = GridSampler(parse_space({"x": {"type": "int", "minval": 1, "maxval": 3, "count": 3}}))
@@ -112,18 +112,18 @@ class GridSampler:
     [{'x': 3}, {'x': 2}, {'x': 1}]
     """
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, most: int = MAX_GRID) -> None:
         self.space = space
-        self._points = space.grid()
+        self._points = space.grid(most)
 
     def __len__(self) -> int:
-        return len(self._points)
+        return self._points.size
 
     def ask(self, trial: int) -> dict[str, object]:
-        if trial >= len(self._points):
-            missing = f"the grid has only {len(self._points)} points, and none for trial {trial}, counted from 0"
+        if trial >= len(self):
+            missing = f"the grid has only {len(self)} points, and none for trial {trial}, counted from 0"
             raise SpaceError([(PATH, f"{missing}; create as many trials as points, or use random search")])
-        return copy.deepcopy(self._points[-1 - trial])
+        return cast("dict[str, object]", copy.deepcopy(self._points.nth(len(self) - 1 - trial)))
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
         """No-op: draws don't depend on results."""

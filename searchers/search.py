@@ -20,7 +20,8 @@ Each record is a line of the journal:
         "code": "3f9c"}]}
     {"event": "extended", "max_trials": 200, "max_length": null, "actions": [{"action": "create", "trial": 64}, ...]}
 
-A "reported" record also has the "batches" that name the checkpoint, if the driver gives them. With several metrics, the
+A "reported" record also has the "batches" that name the checkpoint, if the driver gives them, and "skips": true if
+the trial has passed several rungs since its last report. With several metrics, the
 "start" record also has these, as in an experiment file. Each "reported" record has all their values in that order; its
 "value" is that of the first objective:
 
@@ -168,6 +169,8 @@ class Search:
         if isinstance(event, Reported) and (event.metrics or self.objectives is not None):
             event = with_first(event, self.objectives)
         record = event_to_json(event)
+        if isinstance(event, Reported) and event.skips and self._passes_several_rungs(event):
+            record["skips"] = True
         event = self._event(record)  # as a replay will see it
         if self._is_late(event):
             return []
@@ -412,6 +415,12 @@ class Search:
         view = self._trials.get(trial) if isinstance(trial, int) else None
         # Every table contains the trial's number; sharing one int object saves memory.
         return event_from_json(record if view is None else {**record, "trial": view.id})
+
+    def _passes_several_rungs(self, reported: Reported) -> bool:
+        before = None if (view := self._trials.get(reported.trial)) is None else view.last_step
+        return (
+            len({each for each in self.method.rungs if (before is None or before < each) and each <= reported.step}) > 1
+        )
 
     def _is_late(self, event: Event) -> bool:
         view = self._view(event.trial)

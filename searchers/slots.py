@@ -18,8 +18,9 @@ from searchers.errors import never_created
 from searchers.events import REPLACED, Action, Create, Done, DoneReason, Reason, Replaced, Requested, Resume
 from searchers.method import MAX_TRIALS
 
-MAX_CONCURRENT = 1_000_000
-"""Maximum number of slots even without a limit, since each of the first trials takes memory from the start."""
+MAX_CONCURRENT = 10_000
+"""Maximum number of slots whatever the limit, as each of the first trials takes memory, and a record of the journal,
+from the start: more than there are slots of any cluster."""
 NEARLY_DONE = math.nextafter(1.0, 0.0)  # the largest progress of a search that is not done
 
 
@@ -70,7 +71,7 @@ class TrialSlots:
 
     def __init__(self, *, max_trials: int, max_concurrent: int, replaces: Sequence[Replaced] = REPLACED) -> None:
         self.counts = TrialCounts(max_trials)  # brackets share one
-        self.max_trials, self._num_slots = max_trials, _num_slots(max_concurrent)
+        self.max_trials, self._num_slots = max_trials, num_slots(max_concurrent)
         self._replaces = replaces
         self._counted = 0  # created trials that were not replaced
         self._live: set[int] = set()
@@ -186,7 +187,7 @@ class TrialSlots:
 
     def extend(self, *, max_trials: int, max_concurrent: int, to_resume: Iterable[int] = ()) -> None:
         """Increase the budget, and queue completed trials to be resumed before new ones are created."""
-        self.max_trials, self._num_slots = max_trials, _num_slots(max_concurrent)
+        self.max_trials, self._num_slots = max_trials, num_slots(max_concurrent)
         self._to_resume.extend(to_resume)
         self._done = False
         self._progress = 0.0
@@ -204,5 +205,6 @@ class TrialSlots:
         return self._progress
 
 
-def _num_slots(max_concurrent: int) -> int:
+def num_slots(max_concurrent: int) -> int:
+    """The number of trials that hold slots at a time; 0 stands for no limit of the user's."""
     return min(max_concurrent or MAX_CONCURRENT, MAX_CONCURRENT)

@@ -26,10 +26,12 @@ from typing import Any, cast
 from searchers.domains import Categorical, Const, Domain, Nested
 from searchers.errors import SHOWN, Faults, SpaceError, did_you_mean
 from searchers.given import checked
+from searchers.grids import Points
 from searchers.numeric import Double, Int, Log, is_number
 from searchers.records import FLOAT, hparams_from_json, hparams_to_json
 
 PATH = "hyperparameters"  # a space's name in errors
+MAX_GRID = 1_000_000  # points of a grid; a constraint looks at each
 MAX_DRAWS = 1000  # draws per trial before the constraint counts as unsatisfiable
 
 Constraint = Callable[[Mapping[str, object]], bool]
@@ -65,7 +67,7 @@ class Space:
         """Whether the constraint, if any, accepts the point."""
         return self.constraint is None or bool(self.constraint(point))
 
-    def grid(self) -> list[dict[str, object]]:
+    def grid(self, most: int = MAX_GRID) -> Points:
         """Return all points of the grid, as in Determined: the Cartesian product of all axes.
 
         The first name in sorted order changes slowest. A constant has one point, a categorical one for each value. A
@@ -75,16 +77,24 @@ class Space:
         left out.
 
         Raises:
-            SpaceError: A number has neither `count` nor `step`, or the grid has more than a million points.
+            SpaceError: A number has neither `count` nor `step`, or the grid has more than `most` points.
 
-        >>> parse({"a": {"type": "int", "minval": 0, "maxval": 9, "count": 2}, "b": [1, 2]}).grid()
+        >>> list(parse({"a": {"type": "int", "minval": 0, "maxval": 9, "count": 2}, "b": [1, 2]}).grid())
         [{'a': 0, 'b': [1, 2]}, {'a': 9, 'b': [1, 2]}]
         """
         faults: Faults = []
-        points = cast("list[dict[str, object]]", self.root.grid(PATH, faults)) if self.root.domains else []
+        size = self.root.grid_size(PATH, faults)
+        if size > most:  # known before any point is made
+            has = f"{size:,}" if size < 10**18 else "more than 10**18"
+            raise_it = "" if most == MAX_GRID else ", or raise searcher.max_points"
+            what = f"the grid has {has} points, and may have {most:,}; use fewer values, or random search{raise_it}"
+            faults.append((PATH, what))
         if faults:
             raise SpaceError(faults)
-        return [point for point in points if self.allows(point)]
+        points = self.root.grid() if self.root.domains else Points.of([])
+        if self.constraint is None:
+            return points
+        return Points.of([point for point in points if self.allows(point)])
 
     def check(self, point: object, *, path: str) -> dict[str, object]:
         """Convert a point to the form in which it would be sampled: whole floats become integers for `int`, and

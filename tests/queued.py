@@ -26,6 +26,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.futures import Future
 
 from dray.training.parallel import ddp
+from dray.worker.process_group import binds_device
 
 GARBAGE = 1e9
 POLL_S = 0.001
@@ -105,10 +106,10 @@ class QueuedGroup(dist.ProcessGroup):
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._name = ""
-        self._rank, self._size, self._store, self._number = rank, size, store, 0
+        self._rank, self._size, self._store, self.collectives = rank, size, store, 0
         self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
         self._aborted, self._splits = threading.Event(), 0
-        if dist.group.WORLD is None:
+        if dist.group.WORLD is None and binds_device():
             self.bound_device_id = torch.device("cuda", 0)  # as after init_process_group(device_id=...)
 
     # ---------------------------------------------------------------------------------------------- the life of it
@@ -155,7 +156,7 @@ class QueuedGroup(dist.ProcessGroup):
 
     def _collective(self, outputs: list[torch.Tensor], run: Callable[[], Any]) -> Any:
         self._raise_if_aborted()
-        number, self._number = self._number, self._number + 1
+        number, self.collectives = self.collectives, self.collectives + 1
         if not DEVICE.is_stuck:
             self._store.set(f"{number}/{self._rank}", b"1")
             missing = [rank for rank in range(self._size) if rank != self._rank]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOST_BYTES = 8000
@@ -59,28 +59,6 @@ def answer(
         kept.append(fitted)
     note = {"left_out": f"{len(rows) - len(kept)} of {len(rows)} {name}; {more}"} if len(kept) < len(rows) else {}
     return _json({**head, name: kept[::-1] if last else kept, **note})
-
-
-def thinned(values: Sequence[float | None], most: int) -> list[int]:
-    """The indices of at most `most` (at least 4) points of a curve: the first, the last, the lowest and the highest,
-    the others evenly spread.
-
-    >>> thinned([5, 4, 1, 4, 5, 6, 7, 9, 7, 6], 6)
-    [0, 2, 3, 6, 7, 9]
-    """
-    count = len(values)
-    if count <= most:
-        return list(range(count))
-    finite = [i for i, value in enumerate(values) if value is not None]
-    must = {0, count - 1}
-    if finite:
-        must |= {min(finite, key=lambda i: (values[i], i)), max(finite, key=lambda i: (values[i], -i))}
-    return sorted(must | set(_spread([i for i in range(count) if i not in must], most - len(must))))
-
-
-def _spread(items: Sequence[int], count: int) -> Iterator[int]:
-    for place in range(count):
-        yield items[(2 * place + 1) * len(items) // (2 * count)]
 
 
 def _json(value: Any) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dray.agents.answers import figure, thinned
+from dray.agents.answers import figure
+from dray.records.thinning import thinned
 
 
 def brief(seen: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,6 +44,6 @@ def curve(trial: int, series: Mapping[str, Any], most: int) -> dict[str, Any]:
     values = [value if isinstance(value, int | float) else None for value in series["values"]]
     kept = thinned(values, most)
     fields = {"trial": trial, "kind": series["kind"], "metric": series["name"]}
-    fields |= {"points": len(values), "points_left_out": len(values) - len(kept)}
+    fields |= {"points": series["of"], "points_left_out": series["of"] - len(kept)}
     points = {"batches": [series["batches"][i] for i in kept], "values": [figure(series["values"][i]) for i in kept]}
     return {**fields, **points}

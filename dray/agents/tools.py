@@ -19,6 +19,7 @@ from dray.agents import docs
 from dray.agents.answers import MOST_BYTES, answer, figure
 from dray.agents.rows import brief, curve, over_seeds, trial_row
 from dray.errors import ConfigError
+from dray.records.thinning import LEAST
 from dray.serve.client import WAIT_S, Server
 from dray.serve.control import ACTIVE, Invalid, Submitted
 from dray.serve.submission import submit_file
@@ -27,6 +28,7 @@ from searchers.views import END_STATES
 
 LONGEST_WAIT_S = 60
 MOST_TRIALS = 8  # most curves in an answer
+MOST_POINTS = 200  # most points of a curve
 MOST_METRICS = 40  # most names of metrics beside curves
 MOST_PATH = 250  # most characters of a file's path
 _END = 1 << 59  # an offset beyond every journal's end
@@ -251,13 +253,14 @@ class Tools:
         Args:
             experiment: its number, name or a unique part of the name, or "latest".
             top: how many, at most 100.
-            search: conditions and words that trials must meet, such as "lr<0.01 state=completed". With
-                "state=errored", trials that failed, even before they validated.
+            search: conditions and words that trials must meet, such as "lr<0.01 optimizer=adam|sgd state=completed".
+                A metric is its last value; "best" is the best one of the search's metric. With "state=errored",
+                trials that failed, even before they validated.
             offset: skip this many.
         """
         server, name = self._named(experiment)
         seen = server.read(name)
-        sort = "trial" if "state=" in search else "rank"
+        sort = "trial" if re.search(r"\bstate\s*=", search) else "rank"
         page: dict[str, str | int] = {"sort": sort, "search": search, "offset": offset, "limit": min(max(top, 0), 100)}
         found = server.read(name, "trials", **page)
         fields = {"experiment": seen["number"]}
@@ -287,22 +290,23 @@ class Tools:
     def get_curves(
         self, experiment: str | int, trials: list[int] | None = None, metric: str = "", points: int = 20
     ) -> str:
-        """Learning curves as numbers. Points are left out evenly; the first, last, lowest and highest are kept.
+        """Learning curves as numbers. Thinning keeps the first, last, lowest and highest points, and NaN.
 
         Args:
             experiment: its number, name or a unique part of the name, or "latest".
             trials: numbers of at most 8 trials; by default, the best three.
             metric: a metric's name; by default, the one that the search compares.
-            points: most points of a curve, 4 to 200; fewer if the answer gets too long.
+            points: most points of a curve, 5 to 200; fewer if the answer gets too long.
         """
         server, name = self._named(experiment)
+        points = min(max(points, LEAST), MOST_POINTS)
         if trials is None:
             trials = [each["trial"] for each in server.read(name, "trials", sort="rank", limit=3)["trials"]]
         if len(trials) > MOST_TRIALS:
             raise Invalid(f"trials: at most {MOST_TRIALS} at once, got {len(trials)}")
         curves, names = [], set[str]()
         for trial in trials:
-            found = server.read(name, f"trials/{trial}/metrics")
+            found = server.read(name, f"trials/{trial}/metrics", points=points)
             names |= {each["name"] for each in found["series"] if each["kind"] != "system"}
             wanted = metric or found["metric"]
             curves += [(trial, each) for each in found["series"] if each["name"] == wanted and each["kind"] != "system"]
@@ -312,8 +316,8 @@ class Tools:
             )
         listed = sorted(names)[:MOST_METRICS]
         listed += [f"… and {len(names) - len(listed)} more"] if len(names) > len(listed) else []
-        for most in (min(max(points, 4), 200), 100, 50, 25, 12, 6, 4):
-            rows = [curve(trial, each, most) for trial, each in curves if most <= max(points, 4)]
+        for most in (points, 100, 50, 25, 12, LEAST):
+            rows = [curve(trial, each, most) for trial, each in curves if most <= points]
             text = answer({"name": name, "along": "batches", "metrics": listed}, "curves", rows)
             if rows and len(text.encode()) <= MOST_BYTES and '"left_out":"' not in text:
                 break

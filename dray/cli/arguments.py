@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from dray.cli.errors import BadUse
+from dray.environment import TRACEBACK
 
 
 def _experiments(incomplete: str) -> list[str]:
@@ -81,6 +83,21 @@ Batches: TypeAlias = Annotated[
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
+
+
+def _show_tracebacks(wanted: bool) -> None:
+    if wanted:
+        os.environ[TRACEBACK] = "1"
+
+
+Traceback: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--traceback",
+        help=f"Show errors with all frames, those of libraries included, as with {TRACEBACK}=1.",
+        callback=_show_tracebacks,
+    ),
+]
 Follow: TypeAlias = Annotated[
     bool, typer.Option("--follow", "-f", help="Keep printing new lines until the experiment or trial ends.")
 ]

@@ -68,7 +68,7 @@ def check(
     """Check a cluster for problems before anything trains on it. Exit code 1 if there are any.
 
     Checks each node's versions, GPUs, clock and access to the storage, the network between nodes and NCCL's use of it,
-    and an all-reduce over the GPUs of several nodes. Only the all-reduce needs free slots.
+    and an all-reduce over all free GPUs. Only the all-reduce needs free slots.
 
     \b
     RAY_ADDRESS=auto dray cluster check --storage s3://bucket/results

@@ -57,7 +57,7 @@ def show_all(where: str | None, *, json: bool) -> None:
     for each in found:
         if each.state == "DAMAGED":
             typer.echo(f"{each.name} can't be read: {each.why}", err=True)
-        elif each.state in ACTIVE and each.why:
+        elif each.state in (*ACTIVE, "STOPPED") and each.why:
             typer.echo(f"{each.name}: {each.why}", err=True)
     if not found:
         from dray.records.directory import results_root
@@ -153,6 +153,7 @@ def describe(read: ReadExperiment) -> None:
             ("error", show.red(seen.why)),
             ("waits", "" if submitted is None or submitted.slots else submitted.why),
             ("failed", show.red(reader.failure_summary())),
+            ("warning", seen.unread),
             ("diverged", show.red(reader.divergence_summary())),
             ("description", config.description),
             ("labels", ", ".join(config.labels)),

@@ -1,21 +1,23 @@
-"""Exit codes and error messages of the command. An error that the user can fix is one message; a bug in dray is a
-traceback."""
+"""Exit codes and error messages of the command. An error that the user can fix is one message; an error in the user's
+code is a traceback of the user's files; a bug in dray is a whole traceback."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import traceback
 from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 import typer
 
 from dray.code.startup_hook import HOOK, StartupHookFailed
-from dray.desk.failure import users_line
+from dray.desk.failure import has_users_frames, is_drays_file, is_users_file, users_line, users_traceback
+from dray.environment import TRACEBACK
 from dray.errors import RAY, ConfigError, ExperimentError, FoundInTraining, NoExperiment
 from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
 from dray.script import ScriptFailed
@@ -43,6 +45,7 @@ class BadUse(ValueError):
 
 
 def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
+    sys.excepthook = show_uncaught  # rather than a handler, so that a debugger stops where the error was raised
     try:
         code = command(args=arguments, prog_name="dray", standalone_mode=False)
     except _UsageError as error:
@@ -99,6 +102,30 @@ def handle_errors() -> Iterator[None]:
         raise typer.Exit(_print_error(message, FAILED)) from None
     except KeyboardInterrupt as stopped:
         raise typer.Exit(_report_signal(stopped)) from None
+
+
+def show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error that no command expects, as `sys.excepthook`: an error in the user's code with the frames of the
+    user's files, a check of dray's own or of a library as its message, and a bug in dray with all frames."""
+    while trace is not None and is_users_file(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next  # the program that has called dray
+    frames = traceback.extract_tb(trace)
+    if os.environ.get(TRACEBACK) or not frames:
+        sys.__excepthook__(kind, error, trace)
+        return
+    whole, last = "".join(traceback.format_exception(kind, error, trace)), frames[-1]
+    _flush()
+    if has_users_frames(whole):
+        _print_error(
+            f"an error in your code; --traceback also shows the frames of libraries\n{users_traceback(whole)}", FAILED
+        )
+    elif not is_drays_file(last.filename):
+        what = "".join(traceback.format_exception_only(error)).strip()
+        _print_error(f"{what}\nraised in {last.filename}:{last.lineno}; --traceback shows all frames", FAILED)
+    elif (last.line or "").startswith("raise ") and not isinstance(error, AssertionError):
+        _print_error(str(error), FAILED)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 @contextmanager
@@ -166,7 +193,7 @@ def _of_determined(arguments: Sequence[str]) -> str:
 
 def _print_error(message: str, code: int) -> int:
     with suppress(OSError):  # the terminal may be closed
-        typer.echo(f"dray: {printable(message)}", err=True)
+        typer.echo(f"dray: {printable(message.rstrip())}", err=True)
     return code
 
 

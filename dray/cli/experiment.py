@@ -24,6 +24,7 @@ from dray.cli.arguments import (
     ModelDir,
     Output,
     TailArg,
+    Traceback,
     check_follow,
     target,
     values_by_name,
@@ -66,6 +67,7 @@ def create(
     ] = False,
     detach: Detach = False,
     no_server: NoServer = False,
+    traceback: Traceback = False,
 ) -> None:
     """Create an experiment from a config file and run it until it ends.
 

@@ -38,6 +38,14 @@ def serve(
         Path | None,
         typer.Option("--settings", metavar="FILE", help="YAML with a section notify: who is told what, see docs."),
     ] = None,
+    root_path: Annotated[
+        str,
+        typer.Option(
+            help="Path below which a reverse proxy serves it, such as /lab/dray; or the whole address there, whose "
+            "host is then a name of this server, too.",
+            show_default=False,
+        ),
+    ] = "",
     status: Annotated[
         bool, typer.Option("--status", help="Print the state and the queue of the running server.")
     ] = False,
@@ -65,7 +73,9 @@ def serve(
     from dray.records.root import results_root
     from dray.serve.address import token_for
     from dray.serve.client import Server
+    from dray.serve.root_path import RootPath
 
+    root = RootPath.parse(root_path) if root_path else RootPath()
     notify = None if settings is None else server_notify(settings)
     token_for(host, results_root())  # refused before Ray starts
     there = Server.find()
@@ -73,7 +83,7 @@ def serve(
         raise BadUse(f"a server is up already, at {there.url}; see: dray serve --status")
     from dray.serve.server import serve as run
 
-    run(host=host, port=port, address=address, idle_s=idle_s, say=typer.echo, notify=notify)
+    run(host=host, port=port, address=address, idle_s=idle_s, say=typer.echo, notify=notify, root=root)
 
 
 @tokens.command()

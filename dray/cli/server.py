@@ -105,6 +105,11 @@ def submitted(server: Server, sent: Submitted, *, searched: str = "", detach: bo
         tell(searched)
     for field, value in sent.by_quota.items():
         tell(f"{field} is {value}, by the quota of token {sent.owner}")
+    if sent.missing_secrets:
+        names = ", ".join(sent.missing_secrets)
+        tell(
+            f"it has no {names}: these belong to another token; to give your own, fork again with --config FIELD=VALUE"
+        )
     if not detach:
         follow(server, name)
 

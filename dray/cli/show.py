@@ -39,7 +39,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Se
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     before = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    widths[-1] = min(widths[-1], max(20, room - before))
+    widths[-1] = min(max(widths[-1], 1), max(20, room - before))  # 1: a column may be empty, heading included
     printed = []
     for row in cells:
         texts = [

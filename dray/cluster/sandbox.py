@@ -27,6 +27,7 @@ SYSTEM = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 GPUS = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/kfd", "/dev/dri/*")
 VARIABLES = (
     "PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
 """The environment variables of the worker that its sandboxes get too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from dray.config import defaults
 from dray.config.section import Section, replace_older_field
@@ -16,14 +16,27 @@ MAX_SHARES = 50  # about the number of processes that NVIDIA's MPS serves on one
 
 #: Ray's names of GPUs, as in the label ray.io/accelerator-type of its nodes.
 GpuType: TypeAlias = Literal[
-    "A10G", "A100", "A100-40G", "A100-80G", "B200", "B300", "GB200", "GB300", "H20", "H100", "H200", "K80", "L4",
-    "L40S", "P4", "P100", "RTX-PRO-6000", "T4", "V100",
+    "A10G", "A100", "A100-40G", "A100-80G", "B200", "B300", "GB200", "GB300", "H20", "H100", "H200", "L4", "L40S",
+    "P4", "P100", "RTX-PRO-6000", "T4", "V100",
     "AMD-Instinct-MI100", "AMD-Instinct-MI210", "AMD-Instinct-MI250X", "AMD-Instinct-MI250X-MI250",
     "AMD-Instinct-MI300A", "AMD-Instinct-MI300X-HF", "AMD-Instinct-MI300X-OAM", "AMD-Instinct-MI308X",
     "AMD-Instinct-MI325X-OAM",
-    "AMD-Instinct-MI350X-OAM", "AMD-Instinct-MI355X-OAM", "AMD-Radeon-HD-7900", "AMD-Radeon-R9-200-HD-7900",
-    "Intel-GPU-Max-1100", "Intel-GPU-Max-1550",
+    "AMD-Instinct-MI350X-OAM", "AMD-Instinct-MI355X-OAM",
 ]  # fmt: skip
+#: Other names of Ray's, and why no trial can run there.
+UNUSABLE = {
+    "K80": "torch 2 has no code for it",
+    "AMD-Radeon-HD-7900": "ROCm does not support it",
+    "AMD-Radeon-R9-200-HD-7900": "ROCm does not support it",
+    "Intel-GPU-Max-1100": "dray trains on GPUs by CUDA and ROCm only",
+    "Intel-GPU-Max-1550": "dray trains on GPUs by CUDA and ROCm only",
+}
+
+
+def _usable(name: object) -> object:
+    if isinstance(name, str) and (why := UNUSABLE.get(name)):
+        raise ValueError(f"no trial can run on a GPU of type {name}: {why}; remove it")
+    return name
 
 
 class SlotRange(Section):
@@ -122,7 +135,7 @@ class Resources(Section):
         description="what a slot is; by default gpu if the cluster has GPUs; trials on cpu slots see no GPUs",
         examples=["gpu"],
     )
-    slot_type: list[GpuType] | None = Field(
+    slot_type: list[Annotated[GpuType, BeforeValidator(_usable)]] | None = Field(
         default=None,
         min_length=1,
         description="GPU types that trials may run on, by Ray's names, in order of preference; all slots of a trial "

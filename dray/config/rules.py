@@ -15,7 +15,7 @@ from dray.config.length import Length
 from dray.config.resources import SlotRange, even_sizes
 from dray.config.schema import constant
 from dray.config.search import AUTO_SAMPLER, LIMITS, sampling_faults
-from dray.config.searcher import COUNTED, METHODS, SamplerChoice, Searcher, objectives_of
+from dray.config.searcher import COUNTED, MAX_POINTS, METHODS, SamplerChoice, Searcher, objectives_of
 from dray.errors import Fault
 from dray.script import Script
 from dray.training.plan import FIRST_TRACED, window_fault
@@ -53,7 +53,8 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
             sampler = AUTO_SAMPLER
         objectives = None if metrics is None else objectives_of(metrics)
         prior = given.get("searcher.prior", {})
-        yield from sampling_faults(given["searcher.name"], sampler, points, given["space"], objectives, prior)
+        most = given.get("searcher.max_points", MAX_POINTS)
+        yield from sampling_faults(given["searcher.name"], sampler, points, given["space"], objectives, prior, most)
     if "resources.slot_type" in given and given.get("resources.slot") == "cpu":
         yield Fault("resources.slot_type", "is about GPUs, but resources.slot is cpu; remove one of them")
     asked, most = given.get(_SLOTS, 1), given.get("resources.max_slots")

@@ -37,7 +37,7 @@ from searchers.random_search import Grid, RandomSearch, Single
 from searchers.repeats import Repeats
 from searchers.samplers import FirstPoints, GridSampler, Prior, RandomSampler, Sampler, check_use, named_sampler
 from searchers.search import Record, Search
-from searchers.space import Space
+from searchers.space import MAX_GRID, Space
 
 _NOT_CUSTOM = Custom()
 
@@ -79,7 +79,7 @@ def _method(config: ExperimentConfig, custom: Custom) -> Method:
         case RandomSearcher():
             return RandomSearch(**fields)
         case GridSearcher():
-            return Grid(points=len(GridSampler(config.space)), **fields)
+            return Grid(points=len(GridSampler(config.space, searcher.max_points)), **fields)
         case ASHASearcher():
             return (ASHA if searcher.variant == "stopping" else PromotionASHA)(**fields, pareto=pareto)
         case AdaptiveASHASearcher():
@@ -166,12 +166,13 @@ def sampling_faults(
     space: Space,
     objectives: Objectives | None = None,
     prior: Prior = MappingProxyType({}),
+    max_points: int = MAX_GRID,
 ) -> Iterator[Fault]:
     """The faults of a sampler, of first points or of beliefs that don't fit the space."""
 
     def make_sampler() -> object:
         if method == "grid":
-            return GridSampler(space)
+            return GridSampler(space, max_points)
         if is_class(choice.name) or method == "pbt" or choice.name == "pb2":
             check_use(prior, choice.name)
             return None  # the rules check the samplers of pbt
@@ -192,7 +193,7 @@ def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequ
     if custom.sampler is not None or is_class(choice.name):
         chosen = custom.new_sampler(choice, space, seed=seed, rungs=rungs)
     elif isinstance(searcher, GridSearcher):
-        chosen = GridSampler(space)
+        chosen = GridSampler(space, searcher.max_points)
     elif isinstance(searcher, PBTSearcher):
         chosen = _population_sampler(searcher, space, seed)
     else:

@@ -13,9 +13,12 @@ from dray.config.section import CLASS, Kinds, Section, as_text, int_if_whole, re
 from searchers.method import MAX_RUNGS, MAX_TRIALS
 from searchers.objectives import Metric, Objectives
 from searchers.pbt import MAX_POPULATION
+from searchers.space import MAX_GRID
 
 Variant: TypeAlias = Literal["stopping", "promotion"]
 Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
+
+MAX_POINTS = 10_000  # of a grid, by default
 
 #: The units of length that every trial counts itself; any other unit is a metric that it reports.
 COUNTED: tuple[LengthUnit, ...] = ("batches", "epochs")
@@ -236,7 +239,7 @@ class _Concurrent(Searcher):
         default=16,
         ge=0,
         le=MAX_TRIALS,
-        description="maximum number of trials that run at a time, 0 for no limit",
+        description="maximum number of trials that run at a time, 0 for no limit but 10,000",
         examples=[16],
     )
 
@@ -314,6 +317,9 @@ class GridSearcher(_Concurrent):
     """A trial for each point of a grid."""
 
     name: Literal["grid"] = _NAME
+    max_points: int = Field(
+        default=MAX_POINTS, ge=1, le=MAX_GRID, description="the most points that the grid may have", examples=[100_000]
+    )
 
 
 class RandomSearcher(_Budgeted, SamplingSearcher):

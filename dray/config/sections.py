@@ -36,8 +36,10 @@ class Optimizations(Section):
     gradient_compression: bool = Field(
         default=False, description="exchange gradients between slots in float16", examples=[True]
     )
-    mixed_precision: Literal["O0", "O1", "O2"] = Field(
-        default="O0", description="O1 or O2: mixed precision, as with use_amp(); O0: full precision", examples=["O1"]
+    mixed_precision: Literal["O0", "O1", "O2", "float16", "bfloat16"] = Field(
+        default="O0",
+        description="bfloat16 or float16 (O1, O2): mixed precision, as with use_amp(); O0: full precision",
+        examples=["bfloat16"],
     )
 
 

@@ -20,8 +20,9 @@ from searchers.errors import FieldError
 
 MAX_DEPTH = 100  # nested mappings and lists
 MAX_VALUES = 100_000  # values in total, each counted wherever an anchor repeats it
-MAX_BYTES = 2**24  # size of a config file
+MAX_BYTES = 2**20  # size of a config file
 MAX_TEXT = 100_000  # characters of one value; Linux allows a few more in an environment variable
+MAX_DIGITS = 1_000  # characters of a number
 MAX_NUMBER = 2**64  # magnitude of integers: NumPy, Parquet and seeds take no larger ones
 
 TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, or contains itself"
@@ -31,12 +32,37 @@ TOO_MANY = f"has more than {MAX_VALUES:,} values, counting each where an anchor 
 class _Loader(yaml.SafeLoader):
     """YAML's safe subset, but ``1e-3`` is a number, ``2026-11-22`` is text, and a key given twice is an error."""
 
+    _nodes = 0
+
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)
         if len(node.value) > MAX_VALUES:  # merges copy their values: merges of merges fill the memory
             raise yaml.constructor.ConstructorError(None, None, TOO_MANY, node.start_mark)
 
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
+        self._check_depth()
+        super().fetch_flow_collection_start(TokenClass)
+
+    def add_indent(self, column: int) -> bool:
+        self._check_depth()
+        return bool(super().add_indent(column))
+
+    def _check_depth(self) -> None:
+        # The scanner's time grows with the square of the depth, before anything is constructed.
+        if self.flow_level + len(self.indents) > MAX_DEPTH:
+            raise yaml.scanner.ScannerError(None, None, TOO_DEEP, self.get_mark())
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._nodes += 1
+        if self._nodes > MAX_VALUES * 2:  # the names of fields are nodes too
+            raise yaml.composer.ComposerError(None, None, TOO_MANY, self.get_mark())
+        return super().compose_node(parent, index)
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        is_number = node.tag.endswith((":int", ":float"))
+        if is_number and len(node.value) > MAX_DIGITS:  # converting it takes time in proportion to the square
+            problem = f"{node.value!r:.60} is not a valid {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:
             return super().construct_object(node, deep=deep)
         except (ValueError, TypeError, AttributeError, KeyError):  # as of !!bool 5, or an integer of too many digits
@@ -78,12 +104,17 @@ def read_mapping(path: Path) -> dict[Any, Any]:
         raise ConfigError([("config", f"{path} is a directory; give a YAML file in it")], str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([("config", f"cannot be read as UTF-8 text: {error}")], str(path)) from None
+    return mapping_in(text, str(path))
+
+
+def mapping_in(text: str, origin: str) -> dict[Any, Any]:
+    """The mapping in the text of a YAML file. `origin`: the file, for errors."""
     content, fault = parsed(text)
     if fault is not None:
-        raise ConfigError([fault], str(path))
+        raise ConfigError([fault], origin)
     if not isinstance(content, dict):
         got = "an empty file" if content is None else f"{content!r:.60}"
-        raise ConfigError([("config", f"must be a mapping of fields to values, got {got}")], str(path))
+        raise ConfigError([("config", f"must be a mapping of fields to values, got {got}")], origin)
     return content
 
 
@@ -103,30 +134,45 @@ def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any
     >>> with_changes({"searcher": {"name": "asha"}}, ["searcher.max_trials=8", "name=digits"])
     {'searcher': {'name': 'asha', 'max_trials': 8}, 'name': 'digits'}
     """
-    changed = copy.deepcopy(dict(content))
+    values: dict[str, Any] = {}
     faults = []
     for change in changes:
         path, equals, text = change.partition("=")
-        *outer, name = path.strip().split(".")
-        if not equals or not all([*outer, name]):
+        if not equals or not all(path.strip().split(".")):
             faults.append(("--config", f"must be FIELD=VALUE, got {change!r}; for example searcher.max_trials=8"))
             continue
         value, fault = parsed(text)
         if fault is not None:
             faults.append((path, f"the value is {fault.what}, got {text!r}"))
-            continue
+        else:
+            values[path.strip()] = value
+    if faults:
+        raise ConfigError(faults, "The command line")
+    return with_values(content, values, "The command line")
+
+
+def with_values(content: Mapping[Any, Any], values: Mapping[str, Any], origin: str = "The request") -> dict[Any, Any]:
+    """A copy with values in place of others, by their paths.
+
+    >>> with_values({"searcher": {"name": "asha"}}, {"searcher.max_trials": 8})
+    {'searcher': {'name': 'asha', 'max_trials': 8}}
+    """
+    changed = copy.deepcopy(dict(content))
+    faults = []
+    for path, value in values.items():
+        *outer, name = path.split(".")
         place: Any = changed
         for part in outer:
             if place.get(part) is None:
                 place[part] = {}
             place = place[part]
             if not isinstance(place, dict):
-                faults.append((path, f"{part} is {place!r}, which has no fields; set {part} itself"))
+                faults.append((path, f"{part} is {place!r:.60}, which has no fields; set {part} itself"))
                 break
         else:
             place[name] = value
     if faults:
-        raise ConfigError(faults, "The command line")
+        raise ConfigError(faults, origin)
     return changed
 
 

@@ -14,6 +14,7 @@ import torch
 
 from dray.training.errors import InvalidHP
 from dray.training.host import ProgramHost, Report
+from dray.training.metrics.checks import OtherMetrics
 from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.metrics.values import jsonable
 from dray.training.parallel.distributed import DistributedContext
@@ -81,7 +82,7 @@ class TrainContext:
         self._program, self._host, self._mode = program, program.host, mode
         self._tensorboard = TensorBoard(self._host.tensorboard_path, mode is TensorboardMode.AUTO, hparams)
         self._usage = Usage(device)
-        self._warned = False
+        self._others, self._warned = OtherMetrics(), False
 
     def report_training_metrics(
         self, steps_completed: int, metrics: Mapping[str, Any], batch_metrics: Sequence[Mapping[str, Any]] | None = None
@@ -155,6 +156,7 @@ class TrainContext:
             return
         reportable = {name: value for name, value in metrics.items() if not isinstance(value, (bytes, bytearray))}
         plain = jsonable(reportable, source=source)
+        self._others.warn(plain, source)
         if group in ("training", "validation"):
             self._write_scalars(group, steps, plain, batch_metrics)
         self._usage.add_ranks(ranks := [self._usage.share()], ranks)

@@ -21,6 +21,7 @@ from dray.desk.lease import Client, Group, Lease, LeaseEvent
 from dray.desk.messages import (
     ClientLeft,
     Departure,
+    GpuFailed,
     GroupEnded,
     GroupReady,
     GroupRetired,
@@ -40,8 +41,10 @@ CAUSE_GRACE = 3
 LEAVE_S = 120.0  # how long trials may take to save after their driver has ended
 CALLS = ("arrived", "address", "broken", "next_lease", "begun", "stop_wanted", "leave")
 """Methods of `Desk` that workers may call."""
-CLIENT_CALLS = ("enqueue", "need_new", "expect", "withdraw", "cancel", "bind", "drop", "close", "remove")
+CLIENT_CALLS = ("enqueue", "need_new", "expect", "withdraw", "cancel", "bind", "drop", "close", "remove", "gpu_failed")
 """Methods of `Desk` that the experiments of a server may call."""
+
+NO_NODES: Mapping[int, str] = {}
 
 
 class Desk:
@@ -264,12 +267,21 @@ class Desk:
             self._end(state)
 
     # ------------------------------------------------------------------ groups
-    def group_ended(self, owner: str, group: str, start: int, dead: Mapping[int, str], error: str = "") -> None:
+    def group_ended(
+        self,
+        owner: str,
+        group: str,
+        start: int,
+        dead: Mapping[int, str],
+        error: str = "",
+        nodes: Mapping[int, str] | None = None,
+    ) -> None:
         """Handle the end of a group's processes, which are gone or about to be.
 
         Args:
             dead: the ranks whose processes died, with the cause if Ray knows it, else "".
             error: the reason why they could not serve trials; "" if they could.
+            nodes: Ray's ids of the nodes of the dead ranks.
         """
         self._ended_starts.add(start)
         self._addresses.pop(start, None)
@@ -285,7 +297,7 @@ class Desk:
                     # The other ranks know the number of batches.
                     failure = None if lease.deferred is None else lease.deferred.failure
                     departure = state.death(dead, error, -1 if failure is None else failure.batches)
-                    self._conclude(lease, departure, dead=tuple(sorted(dead)))
+                    self._conclude(lease, departure, dead, nodes or {})
                 self._end(lease)
         self._forget_renewal(group, start)
         self._emit(Tell(owner, GroupEnded(group=group, start=start, dead=tuple(sorted(dead)), error=error)))
@@ -357,6 +369,11 @@ class Desk:
     def expect(self, client: str, trials: int) -> None:
         """Set the number of trials that may soon be queued, so that no group ends meanwhile."""
         self.clients[client].expected = trials
+
+    def gpu_failed(self, client: str, trial: int, node: str) -> None:
+        """A client has found in the log of a dead process that a GPU of this node, by Ray's id, may be broken."""
+        for each in list(self.clients):
+            self._emit(Tell(each, GpuFailed(trial=trial, node=node)))
 
     def withdraw(self, client: str, trials: Iterable[int]) -> None:
         """Remove trials from the queue: the search does not let them run now."""
@@ -466,7 +483,9 @@ class Desk:
         if lease.deferred is not None:
             self._conclude(lease, lease.deferred)
 
-    def _conclude(self, lease: Lease, departure: Departure, dead: tuple[int, ...] = ()) -> None:
+    def _conclude(
+        self, lease: Lease, departure: Departure, dead: Iterable[int] = (), nodes: Mapping[int, str] = NO_NODES
+    ) -> None:
         """Record the outcome of a trial's lease, unless it has one already."""
         if lease.has_outcome:
             return
@@ -482,7 +501,8 @@ class Desk:
             error=departure.error,
             fatal=departure.fatal,
             failure=departure.failure,
-            dead=dead,
+            dead=tuple(sorted(dead)),
+            nodes=tuple(nodes.get(rank, "") for rank in sorted(dead)),
             reused=departure.reused,
         )
         self._emit(Tell(lease.client.name, left))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ hung: no progress for ``hang_timeout_s``."""
 
 _OUT_OF_MEMORY = ("out of memory", "status_alloc_failed", "failed to cuda calloc")  # the last by NCCL
 _OUT_OF_HOST_MEMORY = ("can't allocate memory", "cannot allocate memory", "is killed by signal: killed")
-_DEVICE_ERRORS = ("cuda error", "cudnn", "cublas", "cuda driver error")
+_DEVICE_ERRORS = ("cuda error", "hip error", "cudnn", "cublas", "cuda driver error")
 _ERRORS_OF_PROGRAMS = (
     "device-side assert", "illegal memory access", "misaligned address", "illegal instruction", "invalid",
     "no kernel image", "supported", "not permitted", "too many resources", "captur", "cublas", "cudnn",
@@ -32,6 +33,15 @@ LOW_MEMORY = "running low on memory"  # Ray's words for a node on which it kille
 LOST_NODE = "Ray has lost the node"  # marks a death in an error that the trial has not caused
 LOG_TAIL = "the last lines of its log"  # heads the output in an error without a traceback
 
+# A frame of a traceback as text, or the place of a SyntaxError; in an exception group to the right of bars.
+_FRAME = re.compile(r'(?P<indent>[ |]*)File "(?P<file>.+)", line (?P<line>\d+)(, in (?P<name>.+))?')
+_TRACEBACK = re.compile(r"[ |+]*(Original |Exception Group )?Traceback \(most recent call last\):")
+_LINKS = (
+    "\nThe above exception was the direct cause of the following exception:\n\n",
+    "\nDuring handling of the above exception, another exception occurred:\n\n",
+)
+_LINK = re.compile(f"({'|'.join(map(re.escape, _LINKS))})")
+_LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/")  # also those of another node
 _PACKAGES = tuple(f"{Path(__file__).parents[2] / name}{os.sep}" for name in ("dray", "searchers"))
 
 
@@ -60,7 +70,29 @@ def may_be_gpus_fault(error: BaseException) -> bool:
     # Every CUDA error mentions device-side assertions on a separate line.
     lines = [line for each in _chain(error) if _kind(each) == "device" for line in str(each).lower().splitlines()]
     lines = [line for line in lines if any(words in line for words in _DEVICE_ERRORS)] or lines[:1]
-    return bool(lines) and not any(words in line for line in lines for words in _ERRORS_OF_PROGRAMS)
+    programs = any(words in line for line in lines for words in _ERRORS_OF_PROGRAMS if "nvlink" not in line)
+    return bool(lines) and not programs
+
+
+_ABORT = re.compile(
+    r"(?:terminated with exception:|what\(\):).*?((?:CUDA|HIP|cuDNN|cuBLAS)[ _](?:driver )?\w*error: .*)", re.I
+)
+
+
+def failure_printed(lines: Iterable[str], node: str, batches: int = -1) -> Failure | None:
+    """The failure of a process that a GPU's error ended without a Python exception, as far as its output tells; None
+    if it does not. NCCL's watchdog aborts a process as soon as it sees such an error, often before Python does.
+
+    Args:
+        lines: what the process printed last.
+        node: Ray's id of its node.
+    """
+    for line in lines:
+        if (found := _ABORT.search(line)) is not None:
+            error = RuntimeError(found[1].strip())
+            suspect = node if may_be_gpus_fault(error) else ""
+            return Failure(kind=_kind(error), where=str(error), batches=batches, node=suspect)
+    return None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -127,6 +159,59 @@ def running_users_line(frame: FrameType, code: Path | None) -> list[str]:
     return _formatted(_users(traceback.extract_stack(frame)), code)
 
 
+def users_traceback(trace: str, code: Path | None = None) -> str:
+    """A traceback as text, without the frames of installed files and of dray, as a user reads it.
+
+    Of chained exceptions, those that never passed through the user's code are left out, except the last. The text may
+    come from another process, and a message may quote a traceback, as that of a DataLoader's worker does.
+
+    Args:
+        code: the directory of the user's code, which file names omit.
+
+    >>> print(users_traceback('''Traceback (most recent call last):
+    ...   File "/usr/lib/python3.11/runpy.py", line 88, in _run_code
+    ...     exec(code, run_globals)
+    ...   File "model_def.py", line 12, in __init__
+    ...     lr = hparams["lrr"]
+    ... ValueError: lr must be > 0'''))
+    Traceback (most recent call last):
+      File "model_def.py", line 12, in __init__
+        lr = hparams["lrr"]
+    ValueError: lr must be > 0
+    <BLANKLINE>
+    """
+    *earlier, last = _LINK.split(trace)
+    kept = []
+    for section, link in zip(earlier[::2], earlier[1::2], strict=True):
+        if has_users_frames(section):
+            kept += [_without_libraries(section, code), link.rstrip("\n") + "\n\n"]
+    return "".join([*kept, _without_libraries(last, code)])
+
+
+def has_users_frames(trace: str) -> bool:
+    """Whether a traceback as text has a frame of the user's code."""
+    return any(is_users_file(match["file"]) for match in map(_FRAME.fullmatch, trace.splitlines()) if match)
+
+
+def _without_libraries(trace: str, code: Path | None) -> str:
+    lines: list[str] = []
+    heading: list[str] = []  # of a traceback whose first frame of the user's is yet to come
+    inside, is_kept, indent = False, True, 0  # of the frame that the line belongs to, if any
+    for line in trace.splitlines():
+        if frame := _FRAME.fullmatch(line):
+            inside, indent, is_kept = True, len(frame["indent"]), not frame["name"] or is_users_file(frame["file"])
+            line = line if code is None else line.replace(f'File "{code}{os.sep}', 'File "', 1)
+        elif _TRACEBACK.fullmatch(line):
+            heading, inside = [line], False
+            continue
+        elif inside and len(line) - len(line.lstrip(" |")) < indent:
+            inside, heading = False, []
+        if is_kept or not inside:
+            lines += [*heading, line]
+            heading = []
+    return "".join(f"{line}\n" for line in lines)
+
+
 def _formatted(frames: Sequence[traceback.FrameSummary], code: Path | None) -> list[str]:
     if not frames:
         return []
@@ -142,16 +227,32 @@ def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
         # The code never ran, so no frame has its line.
         line = (error.text or "").strip()
         frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", line=line))
-    return _users(frames)
+    # A DataLoader's worker sends its traceback as the message of the error that is raised here.
+    return _users(frames) or _users(_quoted_frames(str(error)))
+
+
+def _quoted_frames(message: str) -> Iterator[traceback.FrameSummary]:
+    lines = message.splitlines()
+    for line, code in zip(lines, [*lines[1:], ""], strict=True):
+        if frame := _FRAME.fullmatch(line):
+            yield traceback.FrameSummary(
+                frame["file"], int(frame["line"]), frame["name"] or "<module>", line=code.strip()
+            )
 
 
 def _users(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     return [frame for frame in frames if is_users_file(frame.filename)]
 
 
+def is_drays_file(file: str) -> bool:
+    return file.startswith(_PACKAGES)
+
+
 def is_users_file(file: str) -> bool:
     """Whether a source file is the user's own: neither installed nor part of dray."""
-    return not file.startswith(("<", *_PACKAGES)) and not file.endswith((".pyx", ".pxi")) and not is_installed(file)
+    if file.startswith("<") or is_drays_file(file) or file.endswith((".pyx", ".pxi")):
+        return False
+    return not _LIBRARIES.search(file) and not is_installed(file)
 
 
 def _where(error: BaseException) -> str:

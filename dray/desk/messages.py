@@ -50,6 +50,7 @@ class DeskReport:
     metrics: Sequence[float | None] = ()  # with several metrics, all of them in the search's order; None: missing
     final: bool = False  # the trial has completed
     warning: str = ""  # a warning for the user, or ""
+    read: Sequence[str] | None = None  # the hyperparameters that the trial has read; None: unknown
 
     @property
     def is_valid(self) -> bool:
@@ -194,8 +195,18 @@ class TrialLeft(_Event):
     fatal: bool = False
     failure: Failure | None = None
     dead: Sequence[int] = ()  # ranks whose processes died, as far as Ray knows
+    nodes: Sequence[str] = ()  # their nodes, by Ray's ids; "" where unknown
     reused: bool = False
     no_restart: str = ""  # the log policy that forbids a restart; added by the driver's shell
+
+
+@wire
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFailed(_Event):
+    """A process of a trial died, and its log says that the GPU of its node, by Ray's id, may be broken."""
+
+    trial: int
+    node: str
 
 
 @wire
@@ -229,6 +240,7 @@ Message = (
     | LeaseGranted
     | ReportReceived
     | TrialLeft
+    | GpuFailed
     | LeaseOver
     | CheckpointSaved
 )

@@ -16,7 +16,7 @@ from dray.display.best_trials import best_trials
 from dray.display.board import Board
 from dray.display.screens import Screen, screen_of, stderr
 from dray.records.directory import results_root
-from dray.records.logs import short_error
+from dray.records.logs import TRACEBACK_HEAD, users_error
 from dray.text import counted, duration
 from searchers.search import Search
 
@@ -61,7 +61,7 @@ class Display:
         self._began = self._clock()
         self._due = 0.0
         self._failures = self._retired = 0
-        self._shown_errors: dict[int, list[str]] = {}
+        self._shown_errors: dict[int, str] = {}
         self._search: Search | None = None
         self._shown: tuple[Counts, int, int] | None = None
 
@@ -133,7 +133,7 @@ class Display:
         screen.draw(self._board.picture(counts, groups, groups_wanted, width=width, height=height))
 
     def failure(self, trial: int, error: str, ended: str = "", kept: str = "") -> None:
-        """Print a trial's failure: the error, and the line of the user's code. The journal has the whole traceback.
+        """Print a trial's failure: the frames of the user's code, and the error. The journal has the whole traceback.
 
         Args:
             ended: the reason why the trial is not restarted; "" if it is.
@@ -141,11 +141,12 @@ class Display:
         """
         self._failures += 1
         if self._failures <= MAX_MESSAGES:
-            short = short_error(error)
-            what, *where = ["the same error again"] if self._shown_errors.get(trial) == short else short
-            self._shown_errors[trial] = short
+            text = users_error(error, self._path / "code")
+            told = "the same error again" if self._shown_errors.get(trial) == text else text
+            self._shown_errors[trial] = text
             who = f"the extension of trial {trial}" if kept else f"trial {trial}"
-            self.say("\n".join([f"{who} failed{f' for good ({ended})' if ended else ''}: {what}", *where]))
+            separator = "\n" if told.startswith(TRACEBACK_HEAD) else " "
+            self.say(f"{who} failed{f' for good ({ended})' if ended else ''}:{separator}{told}")
             if kept:
                 self.say(f"trial {trial} is still {kept}, with its earlier result and checkpoint")
         elif self._failures == MAX_MESSAGES + 1:

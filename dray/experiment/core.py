@@ -96,6 +96,8 @@ class RunCore:
     def logs_read(self, left: TrialLeft) -> None:
         """Handle a trial's failure, completed from its logs."""
         self._expect(-1)
+        if left.nodes and left.failure is not None and left.failure.node:  # the desk could not know
+            self.lender.send("gpu_failed", self._name, left.trial, left.failure.node)
         self.driver.on(left)
 
     def _expect(self, more: int) -> None:

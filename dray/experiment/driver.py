@@ -24,6 +24,8 @@ from dray.experiment.open_search import OpenSearch
 from dray.experiment.restarts import Restarts
 from dray.experiment.results import PendingResults
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
+from dray.experiment.unread import UnreadHparams
+from dray.records.hparams import unread_line
 from dray.records.spending import Usage
 from dray.text import cut
 from searchers.answers import Answer, carry_out, decide
@@ -62,6 +64,7 @@ class ExperimentDriver:
         config, self.search = opened.config, opened.search
         self._resume = resume
         self._config, self._emit = config, emit
+        self._unread = UnreadHparams(opened.records)
         self._restarts = Restarts(
             opened.records, max_restarts=config.max_restarts, code_of=self.search.code_of, emit=emit
         )
@@ -225,6 +228,12 @@ class ExperimentDriver:
         if report.warning:
             self._emit(Say(f"warning: trial {trial}: {report.warning}"))
         self._emit(ReportReceived(lease=lease, trial=trial, rows=rows, step=report.step, warning=report.warning))
+        if report.read is not None and (
+            record := self._unread.add(self.search.space.root, self.search.params(trial), report.read)
+        ):
+            self._append(record)
+            if line := unread_line(record["unread"], record["read"]):
+                self._emit(Say(f"warning: {line}"))
         if self._restarts.reached(trial, max((row["batches"] for row in rows), default=-1)):
             self._need_new(self.search.live)
         if (step := self._trained_to(report)) is not None:

@@ -46,6 +46,7 @@ from dray.records.directory import (
     unlink_from_results,
 )
 from dray.records.driver_lock import DriverLock
+from dray.records.logs import short_error, where
 from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
 from dray.records.mirror import Mirror, fetch_experiment
@@ -407,6 +408,10 @@ class Experiment:
         notifier: Notifier,
         on_message: Callable[[Message], None] | None,
     ) -> Result:
+        with contextlib.closing(ExperimentReader(directory)) as reader:
+            reader.refresh()
+        if lost := reader.lost_records():
+            raise ExperimentError(lost)
         # The mirror closes after everything is on the disk, and the lock after the last copy.
         with (
             contextlib.closing(DriverLock(directory)) as lock,
@@ -453,7 +458,10 @@ class Experiment:
                     raise AlreadyEnded(f"the experiment has ended: {limits.reason}{spent}; to continue: {extend}")
             else:
                 try:
-                    self._run(opened, directory, lock, journal, observers, notifier, display, interrupts, on_message)
+                    before = reader.trials
+                    self._run(
+                        opened, directory, lock, journal, observers, notifier, display, interrupts, on_message, before
+                    )
                 except ConfigError as error:
                     # It can't run as it is, so it must not be listed as STOPPED.
                     journal.append({"event": "failed", "error": str(error), "time": time.time()})
@@ -480,6 +488,7 @@ class Experiment:
         display: Display,
         interrupts: Interrupts,
         on_message: Callable[[Message], None] | None,
+        before: Mapping[int, TrialRecord],
     ) -> None:
         def announce() -> None:
             self._leaves_import = False  # the first workers have imported it, so the experiment is real from now on
@@ -512,7 +521,7 @@ class Experiment:
                     )
                     run = modules.result()
                 display.say(f"on {cluster.description}")
-                display.begin(opened.search, _reported(directory))
+                display.begin(opened.search, before)
                 self.last_run = run.Run(
                     opened=opened,
                     records=run.Records(
@@ -547,13 +556,6 @@ def _server_at(url: str) -> Server:
     return server
 
 
-def _reported(directory: ExperimentDirectory) -> dict[int, TrialRecord]:
-    """The trials of earlier runs."""
-    with contextlib.closing(ExperimentReader(directory)) as reader:
-        reader.refresh()
-        return reader.trials
-
-
 def once_ready(announce: Callable[[], None], on_message: Callable[[Message], None] | None) -> Callable[[Message], None]:
     """A wrapper of `on_message` that calls ``announce`` when the first group is ready, and has imported the class."""
     waits = True
@@ -572,10 +574,12 @@ def once_ready(announce: Callable[[], None], on_message: Callable[[Message], Non
 def _raise_failure(reason: DoneReason, directory: ExperimentDirectory) -> None:
     """Raise an `ExperimentError` unless the search has completed."""
     if reason == "errored":
-        errors = [record["error"] for record in Journal.read(directory.journal) if "error" in record]
+        failures = [record for record in Journal.read(directory.journal) if "error" in record]
+        last = failures[-1] if failures else {}
+        place = f" ({at})" if (at := where(last)) else ""
         raise ExperimentError(
-            f"every trial failed; all errors are in {directory.journal}, the last one is\n"
-            f"{errors[-1] if errors else 'not recorded'}"
+            f"every trial failed, the last with {short_error(last.get('error'))[0]}{place}; all errors are in "
+            f"{directory.journal}"
         )
     if reason == "invalid_hp":
         raise ExperimentError(

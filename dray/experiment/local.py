@@ -20,14 +20,17 @@ from dray.code.startup_hook import run_startup_hook
 from dray.config.custom import Custom
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_search
-from dray.environment import device, variables_set
+from dray.environment import device, variables_set, visible_gpus
 from dray.experiment.checkpoint_source import with_source
 from dray.experiment.sandboxed import reject_sandbox
+from dray.experiment.unread import UnreadHparams
 from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
 from dray.pytorch.trainer import train_class
+from dray.records.hparams import unread_line
 from dray.records.secrets import check_secrets
 from dray.script import Script, ScriptFailed
+from dray.training import cluster_info
 from dray.training.cluster_info import use_cluster_info
 from dray.training.host import Reached, Report
 from dray.training.metrics.checks import MetricChecks, crossed, time_of
@@ -161,7 +164,7 @@ def process_for(config: ExperimentConfig) -> Iterator[bool]:
     for_cpus = config.resources.slot == "cpu"
     gpu = not for_cpus and torch.cuda.is_available()
     # As on a cluster, for code that chooses a device itself. It has no effect if this process has used CUDA already.
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if for_cpus else {}
+    hidden = visible_gpus([]) if for_cpus else {}
     with (
         variables_set({**hidden, **config.environment.variables(device(gpu=gpu))}),
         deterministic(config.reproducibility.deterministic),
@@ -224,6 +227,10 @@ def train(
             host.ended()
         else:
             _train(program, config, host.latest_checkpoint)
+            read = cluster_info.hparams_read
+            found = None if read is None else UnreadHparams(()).add(config.space.root, hparams, tuple(read))
+            if found is not None:
+                log.warning(unread_line(found["unread"], found["read"]))
 
 
 def _launched_alone() -> dict[str, str]:

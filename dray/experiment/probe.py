@@ -30,7 +30,7 @@ from dray.config.resources import SlotRange
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_search
 from dray.desk.failure import LOG_TAIL
-from dray.environment import device
+from dray.environment import device, visible_gpus
 from dray.errors import ConfigError, EntrypointError, ExperimentError
 from dray.experiment import probe_rank
 from dray.experiment.interrupts import Interrupts
@@ -80,7 +80,7 @@ def probe(
         "OMP_NUM_THREADS": str(checked.resources.cpus_per_slot),  # as Ray sets it
         **os.environ,
         **checked.environment.variables(device(gpu=gpu)),
-        **({} if gpu else {"CUDA_VISIBLE_DEVICES": ""}),
+        **({} if gpu else visible_gpus([])),
     }
     job = {
         "entrypoint": [entrypoint.module, entrypoint.name],

@@ -83,12 +83,17 @@ def wait(
     while True:
         may_answer = is_running() and time.monotonic() < until  # before the journal: a driver that ends may answer last
         if (found := answer(growing, request)) is not None:
-            if "error" in found:
-                raise IllegalEvent(found["error"])
-            return found
+            return checked(found)
         if not may_answer:
             return None
         time.sleep(POLL_S)
+
+
+def checked(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An answer; `IllegalEvent` if the search has rejected the request."""
+    if "error" in found:
+        raise IllegalEvent(found["error"])
+    return found
 
 
 def decided(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,10 +164,17 @@ def _new(reader: ExperimentReader, hparams: Mapping[str, Any], source: Source | 
     size = given.get("global_batch_size", 1)
     if not isinstance(size, int) or size < 1:
         raise IllegalEvent(f"hyperparameters.global_batch_size: must be an integer >= 1, got {size}")
+    _reject_lost_records(reader)
     return Requested(id=new_id(), source=source, hparams=given)
 
 
+def _reject_lost_records(reader: ExperimentReader) -> None:
+    if lost := reader.lost_records():
+        raise IllegalEvent(lost)
+
+
 def _trial(reader: ExperimentReader, trial: int) -> TrialRecord:
+    _reject_lost_records(reader)
     if trial not in reader.trials:
         has = f"its trials are 0 to {len(reader.trials) - 1}" if reader.trials else "it has none yet"
         raise IllegalEvent(f"the experiment has no trial {trial}; {has}")

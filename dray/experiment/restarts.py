@@ -91,7 +91,7 @@ class Restarts:
         failure = left.failure or Failure(kind="error")
         if failure.kind == "node":
             failure = replace(failure, batches=self._saved[trial])
-        elif failure.kind == "died":  # its batch is unknown; the furthest known one counts
+        elif failure.kind == "died" or left.dead:  # its batch is unknown; the furthest known one counts
             self.reached(trial, failure.batches)
             failure = replace(failure, batches=self._furthest[trial])
         if self.reuse.withhold(left, failure, max(failure.batches, self._furthest[trial])):

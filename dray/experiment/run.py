@@ -36,6 +36,7 @@ from dray.errors import ConfigError, DirectoryGone, ExperimentError, TakenOver
 from dray.experiment import effects
 from dray.experiment.cleaner import Cleaner
 from dray.experiment.core import ReadLogs, RunCore
+from dray.experiment.deaths import with_last_lines
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.log_policies import forbidden, printed
 from dray.experiment.notify import Notifier
@@ -55,7 +56,6 @@ from dray.records.metrics import MetricsLog
 from dray.records.spending import ALIVE_S, ALIVE_SHARE, spending_of
 from dray.records.timeline import Timeline
 from dray.worker.lease import SEND_EVERY_S, TrialLease
-from dray.worker.log.tail import with_log_tail
 from dray.worker.spec import ExperimentSpec
 from searchers.events import Source
 from searchers.journal import Journal
@@ -429,17 +429,14 @@ class Run:
     def _with_logs(self, left: TrialLeft) -> TrialLeft:
         """A failure with the end of the log of a dead process, and the reason why the log policies forbid a restart."""
         directory, policies = self._records.directory, self._config.log_policies
-        logs, error, why = directory.trial(left.trial) / "logs", left.error, ""
+        logs, why = directory.trial(left.trial) / "logs", ""
         if policies:
-            why = forbidden(policies, printed(error, logs, directory.storage.child(f"trial_{left.trial}")))
+            why = forbidden(policies, printed(left.error, logs, directory.storage.child(f"trial_{left.trial}")))
         if self._is_death(left):
             # If machines share no disk, a local log may be from an earlier process of the rank.
             has_logs = self._cluster.local or directory.storage.is_local
-            if has_logs and left.dead and (log := logs / f"rank_{left.dead[0]}.log").exists():
-                error = with_log_tail(error, log)
-            else:
-                error = f"{error}; what it printed is in {logs}"
-        return replace(left, error=error, no_restart=why)
+            left = with_last_lines(left, logs, can_read=has_logs)
+        return replace(left, no_restart=why)
 
     def _bind(self, bind: effects.Bind) -> None:
         directory = self._records.directory

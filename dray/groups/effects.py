@@ -89,6 +89,7 @@ class ProcessesEnded:
     start: int
     dead: Mapping[int, str] = field(default_factory=dict)
     """The ranks whose processes died, with the cause if Ray or the kernel knows it, else ""."""
+    nodes: Mapping[int, str] = field(default_factory=dict)  # Ray's ids of the dead ranks' nodes
     error: str = ""  # the reason why they could not serve trials; "" if they could
 
 

@@ -177,7 +177,8 @@ class WorkerGroup:
         return first
 
     def _report_end(self, dead: Mapping[int, str], error: str) -> None:
-        self._report(ProcessesEnded(group=self.name, start=self.start, dead=dead, error=error))
+        nodes = {rank: self._nodes[rank] for rank in dead}
+        self._report(ProcessesEnded(group=self.name, start=self.start, dead=dead, nodes=nodes, error=error))
         self._ended.set()
 
 

@@ -194,7 +194,7 @@ class Lender:
             if event.error.startswith(f"{DeskUnreachable.__name__}: "):  # no other process would reach it either
                 why = Unfit(message=event.error.partition(": ")[2], resumable=True)
                 self.desk.broken(None, owner, event.group, why)
-            self.desk.group_ended(owner, event.group, event.start, event.dead, event.error)
+            self.desk.group_ended(owner, event.group, event.start, event.dead, event.error, event.nodes)
         elif (pool := self._owners.get(owner)) is not None:
             pool.groups.on(event, self._clock())
 

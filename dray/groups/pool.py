@@ -138,6 +138,8 @@ class Groups:
                 self._failed_starts.pop(event.group, None)  # the group works
                 if event.failure is not None and event.failure.node:
                     self._gpu_failed(event.failure.node, event.trial)
+            case messages.GpuFailed():
+                self._gpu_failed(event.node, event.trial)
             case effects.GroupPlaced():
                 if (member := self._member(event.group, event.start)) is not None:
                     self._move(member, "place")

@@ -8,6 +8,7 @@ from dray.pytorch.batch_functions import data_length, to_device
 from dray.pytorch.cached import cached, pretrained
 from dray.pytorch.context import PyTorchExperimentalContext, PyTorchTrialContext
 from dray.pytorch.data import DataLoader, TorchData
+from dray.pytorch.early_stopping import EarlyStopping
 from dray.pytorch.init import init
 from dray.pytorch.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from dray.pytorch.probe import probe
@@ -40,6 +41,7 @@ __all__ = [
     "DataExhausted",
     "DataLoader",
     "DistributedContext",
+    "EarlyStopping",
     "Epoch",
     "FullyShard",
     "InvalidHP",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import logging
 import numbers
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict, deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +22,7 @@ MAX_STAGED_BYTES = 1 << 16
 
 
 class ToDevice:
-    """Moves batches to a device: tensors, arrays, objects with a method `to`; and dicts, lists and tuples of them.
+    """Moves batches to a device: tensors, arrays, objects with a method `to`; and mappings, lists and tuples of them.
 
     Text, numbers and None stay as they are. Other values that can't be moved stay too, with one warning per type.
     """
@@ -27,6 +30,7 @@ class ToDevice:
     def __init__(self, device: torch.device, warned_types: set[type] | None = None) -> None:
         self.device = device
         self._on_cpu = device.type == "cpu"
+        self._pins = device.type == "cuda" and torch.cuda.is_available()
         self._warned = set() if warned_types is None else warned_types
 
     def __call__(self, data: Any) -> Any:
@@ -43,13 +47,13 @@ class ToDevice:
             return self._pinned(data).to(self.device, non_blocking=True)
         if callable(getattr(data, "to", None)):
             # Before the check for tuples: a PackedSequence is one too.
-            return data.to(self.device)
+            return self._by_its_own_method(data)
         if isinstance(data, (list, tuple)):
             moved = [self(item) for item in data]
             if hasattr(data, "_fields"):
                 return kind(*moved)
             return moved if isinstance(data, list) else tuple(moved)
-        if isinstance(data, dict):
+        if isinstance(data, Mapping):
             items = {key: self(item) for key, item in data.items()}
             return items if kind is dict else _as(data, items)
         if isinstance(data, np.ndarray) and data.dtype.kind in "fciub":
@@ -65,20 +69,40 @@ class ToDevice:
             )
         return data
 
+    def _by_its_own_method(self, data: Any) -> Any:
+        """Call the `to` of a batch; then move the items of a mapping that it has left, such as arrays."""
+        if isinstance(data, (dict, UserDict)):  # a copy, because the `to` of Hugging Face's mappings changes them
+            tensors = {key: item for key, item in data.items() if isinstance(item, torch.Tensor)}
+            data = _as(data, {key: self._pinned(item) for key, item in tensors.items()})
+        elif self._pins and callable(getattr(data, "pin_memory", None)):
+            data = data.pin_memory()
+        try:
+            moved = data.to(self.device, non_blocking=True)
+        except TypeError as error:
+            if "non_blocking" not in str(error):
+                raise
+            moved = data.to(self.device)
+        if not isinstance(moved, (dict, UserDict)):
+            return moved
+        items = {key: self(item) for key, item in moved.items()}
+        return moved if all(items[key] is item for key, item in moved.items()) else _as(moved, items)
+
     def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in pinned memory, for a CUDA device; a small one unchanged."""
-        if self.device.type != "cuda" or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        if not self._pins or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return tensor
         return tensor.pin_memory() if tensor.nbytes > MAX_STAGED_BYTES else tensor
 
 
-def _as(data: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """Put the items into a dict of the same type as `data`, as torch's collate function does."""
+def _as(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Put the items into a mapping of the same type as `data`, as torch's collate function does."""
     try:
+        if not isinstance(data, MutableMapping):
+            return type(data)(items)  # type: ignore[call-arg]
         same = copy.copy(data)
         same.update(items)
-    except TypeError:  # the type can't be copied
-        return items
+    except TypeError:  # the type can't be copied, or is made from something else
+        return {**data, **items}
     return same
 
 
@@ -86,7 +110,7 @@ def to_device(data: Any, device: torch.device, warned_types: set[type] | None = 
     """Move a batch to a device, like `context.to_device`.
 
     Args:
-        data: tensors, arrays, objects with a method `to`; and dicts, lists and tuples of them. Anything else stays.
+        data: tensors, arrays, objects with a method `to`; and mappings, lists and tuples of them. Anything else stays.
         device: the device to move it to.
         warned_types: types not to warn about; a type that can't be moved is warned about once, and added.
 
@@ -97,7 +121,7 @@ def to_device(data: Any, device: torch.device, warned_types: set[type] | None = 
 
 
 def data_length(data: Any) -> int:
-    """Count the records in a batch: the length of its first tensor or array, at any depth of dicts, lists and tuples.
+    """Count the records in a batch: the length of its first tensor or array, at any depth of mappings and sequences.
 
     Args:
         data: a batch; its first tensor or array that is not a scalar has shape (records, ...).
@@ -115,7 +139,7 @@ def data_length(data: Any) -> int:
     if type(first) is torch.Tensor and (shape := first.shape):
         return shape[0]
     others: dict[str, None] = {}  # an ordered set
-    for leaf in _leaves(data):
+    for leaf in leaves(data):
         if not isinstance(leaf, (torch.Tensor, np.ndarray)):
             others[type(leaf).__qualname__] = None
         elif leaf.ndim > 0:
@@ -129,14 +153,6 @@ def data_length(data: Any) -> int:
         f"needs a tensor or an array of shape (records, ...), found {', '.join(others)}; override "
         "PyTorchTrial.get_batch_length()"
     )
-
-
-def _leaves(data: Any) -> Iterator[Any]:
-    if isinstance(data, (Mapping, list, tuple)):
-        for item in data.values() if isinstance(data, Mapping) else data:
-            yield from _leaves(item)
-    else:
-        yield data
 
 
 class SideStream:
@@ -171,10 +187,12 @@ class SideStream:
         self._computed.append(computed)
         if len(self._computed) > self.MAX_AHEAD:
             self._computed.popleft().synchronize()
-        with torch.cuda.stream(self._stream):
+        wait = functools.partial(self._stream.wait_stream, current)
+        made = _Made(self._device, wait) if any(map(_moves_itself, values(batch))) else None
+        with torch.cuda.stream(self._stream), made or contextlib.nullcontext():
             moved = self._to_device(batch)
         current.wait_stream(self._stream)
-        for leaf in leaves(moved):
+        for leaf in [*leaves(moved), *(made.tensors if made else ())]:
             if isinstance(leaf, torch.Tensor):
                 # The side stream must not reuse this memory before the computation has read it. That may be much later:
                 # a trial can keep a batch.
@@ -182,21 +200,51 @@ class SideStream:
         return moved
 
 
+class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the tensors on a device that operations in the block make, such as those in a moved object of the user's
+    own type. Calls `wait` before an operation reads a tensor of the device, which may still be computed."""
+
+    def __init__(self, device: torch.device, wait: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tensors: list[torch.Tensor] = []
+        self._device, self._wait = device, wait
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(self._is_there, leaves(args))):
+            self._wait()
+        made = func(*args, **(kwargs or {}))
+        self.tensors += filter(self._is_there, leaves(made))
+        return made
+
+    def _is_there(self, value: Any) -> bool:
+        is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
+        return is_plain and value.device.type == self._device.type
+
+
 def worth_a_stream(batch: Any) -> bool:
-    """Whether a batch is large enough, and all its tensors can be found. (Those in a type of the user's own can't.)"""
-    size = 0
-    for leaf in leaves(batch):
-        if isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided):
-            size += leaf.nbytes
-        elif hasattr(leaf, "to"):
+    """Whether a batch is large enough. An object that moves itself may be, as its tensors can't be seen."""
+    size, moves_itself = 0, False
+    for value in values(batch):
+        if isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and value.layout is torch.strided):
+            size += value.nbytes
+        elif isinstance(value, torch.Tensor):  # can't be kept for another stream
             return False
-    return size >= SideStream.MIN_BYTES
+        moves_itself |= _moves_itself(value) and not isinstance(value, (Mapping, list, tuple))
+    return moves_itself or size >= SideStream.MIN_BYTES
+
+
+def _moves_itself(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) and callable(getattr(value, "to", None))
 
 
 def leaves(data: Any) -> Iterator[Any]:
-    """The values in dicts, lists and tuples, at any depth. A container with a method `to` counts as a leaf."""
-    if isinstance(data, (dict, list, tuple)) and not hasattr(data, "to"):
-        for item in data.values() if isinstance(data, dict) else data:
-            yield from leaves(item)
-    else:
-        yield data
+    """The values in mappings, lists and tuples, at any depth."""
+    return (value for value in values(data) if not isinstance(value, (Mapping, list, tuple)))
+
+
+def values(data: Any) -> Iterator[Any]:
+    """A value, and if it is a mapping, a list or a tuple, the values in it, at any depth."""
+    yield data
+    if isinstance(data, (Mapping, list, tuple)):
+        for item in data.values() if isinstance(data, Mapping) else data:
+            yield from values(item)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import BatchSampler
 
+from dray.pytorch.epochs import set_epoch
 from dray.training import rng
 
 
@@ -210,39 +211,45 @@ class ReshardedBatches(BatchSampler):
             yield whole[start:stop] or [whole[self._rank % len(whole)]]
 
 
-class SeededBatches(BatchSampler):
-    """Batches that seed the RNGs of the worker process that loads them, each with its own seed.
+class WorkerBatches(BatchSampler):
+    """Batches for worker processes, which prepare for each one before they load it.
 
-    The random numbers that a dataset draws in a worker process (augmentation) then depend only on the batch: not on the
-    number of workers, nor on earlier batches, which a resumed run does not load again.
+    The random numbers that a dataset draws in a worker process (augmentation) depend only on the batch: not on the
+    number of workers, nor on earlier batches, which a resumed run does not load again. And workers load ahead of
+    training, across epochs, so that the epoch has to reach them with the batch.
 
     Args:
-        batches: lists are seeded; batches of other types pass through unchanged.
+        seed: determines the workers' random numbers; differs between ranks.
         first: the number of the first batch.
+        epoch_of: the epoch of a batch, by its number; None: the data set does not learn of epochs.
+        epoch_seed: determines the random numbers of `set_epoch`; the same on all ranks.
     """
 
-    def __init__(self, batches: Any, *, seed: int, first: int) -> None:
+    def __init__(
+        self, batches: Any, *, seed: int, first: int, epoch_of: Callable[[int], int] | None = None, epoch_seed: int = 0
+    ) -> None:
         self._batches, self._seed, self._first = batches, seed, first
+        self._epoch_of, self._epoch_seed = epoch_of, epoch_seed
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
         for number, batch in enumerate(self._batches, start=self._first):
-            yield SeededBatch(batch, self._seed + number) if type(batch) is list else batch
+            epoch = None if self._epoch_of is None else self._epoch_of(number)
+            yield WorkerBatch(batch, self._seed + number, epoch, self._epoch_seed)
 
 
-class SeededBatch(list[Any]):
-    """Record indices that, unpickled in a worker process, seed its RNGs."""
+class WorkerBatch:
+    """Record indices that, unpickled in a worker process, prepare it for loading them."""
 
-    __slots__ = ("seed",)
+    __slots__ = ("message",)
 
-    def __init__(self, records: list[Any], seed: int) -> None:
-        super().__init__(records)
-        self.seed = seed
+    def __init__(self, records: Any, seed: int, epoch: int | None = None, epoch_seed: int = 0) -> None:
+        self.message = records, seed, epoch, epoch_seed
 
     def __reduce__(self) -> Any:
-        return _seed_worker, (list(self), self.seed)
+        return _prepare_worker, self.message
 
 
 def drawn_seed(generator: torch.Generator | None = None) -> int:
@@ -250,16 +257,38 @@ def drawn_seed(generator: torch.Generator | None = None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
-def _seed_worker(records: list[Any], seed: int) -> list[Any]:
+_worker_epoch: int | None = None  # in a worker process: the epoch that its data set was given
+
+
+def _prepare_worker(records: Any, seed: int, epoch: int | None, epoch_seed: int) -> Any:
     # Called on unpickling, by the worker process's thread that then loads these records: torch has no other hook
     # between two batches.
-    if torch.utils.data.get_worker_info() is not None:
+    global _worker_epoch
+    worker = torch.utils.data.get_worker_info()
+    if worker is not None:
+        if epoch != _worker_epoch and epoch is not None:
+            try:
+                set_epoch(worker.dataset, epoch, epoch_seed)
+            except Exception as error:
+                return _Failed(error)
+            _worker_epoch = epoch
         random.seed(seed)
         # With torch's seed both generators would draw the same numbers.
         np.random.seed((seed * 0x9E3779B97F4A7C15 >> 32) % 2**32)
         # torch.manual_seed() would queue a call for CUDA each time.
         torch.default_generator.manual_seed(seed % 2**63)
     return records
+
+
+class _Failed:
+    """Stands for records, and raises an error when they are loaded: raised earlier, it would end the worker process
+    without a word to the training process."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self._error
 
 
 _TORCH_SAMPLERS = (

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from dray.compat import lacks
 from dray.pytorch.loaders import epoch_length
 from dray.pytorch.trial_run import TrialRun
+from dray.training.cluster_info import note_hparams_read
 from dray.training.lr_scheduler import LRScheduler
 from dray.training.optimisation import bare
 from dray.training.parallel.ddp import checked_ddp_kwargs, data_parallel
@@ -68,6 +69,11 @@ class PyTorchTrialContext:
         Raises:
             ValueError: none were passed to `pytorch.init()`.
         """
+        note_hparams_read()
+        return self._hparams
+
+    @property
+    def _hparams(self) -> dict[str, Any]:
         if self._run.hparams is None:
             raise ValueError("there are no hyperparameters; pass them to pytorch.init(hparams=...)")
         return self._run.hparams
@@ -78,7 +84,8 @@ class PyTorchTrialContext:
         Raises:
             ValueError: there are no hyperparameters, or none of this name.
         """
-        hparams = self.get_hparams()
+        hparams = self._hparams
+        note_hparams_read(name)
         if name not in hparams:
             raise ValueError(f"there is no hyperparameter {name!r}; there are: {', '.join(sorted(map(str, hparams)))}")
         if name == "global_batch_size" and not self._warned_of_batch_size:

@@ -16,10 +16,11 @@ from dray.pytorch.batches import (
     NumberedBatches,
     ReshardedBatches,
     SampledBatches,
-    SeededBatches,
     Shard,
+    WorkerBatches,
     drawn_seed,
 )
+from dray.pytorch.epochs import set_epoch
 from dray.pytorch.samplers import DistributedBatchSampler
 from dray.training.parallel.mesh import Division
 from dray.training.units import is_int
@@ -91,6 +92,12 @@ class DataLoader:
 
     In worker processes, Python's, NumPy's and torch's RNGs are seeded for each batch with its number, so a resumed
     trial repeats the same augmentation with any number of workers. A generator that the dataset owns is not seeded.
+
+    A dataset with a method `set_epoch(epoch)`, also one wrapped in another (`Subset`, `ConcatDataset`), is given each
+    epoch's number in training, before the first record of that epoch is loaded: in every process, worker processes
+    included, and in a resumed run before its first record. The epoch is the `epoch_idx` of `train_batch`. Use it for
+    curricula and for augmentation that changes; other changes to the dataset after training has started do not reach
+    worker processes. What `set_epoch` draws from the global RNGs is the same in all processes.
 
     If the number of processes changes (`resources.slots_per_trial: {min, max}`, or a checkpoint resumed on more or
     fewer slots), each step still trains on the same records: every record once per epoch, in the same global batches.
@@ -164,7 +171,9 @@ class DataLoader:
         self.num_workers, self.worker_init_fn, self.timeout = num_workers, worker_init_fn, timeout
         self.multiprocessing_context, self.persistent_workers = multiprocessing_context, persistent_workers
         self.collate_fn, self.pin_memory, self.prefetch_factor = collate_fn, pin_memory, prefetch_factor
-        self.seed: int | None = None  # the trial's, set by the trainer; None outside training
+        # Set by the trainer; None outside training: the trial's seed, and the epoch of a batch by its number.
+        self.seed: int | None = None
+        self.epoch_of: Callable[[int], int] | None = None
 
     def get_data_loader(
         self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
@@ -215,10 +224,16 @@ class DataLoader:
         """Whether each epoch has a new order, as with `shuffle=True`."""
         return self.shuffle or _is_shuffle(self.sampler)
 
+    def _set_epoch(self, epoch: int) -> None:
+        set_epoch(self.dataset, epoch, self.seed or 0)
+
     def _torch_loader(self, batches: Any, shard: Shard, seed: int) -> torch.utils.data.DataLoader[Any]:
         workers_seed = Random(f"{seed}:workers:{shard.rank}").getrandbits(63)
         if self.num_workers > 0:
-            batches = SeededBatches(batches, seed=workers_seed, first=shard.skip)
+            epoch_of = self.epoch_of if shard.repeat else None  # only training has epochs
+            batches = WorkerBatches(
+                batches, seed=workers_seed, first=shard.skip, epoch_of=epoch_of, epoch_seed=self.seed or 0
+            )
         # Torch draws a seed for its workers from this generator. Its default, the global one, is also the model's.
         generator = torch.Generator()
         generator.manual_seed(workers_seed)

@@ -14,12 +14,13 @@ import torch
 from torch.utils.data import Dataset
 
 from dray import core
-from dray.core import DistributedContext, get_cluster_info
+from dray.core import DistributedContext
 from dray.pytorch.batch_functions import to_device
 from dray.pytorch.data import DataLoader
 from dray.storage import Location, RemoteDirectory
 from dray.storage.disk import scratch
 from dray.storage.manifest import MANIFEST
+from dray.training.cluster_info import current_cluster_info
 from dray.training.metrics.reducers import ReducerRegistry
 from dray.training.parallel.device import own_device
 from dray.training.parallel.exchange import all_or_none
@@ -51,7 +52,7 @@ class TorchBatchProcessorContext:
         Raises:
             RuntimeError: this is a local run, which has none.
         """
-        info = get_cluster_info()
+        info = current_cluster_info()
         if info is None:
             raise RuntimeError(
                 "get_hparams(): a local run has no hyperparameters; start it with `dray experiment create`"

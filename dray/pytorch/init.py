@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dray.core import DistributedContext, get_cluster_info
+from dray.core import DistributedContext
 from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
 from dray.pytorch.cached import drop_if_low
@@ -19,6 +19,7 @@ from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
 from dray.training.checkpoint import files
+from dray.training.cluster_info import current_cluster_info
 from dray.training.parallel.device import check_gpus, own_device
 from dray.training.parallel.distributed import check_peers
 from dray.training.parallel.launcher import process_group
@@ -81,7 +82,7 @@ def init(
             seeds = True
             peers = distributed or current_peers() or DistributedContext()
             _check_peers(peers)
-            if (info := get_cluster_info()) is not None:
+            if (info := current_cluster_info()) is not None:
                 hparams = dict(info.trial.hparams) if hparams is None else hparams
                 exp_conf = dict(info.trial.config) if exp_conf is None else exp_conf
             device = _device(peers, exp_conf)

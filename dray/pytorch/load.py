@@ -20,6 +20,7 @@ from dray.pytorch.trial import PyTorchTrial
 from dray.pytorch.trial_run import TrialRun
 from dray.storage import opened
 from dray.training.checkpoint import files, sharded
+from dray.training.checkpoint.mapped import MappedTensors
 from dray.training.optimisation import bare
 from dray.training.parallel.device import CPU, is_for_cpus
 from dray.training.units import Batch
@@ -72,7 +73,7 @@ def load_trial_from_checkpoint_path(
         kwargs: deprecated; use torch_load_kwargs.
 
     Returns:
-        The trial with its models restored, in train mode as constructed.
+        The trial with its models restored, in eval mode: call `model.train()` to train them further.
 
     Raises:
         ValueError: both torch_load_kwargs and kwargs are given; the trial's constructor does not take trial_kwargs; the
@@ -103,8 +104,12 @@ def load_trial_from_checkpoint_path(
         trial: T = cls(context, **arguments)
         models = [bare(model) for model in context.models]
         state = files.read_state(directory, models, **(torch_load_kwargs or kwargs))
+        mapped = MappedTensors(state)
+        state = mapped.copied(state)
         sharded.load(state, directory, models)
         context._run.optimisation.load_models(state)
+        mapped.release(models, [])
+        context._run.optimisation.eval_mode()
         return trial
 
 

@@ -13,6 +13,7 @@ from dray.pytorch.data import DataLoader
 from dray.pytorch.samplers import samplers_in
 from dray.pytorch.trial_run import TrialRun
 from dray.storage import determined_state
+from dray.training import rng
 from dray.training.checkpoint import files
 from dray.training.parallel.mesh import Division
 from dray.training.units import is_int
@@ -27,6 +28,7 @@ class TrainingData:
     batches: Any
     division: Division | None  # at the trial's start; None with a loader of the user's own
     begin: int
+    set_epoch: Callable[[int], None] | None = None  # gives the data set an epoch's number in this process
 
 
 def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingData:
@@ -36,7 +38,7 @@ def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingD
         _check_allowed(loader, run, "build_training_data_loader")
         return TrainingData(batches=loader, division=None, begin=begin)
     _check_undivided(loader, run, "build_training_data_loader")
-    loader.seed = run.seed
+    loader.seed, loader.epoch_of = run.seed, run.position.epoch_of
     size, rank = run.replicas, run.replica
     now = Division(replicas=size, batch_size=loader.batch_size)
     before = _first_division(now, run, resumed)
@@ -44,7 +46,7 @@ def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingD
         begin = _epoch_start(begin, loader._epoch_length(before, size))
     if before != now and before.same_global_batch(now):
         batches = loader._resharded(before, skip=begin, num_replicas=size, rank=rank)
-        return TrainingData(batches=batches, division=before, begin=begin)
+        return TrainingData(batches=batches, division=before, begin=begin, set_epoch=loader._set_epoch)
     if before != now:
         log.warning(
             "the checkpoint was written with %s, this run has %s: steps no longer train on the same records",
@@ -52,7 +54,7 @@ def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingD
             now,
         )
     batches = loader.get_data_loader(repeat=True, skip=begin, num_replicas=size, rank=rank)
-    return TrainingData(batches=batches, division=now, begin=begin)
+    return TrainingData(batches=batches, division=now, begin=begin, set_epoch=loader._set_epoch)
 
 
 def _epoch_start(batch: int, epoch_length: int) -> int:
@@ -145,9 +147,11 @@ def batches_per_epoch(batches: Any, run: TrialRun, length: Callable[[], int] | N
 
 
 @contextlib.contextmanager
-def iterating(loader: Any) -> Iterator[Iterator[Any]]:
-    """Yield an iterator over a loader, whose worker processes end with the block, even after an error."""
-    iterator = iter(loader)
+def iterating(loader: Any, seed: int) -> Iterator[Iterator[Any]]:
+    """Yield an iterator over a loader, whose worker processes end with the block, even after an error. What a loader of
+    the user's own draws at the start (torch's draws a seed for its workers) is the same in a resumed run."""
+    with rng.seeded(seed):
+        iterator = iter(loader)
     try:
         yield iterator
     finally:

@@ -15,6 +15,7 @@ from dray.training import rng
 from dray.training.callback import PyTorchCallback, overrides
 from dray.training.checkpoint import files, sharded
 from dray.training.checkpoint.joint import open_together
+from dray.training.checkpoint.mapped import MappedTensors
 from dray.training.lr_scheduler import follow_length, keep_own
 from dray.training.optimisation import bare
 from dray.training.parallel.sharding import is_dtensor
@@ -42,8 +43,10 @@ def start_at(run: TrialRun, directory: Path | None) -> Progress:
 def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCallback]) -> dict[str, Any]:
     """Load models, optimizers, schedulers and callbacks from a checkpoint, and return its state dict."""
     models = [bare(model) for model in run.optimisation.models]
-    # With mmap each rank reads only its part of a large state.
-    state = files.read_state(directory, models, **({"mmap": True} if run.optimisation.has_sharded else {}))
+    # Mapped, so that a machine's ranks share one copy, and read only their part of a sharded state.
+    state = files.read_state(directory, models)
+    mapped = MappedTensors(state)
+    state = mapped.copied(state)
     sharded.load(state, directory, models, run.optimisation.optimizers)
     for callback in callbacks.values():
         callback.on_checkpoint_load_start(state)
@@ -61,6 +64,7 @@ def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCa
     if run.host.is_changed_fork:
         keep_own(state, run.optimisation.lr_schedulers, run.optimisation.optimizers)
     run.optimisation.load_state_dict(state)
+    mapped.release(models, run.optimisation.optimizers)
     if run.peers.rank == 0:
         _warn_of_overridden(run, built)
     saved = state.get("callbacks", {})

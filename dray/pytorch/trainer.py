@@ -14,6 +14,7 @@ from dray.pytorch import loaders
 from dray.pytorch.batch_functions import data_length
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.description import describe
+from dray.pytorch.early_stopping import EarlyStopping
 from dray.pytorch.init import init
 from dray.pytorch.restore import load_state, open_checkpoint, resume, start_at
 from dray.pytorch.trial import PyTorchTrial
@@ -137,6 +138,8 @@ class Trainer:
                     at = start_at(run, resumed)
                     callbacks = checked_callbacks(trial.build_callbacks())
                     for each in callbacks.values():
+                        if isinstance(each, EarlyStopping):
+                            each.context = self._context
                         each.on_trial_startup(at.batches, latest_checkpoint)
                         stack.callback(each.on_trial_shutdown)
                     data = loaders.training_data(trial.build_training_data_loader(), run, resumed)
@@ -149,7 +152,6 @@ class Trainer:
                     validation_data, spare = loaders.validation_data(validation_loader, run, full_dataset=full_dataset)
                     plan = arguments.plan(at, run)
                     stack.enter_context(run.host.training(plan, at.batches, run.peers))
-                    training_data = stack.enter_context(loaders.iterating(data.batches))
                     if resumed is not None:
                         resume(run, resumed, callbacks)
                     elif source is not None:
@@ -169,6 +171,10 @@ class Trainer:
                         batch_tokens=trial.get_batch_tokens if self._has_own("get_batch_tokens") else None,
                         sharing=run.mesh_shape.tp,
                     )
+                    for each in callbacks.values():
+                        each.on_training_start()
+                    # Last, because worker processes get copies of the data set: as the hooks have left it.
+                    training_data = stack.enter_context(loaders.iterating(data.batches, run.seed))
                     evaluation = Evaluation(rank=rank, data=validation_data, full_dataset=full_dataset, spare=spare)
                     description = cache(partial(describe, trial, run, data.division))
                     executor = Executor(
@@ -187,9 +193,8 @@ class Trainer:
                         scalars=run.tensorboard,
                         profiler=self._profiler(at.batches),
                         flops_per_record=run.flops_per_record,
+                        set_epoch=data.set_epoch,
                     )
-                    for each in callbacks.values():
-                        each.on_training_start()
                 executor.run(plan, at)
         except ShouldExit:
             # Raised at the start or while saving, so nothing is left to save.
@@ -269,14 +274,14 @@ def train_class(
     optimizations = config["optimizations"]
     with init(aggregation_frequency=optimizations["aggregation_frequency"]) as context:
         trial = trial_class(context)
-        if optimizations["mixed_precision"] != "O0":
+        if (precision := optimizations["mixed_precision"]) != "O0":
             if context._run.uses_amp or context._run.optimisation.scaler is not None:
                 log.info(
                     "optimizations.mixed_precision has no effect: %s sets up mixed precision itself",
                     trial_class.__name__,
                 )
             else:
-                context.experimental.use_amp()
+                context.experimental.use_amp(torch.bfloat16 if precision == "bfloat16" else torch.float16)
         Trainer(trial, context).fit(
             max_length=max_length,
             reporting_period=Batch(config["scheduling_unit"]),

@@ -76,7 +76,7 @@ class PyTorchTrial(abc.ABC):
         Returns:
             Metrics by name, with the same names for every batch; or one tensor, the loss. A metric is a number or a
             tensor with one element, on any device. Return tensors without `.item()`, so that no batch waits for the
-            device. Reports contain the mean over batches and slots.
+            device. Reports contain the mean over batches and slots; a smaller last batch counts as much as any other.
         """
 
     @abc.abstractmethod
@@ -133,7 +133,8 @@ class PyTorchTrial(abc.ABC):
     def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
         """Return the reducer of `evaluate_batch`'s metrics over batches, or a dict with a reducer for each metric.
 
-        The default is `Reducer.AVG`, the mean over batches.
+        The default is `Reducer.AVG`, the mean over batches, in which a last, smaller batch counts as much as any other;
+        `Reducer.AVG_OVER_RECORDS` weights each batch by its number of records, from `get_batch_length`.
         """
         return Reducer.AVG
 

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+
+def unread_line(unread: Sequence[str], read: Sequence[str]) -> str:
+    """A line about hyperparameters that are searched in vain; "" if there are none.
+
+    >>> unread_line(["dropuot"], ["lr", "hidden"])
+    'dropuot is searched, but no trial has read it; read: lr, hidden'
+    """
+    if not unread:
+        return ""
+    verb, them = ("is", "it") if len(unread) == 1 else ("are", "them")
+    return f"{', '.join(unread)} {verb} searched, but no trial has read {them}; read: {', '.join(read) or 'none'}"
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dray.config.schema import ExperimentConfig
-from dray.desk.failure import LOG_TAIL
-from dray.records.hparams import flatten
+from dray.desk.failure import LOG_TAIL, has_users_frames, users_traceback
+from dray.records.hparams import flatten, unread_line
 from dray.storage.logs import NAME
 from dray.text import cut, printable, shown
 from dray.training.units import amount
@@ -26,7 +26,8 @@ MAX_LETTERS = 400
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 """The UTC time that begins each line of a trial's output."""
 _WHERE = re.compile(r"[^\s:]+ at (.+:\d+ in \S+)")
-_HEAD_ENDS = re.compile(rf"\n\n(?:Traceback \(most recent call last\):\n|{LOG_TAIL})")
+TRACEBACK_HEAD = "Traceback (most recent call last):\n"
+_HEAD_ENDS = re.compile(rf"\n\n(?:{re.escape(TRACEBACK_HEAD)}|{LOG_TAIL})")
 
 
 class OutputLine(NamedTuple):
@@ -130,6 +131,14 @@ def short_error(error: object) -> list[str]:
     return [cut(printable(lines[-1].strip()), MAX_LETTERS) if lines else "no reason given"]
 
 
+def users_error(error: str, code: Path) -> str:
+    """A journaled error with the frames of the user's code, as `users_traceback`; else as `short_error`."""
+    begin = error.find(TRACEBACK_HEAD)
+    if begin < 0 or not has_users_frames(error[begin:]):
+        return "\n".join(short_error(error))
+    return printable(users_traceback(error[begin:], code).strip())
+
+
 def failure_fields(record: Mapping[str, Any]) -> dict[str, Any]:
     """A failure's record as the commands and the API show it, with its time as Unix time in s."""
     return {
@@ -187,6 +196,8 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
             return f"{trial} skipped a checkpoint: {record.get('error')}"
         case "failed":
             return f"experiment failed: {record.get('error')}"
+        case "unread":
+            return unread_line(record["unread"], record["read"]) or "every searched hyperparameter has been read"
         case "extended":
             wanted = [f"{name} {record[name]}" for name in ("max_trials", "max_length") if record.get(name) is not None]
             return f"search extended: {', '.join(wanted)}"

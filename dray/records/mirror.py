@@ -17,16 +17,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from dray.errors import NoExperiment
+from dray.errors import ExperimentError, NoExperiment
 from dray.records import driver_lock
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.driver_lock import PATIENCE_S
 from dray.records.lookup import parse_location
+from dray.records.lost_records import lost_records
 from dray.storage import Location, RemoteDirectory
 from dray.storage.errors import Outage
 from dray.storage.logs import BYTES_PER_S, NAME, stored_as
 from dray.text import some
-from searchers.journal import Journal
+from searchers.journal import Journal, lock_content, lock_path
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ class Mirror:
                 self._remote.write(name, content)
                 self._copied[name] = state
                 sent += len(content)
+                if path == self._directory.journal:
+                    self._remote.write(lock_path(name).name, lock_content(content.count(b"\n")))
         if self._directory.journal.exists():
             self._outage.ended()
         return sent
@@ -173,7 +176,11 @@ def fetch_to(path: Path, location: Location) -> None:
     driver_lock.wait_for_silence(location)
     trials = fetch_without_trials(location, directory)
     directory.code.mkdir(exist_ok=True)
-    started = {record.get("trial") for record in Journal.read(directory.journal) if record["event"] == "started"}
+    records = Journal.read(directory.journal)
+    started = {record.get("trial") for record in records if record["event"] == "started"}
+    # Checkpoints may be newer than the copy, but not than no journal at all.
+    if why := lost_records(directory, len(records), started, () if records else trials, where=location):
+        raise ExperimentError(why)
     _delete(trials - started, location)
     # Before the rename: without it, the directory could not be resumed.
     driver_lock.take_over(directory, path)

@@ -24,7 +24,8 @@ class Overview:
         number: its number in the results directory, see `numbering`; None if it has none.
         title: the config's ``name``.
         state: see docs/cli.md; on a server also the states of `dray.serve.control.ExperimentState`.
-        why: the reason for the states DAMAGED and ERROR, or for an experiment that should run but does not; or "".
+        why: the reason for the states DAMAGED and ERROR, or why an experiment does not run that should, or can't be
+            resumed; or "".
         trials, ended, failed: numbers of trials so far, of those that have ended, and of those that have failed.
         max_trials: the number of trials that the search creates by itself; None if it is not known in advance.
         requested: the number of trials that were created on request, see `searchers.Requested`.
@@ -41,6 +42,7 @@ class Overview:
         ran_s: total time of its drivers, in s.
         left_s: estimated time until its end, in s, to two digits; None if it does not run, or that can't be told.
         failure: if trials failed, the most frequent error, and the line of the user's code; or "".
+        unread: the hyperparameters that are searched, but that no trial has read, as a sentence; or "".
         reason: why it ended before its search did, such as "budget.time is spent"; or "".
         budget: what is ``spent`` of the ``total``, by field of the config's budget, the time in s; None without one.
         is_local: whether it is a local run: one trial, without a search.
@@ -71,6 +73,7 @@ class Overview:
     ran_s: float = 0.0
     left_s: float | None = None
     failure: str = ""
+    unread: str = ""
     reason: str = ""
     budget: dict[str, dict[str, float]] | None = None
     is_local: bool = False
@@ -100,7 +103,7 @@ class Overview:
     def to_json(self) -> dict[str, Any]:
         """JSON for the commands and the API; times are Unix times in s."""
         found = {_NAMES.get(each.name, each.name): getattr(self, each.name) for each in fields(self)}
-        texts = ("why", "reason", "metric", "usage", "method", "sampler", "failure")
+        texts = ("why", "reason", "metric", "usage", "method", "sampler", "failure", "unread")
         found |= {name: getattr(self, name) or None for name in texts}
         found |= {name: list(found[name]) for name in ("labels", "curve")}
         found["total"] = self.total

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from dray.records.best_so_far import BestSoFar
 from dray.records.growing import GrowingJournal, GrowingMetrics, numpy_of
 from dray.records.heading import Heading
+from dray.records.hparams import unread_line
 from dray.records.last_values import LastValues
+from dray.records.lost_records import lost_records
 from dray.records.metrics import SYSTEM
 from dray.records.overview import ExperimentState, Overview, drawn_by
 from dray.records.ranking import RankedTrials, no_collections
@@ -102,7 +104,7 @@ class ExperimentReader(RankedTrials):
         self.last = LastValues()
         self.has_epochs = True
         self._measured: dict[int, TrialRecord] = {}  # includes trials that are not in the journal yet
-        self._done = self._why = self._ended = ""
+        self._done = self._why = self._ended = self._unread = ""
         self._budget, self._spending = self._heading.budget, Spending(self._heading.prices)
         self._time_left, self._best_so_far = TimeLeft(), BestSoFar()
         self._failure: tuple[int, str] = (0, "")
@@ -170,6 +172,14 @@ class ExperimentReader(RankedTrials):
                 trial.ended_by = ended_by
                 trial.derived.clear()
 
+    def lost_records(self) -> str:
+        """What the journal has lost, and what to do; "" if nothing, or while a driver writes it."""
+        if self.is_running is not False:
+            return ""
+        started = {each.id for each in self.trials.values() if each.state != "PENDING" or each.drawn is not None}
+        measured = (each.id for each in self._measured.values() if each.at or each.batches)
+        return lost_records(self.directory, self.records, started, measured)
+
     # ------------------------------------------------------------------ the journal
     def _happened(self, record: Mapping[str, Any]) -> None:
         event, at = record.get("event"), record.get("time")
@@ -214,6 +224,8 @@ class ExperimentReader(RankedTrials):
             case "told":
                 for alert in self.alerts:
                     alert["error"] = record.get("error") if alert["id"] == record["id"] else alert["error"]
+            case "unread":
+                self._unread = unread_line(record["unread"], record["read"])
             case "failed":
                 self._why = str(record.get("error"))
             case "ended":
@@ -323,6 +335,7 @@ class ExperimentReader(RankedTrials):
     def overview(self) -> Overview:
         best, failed, budget = self.best(), self.num_failed, self._budget_now()
         live = [trial for trial in self.trials.values() if not trial.has_ended]
+        lost = self.lost_records()
         mean = None if best is None else self.mean_of_repeats(best.id)
         done = self._done or self._why or ("completed" if self._ended else "")
         state: ExperimentState = "UNKNOWN" if self.is_running is None else "STOPPED"
@@ -336,7 +349,7 @@ class ExperimentReader(RankedTrials):
             number=self.number,
             title=self._heading.title,
             state=state,
-            why="" if self.is_running else self._why,
+            why="" if self.is_running else lost or self._why,
             trials=len(self.trials),
             ended=len(self.trials) - len(live),
             failed=failed,
@@ -357,6 +370,7 @@ class ExperimentReader(RankedTrials):
             ran_s=self._ran_s + self._time - self._opened,
             reason="" if self.is_running or self._done else self._ended,
             left_s=self._left_s(live, budget) if self.is_running else None,
+            unread=self._unread,
             failure=self.main_failure() if failed or state == "ERROR" else "",
             budget=budget,
         )

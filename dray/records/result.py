@@ -250,7 +250,7 @@ class Result:
         raise TypeError(f"compare() takes two trials' numbers, or another Result; got {a!r:.60} and {b!r:.60}")
 
     def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Your own trial with the weights of ``best_trial.checkpoint``, on this machine's first device.
+        """Your own trial with the weights of ``best_trial.checkpoint``, in eval mode, on this machine's first device.
 
         Args:
             trial_kwargs: further arguments of its constructor besides ``context``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,9 +70,11 @@ def rung_estimates(config: ExperimentConfig, records: Iterable[Mapping[str, Any]
             report = event_from_json(record)
             assert isinstance(report, Reported)
             value = math.inf if report.value is None or math.isnan(report.value) else searcher.sign * report.value
-            number = reached.get(report.trial, 0)
+            number = max(
+                reached.get(report.trial, 0), bisect_right(rungs, report.step, key=lambda each: each.length) - 1
+            )
             while number < len(rungs) and report.step >= rungs[number].length:
-                if number:
+                if number and report.trial in rungs[number - 1].values:
                     rungs[number - 1].compare(report.trial, value)
                 rungs[number].rank(report.trial, value)
                 number += 1

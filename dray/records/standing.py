@@ -127,6 +127,8 @@ def _state(seen: Overview, ran_s: float, queued_s: float | None) -> str:
             return f"its files can't be read: {seen.why}"
         case "UNKNOWN":
             return f"ran for {_lasted(ran_s)}, and may still run on another machine"
+        case "STOPPED" if seen.why:
+            return f"stopped: {seen.why}"
         case _ if seen.began is None and seen.state == "STOPPED":
             return "not begun"
     begins = _BEGINS[seen.state]

@@ -224,10 +224,5 @@ def some_ranks(number: int, most: int) -> list[int]:
     return [*range(best), *np.linspace(best, number - 1, most - best).astype(int).tolist()]
 
 
-def thinned(points: int, most: int = MAX_POINTS) -> list[int]:
-    """The indices of the points of a curve to draw: all, or `most` evenly spaced, with the first and the last."""
-    return list(range(points)) if points <= most else np.linspace(0, points - 1, most).astype(int).tolist()
-
-
 def _some(ranked: pd.DataFrame, most: int) -> pd.DataFrame:
     return ranked.iloc[some_ranks(len(ranked), most)]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dray.report.data import ReportData, ReportedMetric, thinned
+from dray.records.thinning import thinned
+from dray.report.data import MAX_POINTS, ReportData, ReportedMetric
 from dray.report.scale import logarithms, scaled, ticks_of
 from searchers.domains import Categorical
 
@@ -18,6 +19,7 @@ Figure = dict[str, Any]
 
 RUNG_COLOURS = ("#8796aa", "#2f86d1", "#12a07a", "#e39a00", "#d5493a", "#9a4fc4")
 BEST_COLOUR = "#d81b60"
+LOST_COLOUR = "#d5493a"
 RANK_SCALE = [(0.0, BEST_COLOUR), (0.1, "#e3a400"), (0.5, "#2f86d1"), (1.0, "#8796aa")]
 """From the best trial to the worst."""
 LEAST_EXPLAINED = 0.1
@@ -39,7 +41,10 @@ def curves(report: ReportData, metric: ReportedMetric | None = None) -> Figure:
     x, best = report.along, report.best
     rows = (report.validations if metric is None else report.rows_of(metric)).sort_values(["trial_id", "batches"])
     rows = rows[rows[x].notna()]
-    by_trial = dict(iter(rows[rows["trial_id"].isin(report.drawn.index)].groupby("trial_id")))
+    by_trial = {
+        trial: part.iloc[thinned(part["value"].tolist(), MAX_POINTS)]
+        for trial, part in rows[rows["trial_id"].isin(report.drawn.index)].groupby("trial_id")
+    }
     data = []
     for rung in sorted(report.drawn["rung"].unique()):
         trials = report.drawn.index[report.drawn["rung"] == rung]
@@ -48,7 +53,11 @@ def curves(report: ReportData, metric: ReportedMetric | None = None) -> Figure:
         data.append(_lines(parts, x, name, colour, opacity=0.75, width=1.3))
     if best is not None and best in by_trial:
         data.append(_lines([by_trial[best]], x, f"trial {best}, the best", BEST_COLOUR, width=2.8))
-    figure = {"data": data, "layout": {"xaxis": {"title": {"text": x}, "rangemode": "tozero"}, "hovermode": "closest"}}
+    layout: dict[str, Any] = {"xaxis": {"title": {"text": x}, "rangemode": "tozero"}, "hovermode": "closest"}
+    if (lost := _not_finite(by_trial.values(), x)) is not None:
+        data.append(lost)
+        layout["yaxis2"] = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
+    figure = {"data": data, "layout": layout}
     title, sign = (report.metric, report.sign) if metric is None else (metric.label, None)
     return scaled(figure, title, rows["value"], sign)
 
@@ -56,8 +65,7 @@ def curves(report: ReportData, metric: ReportedMetric | None = None) -> Figure:
 def _lines(
     parts: Sequence[pd.DataFrame], along: str, name: str, colour: str, *, width: float, opacity: float = 1.0
 ) -> dict[str, Any]:
-    drawn = [part.iloc[thinned(len(part))] for part in parts]
-    x, y, trials = ([each for part in drawn for each in (*part[of], None)] for of in (along, "value", "trial_id"))
+    x, y, trials = ([each for part in parts for each in (*part[of], None)] for of in (along, "value", "trial_id"))
     few = len(parts) <= 40 or all(len(part) < 2 for part in parts)
     return scatter(
         f"{name} ({len(parts)})" if len(parts) != 1 else name,
@@ -66,6 +74,20 @@ def _lines(
         line={"color": colour, "width": width},
         marker={"size": 4},
         opacity=opacity,
+    )  # fmt: skip
+
+
+def _not_finite(parts: Iterable[pd.DataFrame], along: str) -> dict[str, Any] | None:
+    """A mark at the bottom of the plot for each point of these curves that is NaN or infinite; None if none is."""
+    marked = [lost for part in parts if len(lost := part[~np.isfinite(part["value"])])]
+    if not marked:
+        return None
+    lost = pd.concat(marked)
+    words = ["NaN" if value != value else str(value) for value in lost["value"]]
+    return scatter(
+        "NaN or infinite",
+        lost[along], [0.02] * len(lost), lost["trial_id"], f"<br>%{{x:.6g}} {along}: %{{text}}",
+        text=words, yaxis="y2", marker={"symbol": "x-thin-open", "size": 8, "color": LOST_COLOUR},
     )  # fmt: skip
 
 

@@ -26,6 +26,10 @@ class BadInput(ValueError):
     """The request is malformed; the message is one line."""
 
 
+class KeyUsed(ValueError):
+    """An idempotency key was sent with another request before; the message is one line."""
+
+
 def answer(value: Any, *, status: int = 200) -> web.Response:
     """A JSON response; numbers must be finite."""
     return web.json_response(value, status=status, dumps=_dumps)
@@ -84,6 +88,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return refuse(400, str(error).partition("\n")[0].rstrip(":"), error.faults)
     except BadInput as error:
         return refuse(400, str(error))
+    except KeyUsed as error:
+        return refuse(422, str(error))
     except RecursionError:
         return refuse(400, "it is nested too deeply")
     except (NotSubmitted, NoExperiment) as error:

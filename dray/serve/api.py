@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -29,10 +30,12 @@ from dray.serve import fork, logs
 from dray.serve.answers import BadInput, answer, number
 from dray.serve.auth import CALLER
 from dray.serve.control import ACTIVE, API, Control, NotSubmitted, Submitted, Verb, WrongState
+from dray.serve.draft import Draft
 from dray.serve.experiments import experiment_path
+from dray.serve.keys import Attempt, Keys
 from dray.serve.quota import check_priority
 from dray.serve.requests import ask, import_in_fork
-from dray.serve.tokens import Tokens, account
+from dray.serve.tokens import STATE, Tokens, account
 from dray.storage.disk import scratch
 from dray.text import one_line
 from searchers.errors import JournalError
@@ -60,6 +63,7 @@ class Api:
         self._readers = ThreadPoolExecutor(READERS, "dray-events")
         self._requesters = ThreadPoolExecutor(REQUESTERS, "dray-requests")
         self._ending = asyncio.Event()
+        self._keys = Keys(results / STATE)
 
     def routes(self) -> list[web.RouteDef]:
         """The routes of these requests."""
@@ -83,6 +87,10 @@ class Api:
     async def end_polls(self, app: web.Application) -> None:
         """Answer the requests that wait for events, because the server is ending; an aiohttp signal."""
         self._ending.set()
+
+    async def close(self, app: web.Application) -> None:
+        """Close the file of keys; an aiohttp signal."""
+        self._keys.close()
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         return answer(asdict(await asyncio.to_thread(self._control.status)))
@@ -116,15 +124,25 @@ class Api:
         packed = code.with_suffix(PACKED)
         try:
             config, owner = await _form(request, packed, "config"), request[CALLER].owner
-            submitted = await _call(self._submitters, self._submitted, config, packed, code, owner)
+
+            async def submit(attempt: Attempt) -> tuple[int, Any]:
+                submitted = await _call(self._submitters, self._submitted, config, packed, code, owner, attempt)
+                return 201, asdict(submitted)
+
+            return await self._once(request, config.encode() + await asyncio.to_thread(_digest, packed), submit)
         finally:
             await _call(self._submitters, stack.close)  # it may remove thousands of files
-        return answer(asdict(submitted), status=201)
 
-    def _submitted(self, config: str, packed: Path, code: Path, owner: str) -> Submitted:
+    async def _once(
+        self, request: web.Request, sent: bytes, perform: Callable[[Attempt], Awaitable[tuple[int, Any]]]
+    ) -> web.StreamResponse:
+        status, value = await self._keys.once(request, request[CALLER].name, sent, perform)
+        return answer(value, status=status)
+
+    def _submitted(self, config: str, packed: Path, code: Path, owner: str, attempt: Attempt) -> Submitted:
         _unpack(packed, code)
         try:
-            return self._control.submit(config, code, owner)
+            return self._control.submit(Draft(config=config), code, owner, attempt.id)
         except ConfigError as error:
             # The path of the code on the server means nothing to the user.
             raise ConfigError([(field, _without(what, code)) for field, what in error.faults], error.source) from None
@@ -148,14 +166,24 @@ class Api:
             raise BadInput(f"give some of max_trials, max_length, {', '.join(CHANGEABLE)}, and nothing else")
         if isinstance(body.get("prices"), str):  # the path of a file, which would be read here
             raise BadInput('prices must be prices by slot type, such as {"A100": 2.9}, not a file')
-        return answer(asdict(await asyncio.to_thread(self._control.extend, request.match_info["name"], body)))
+
+        async def extend(attempt: Attempt) -> tuple[int, Any]:
+            return 200, asdict(await asyncio.to_thread(self._control.extend, request.match_info["name"], body))
+
+        return await self._once(request, _encoded(body), extend)
 
     async def _fork(self, request: web.Request) -> web.StreamResponse:
         path, body = experiment_path(self._results, request.match_info["name"]), await _body(request)
         if set(body) - {"config"} or not isinstance(config := body.get("config", {}), dict | str):
             raise BadInput("give config: fields to change with their values, or a whole YAML file as text")
-        owner = request[CALLER].owner
-        return answer(asdict(await _call(self._submitters, fork.fork, self._control, path, config, owner)), status=201)
+        token = request[CALLER]
+
+        async def forked(attempt: Attempt) -> tuple[int, Any]:
+            is_owner = token.scope == "operate" or _owner(self._control, path.name) == token.owner
+            draft = Draft(config=config, forked=path, is_owner=is_owner)
+            return 201, asdict(await _call(self._submitters, fork.fork, self._control, draft, token.owner, attempt.id))
+
+        return await self._once(request, _encoded(body), forked)
 
     async def _add_trial(self, request: web.Request) -> web.StreamResponse:
         stack, code = contextlib.ExitStack(), None
@@ -165,6 +193,9 @@ class Api:
                 body = _object(await _form(request, code.with_suffix(PACKED), "trial"))
             else:
                 body = await _body(request)
+            sent = _encoded(body) + (
+                b"" if code is None else await asyncio.to_thread(_digest, code.with_suffix(PACKED))
+            )
             patch = body.pop("patch", None)
             if not isinstance(patch, str | None):
                 raise BadInput("patch must be the text of a unified diff")
@@ -176,28 +207,36 @@ class Api:
                 return requests.add(reader, hparams, patch=patch, code=code, importer=import_in_fork)
 
             has_code = patch is not None or code is not None
-            return await self._request(request, make, self._submitters if has_code else None)
+            return await self._request(request, sent, make, self._submitters if has_code else None)
         finally:
             await _call(self._submitters, stack.close)  # it may remove thousands of files
 
     async def _fork_trial(self, request: web.Request) -> web.StreamResponse:
         trial, body = int(request.match_info["trial"]), await _body(request)
+        sent = _encoded(body)
         at = str(body.pop("at", "best"))
         hparams = _hparams(body)
-        return await self._request(request, lambda reader: requests.fork(reader, trial, at, hparams))
+        return await self._request(request, sent, lambda reader: requests.fork(reader, trial, at, hparams))
 
     async def _stop_trial(self, request: web.Request) -> web.StreamResponse:
         trial = int(request.match_info["trial"])
-        return await self._request(request, lambda reader: requests.stop(reader, trial))
+        return await self._request(request, b"", lambda reader: requests.stop(reader, trial))
 
     async def _request(
         self,
         request: web.Request,
+        sent: bytes,
         make: Callable[[ExperimentReader], Requested],
         pool: ThreadPoolExecutor | None = None,
     ) -> web.StreamResponse:
         path = experiment_path(self._results, request.match_info["name"])
-        return answer(await _call(pool or self._requesters, ask, self._control, path, make) or {"trial": None})
+
+        async def perform(attempt: Attempt) -> tuple[int, Any]:
+            return 200, await _call(pool or self._requesters, ask, self._control, path, make, attempt) or {
+                "trial": None
+            }
+
+        return await self._once(request, sent, perform)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         name, after = request.match_info["name"], number(request, "after")
@@ -296,10 +335,26 @@ def _object(text: str) -> dict[str, Any]:
     return body
 
 
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True).encode()
+
+
+def _digest(file: Path) -> bytes:
+    return hashlib.sha256(file.read_bytes()).digest()
+
+
 def _hparams(body: Mapping[str, Any]) -> dict[str, Any]:
     if set(body) - {"hparams"} or not isinstance(hparams := body.get("hparams", {}), dict):
         raise BadInput("give hparams: hyperparameters with their values; for a fork also at: best, latest or a batch")
     return hparams
+
+
+def _owner(control: Control, name: str) -> str | None:
+    """The owner of an experiment; None if it was not submitted to the server."""
+    try:
+        return control.experiment(name).owner
+    except NotSubmitted:
+        return None
 
 
 def _delete(control: Control, path: Path) -> None:

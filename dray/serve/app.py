@@ -16,37 +16,44 @@ from dray.errors import ExperimentError
 from dray.serve import api, auth, site, views
 from dray.serve.answers import errors_as_json
 from dray.serve.control import Control
+from dray.serve.root_path import RootPath
 from dray.serve.tokens import Tokens
 
 MAX_BODY = 1 << 20
 """Limit of a request's body in bytes; code is streamed, and has its own limit, see `dray.code.archive`."""
 PORT = 8600  # the first port to try, by default
 PORTS = 20  # the number of ports to try, beginning with the given one
+AT_ROOT = RootPath()
 REQUEST_S = 20.0  # how long a connection may take to send the headers of each request
 
 
-def make_app(control: Control, results: Path, *, tokens: Tokens, hosts: Collection[str]) -> web.Application:
-    """The application that serves the API and the page. `hosts` are the server's names, from
+def make_app(
+    control: Control, results: Path, *, tokens: Tokens, hosts: Collection[str], root: RootPath = AT_ROOT
+) -> web.Application:
+    """The application that serves the API and the page, at "/" and below `root`. `hosts` are the server's names, from
     `dray.serve.auth.host_names`."""
-    guard = auth.guard(tokens, hosts, lambda name: control.experiment(name).owner)
+    guard = auth.guard(tokens, hosts, lambda name: control.experiment(name).owner, root)
     app = web.Application(client_max_size=MAX_BODY, middlewares=[errors_as_json, guard])
     app.on_response_prepare.append(auth.add_headers)
-    app.add_routes(auth.login(tokens))
     writing = api.Api(control, results, tokens)
-    app.add_routes(writing.routes())
     app.on_shutdown.append(writing.end_polls)
-    app.add_routes(views.routes(control, results))
-    app.add_routes(site.routes())
+    app.on_cleanup.append(writing.close)
+    routes = [*auth.login(tokens, root), *writing.routes(), *views.routes(control, results), *site.routes(root.path)]
+    app.add_routes(routes)
+    if root.path:
+        app.add_routes(web.RouteDef(each.method, root.path + each.path, each.handler, each.kwargs) for each in routes)
     return app
 
 
 @contextlib.contextmanager
-def listening(control: Control, results: Path, host: str, port: int, tokens: Tokens) -> Iterator[str]:
+def listening(
+    control: Control, results: Path, host: str, port: int, tokens: Tokens, root: RootPath = AT_ROOT
+) -> Iterator[str]:
     """Answer HTTP requests in a thread within the block, and yield the URL. It is an `ExperimentError` if no port is
     free or this machine has no such host."""
     loop = asyncio.new_event_loop()
     runner = web.AppRunner(
-        make_app(control, results, tokens=tokens, hosts=auth.host_names(host)),
+        make_app(control, results, tokens=tokens, hosts=auth.host_names(host) | root.hosts, root=root),
         handle_signals=False,
         access_log=None,
         shutdown_timeout=1.0,
@@ -57,7 +64,7 @@ def listening(control: Control, results: Path, host: str, port: int, tokens: Tok
         thread = threading.Thread(target=loop.run_forever, name="dray-http", daemon=True)
         thread.start()
         try:
-            yield f"http://{_shown(host)}:{chosen}"
+            yield f"http://{_shown(host)}:{chosen}{root.path}"
         finally:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()

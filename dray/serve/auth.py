@@ -23,6 +23,7 @@ from dray.errors import ConfigError
 from dray.private import is_loopback
 from dray.serve.answers import refuse
 from dray.serve.control import API, Verb
+from dray.serve.root_path import RootPath
 from dray.serve.tokens import Token, Tokens
 
 Need = Literal["nothing", "read", "submit", "own", "operate"]
@@ -55,6 +56,8 @@ NEEDS: Mapping[tuple[str, str], Need] = {
     ("POST", f"{_ONE}/boards"): "operate",  # it starts programs on the server's machine, which ask for no token
 }
 """A route that is missing here is refused."""
+FORKABLE = ("trials", "fork", "extend", "activate")
+"""The last parts of routes of which a fork of the experiment does as well, with a token that may not use them."""
 CALLER = web.RequestKey("caller", Token)
 """The key of a request's `Token`."""
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -78,20 +81,21 @@ def host_names(host: str) -> frozenset[str]:
     return LOOPBACK | {host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
 
 
-def guard(tokens: Tokens, hosts: Collection[str], owner_of: Callable[[str], str]) -> Middleware:
+def guard(tokens: Tokens, hosts: Collection[str], owner_of: Callable[[str], str], root: RootPath) -> Middleware:
     """A middleware that lets only requests through whose token has what they need.
 
     Args:
         hosts: the server's names, without ports. IP addresses are always accepted, because no site can make its name
             look like an address.
         owner_of: the owner of an experiment; `NotSubmitted` if it is not the server's.
+        root: the path of the server below a proxy, and that proxy's origin.
     """
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not _is_named(request.host, hosts):
             return refuse(403, f"{request.host[:100]!r} is not a name of this server")
-        need = _need(request)
+        need = _need(request, root.path)
         if need == "nothing":
             return await handler(request)
         given = request.headers.get("Authorization", "")
@@ -107,7 +111,7 @@ def guard(tokens: Tokens, hosts: Collection[str], owner_of: Callable[[str], str]
             return refuse(401, "the token is not this server's, or it was revoked")
         if token is None:
             return refuse(401, "a token is needed: open the address that dray serve has printed, or send it as Bearer")
-        if not given and request.method not in SAFE and (why := _may_be_forged(request)):
+        if not given and request.method not in SAFE and (why := _may_be_forged(request, root)):
             return refuse(403, why)
         if why := _lacks(token, need):
             return refuse(403, why)
@@ -115,19 +119,22 @@ def guard(tokens: Tokens, hosts: Collection[str], owner_of: Callable[[str], str]
             name = request.match_info["name"]
             owner = await asyncio.to_thread(owner_of, name)
             if why := refusal(token, name, owner):
-                return refuse(403, why)
+                resource = request.match_info.route.resource
+                can_fork = resource is not None and resource.canonical.rpartition("/")[2] in FORKABLE
+                return refuse(403, f"{why}; fork it instead" if can_fork and token.scope == "submit" else why)
         request[CALLER] = token
         return await handler(request)
 
     return check
 
 
-def _need(request: web.Request) -> Need | None:
+def _need(request: web.Request, root: str) -> Need | None:
     """What a request needs; None if no token allows it."""
     resource = request.match_info.route.resource
     if resource is None:  # the answer is that there is no such page, or no such method
         return "read"
-    return NEEDS.get(("GET" if request.method == "HEAD" else request.method, resource.canonical))
+    method, path = "GET" if request.method == "HEAD" else request.method, resource.canonical.removeprefix(root) or "/"
+    return NEEDS.get((method, path))
 
 
 def _lacks(token: Token, need: Need | None) -> str:
@@ -153,7 +160,7 @@ def _is_not_its(token: Token, owner: str) -> str:
     return f"{whose}, and token {token.name} may change only what it has submitted; the scope operate may"
 
 
-def login(tokens: Tokens) -> list[web.RouteDef]:
+def login(tokens: Tokens, root: RootPath) -> list[web.RouteDef]:
     """``/login``, which sets the browser's cookie: ``GET`` with ``token`` in a link, and in ``to`` the view of the page
     to go to (``/e/NAME``); ``POST`` with ``token`` in JSON, from the page itself."""
 
@@ -164,18 +171,19 @@ def login(tokens: Tokens) -> list[web.RouteDef]:
                 401, "the token is not this server's, or was revoked; dray serve --status prints the right one"
             )
         found = web.Response(status=status, headers=headers)
-        found.set_cookie(_cookie_name(request), token.cookie, httponly=True, samesite="Strict", path="/")
+        # Without a path, it is sent to where the browser sees /login: "/", or the server's path below a proxy.
+        found.set_cookie(_cookie_name(request), token.cookie, httponly=True, samesite="Strict", path="")
         return found
 
     async def follow(request: web.Request) -> web.StreamResponse:
-        # Behind the hash sign nothing leads to another site.
+        # Behind the hash sign nothing leads to another site. The place is relative: a proxy may have stripped a path.
         view = request.query.get("to", "")
-        place = f"/#{quote(view, safe='/?=&,:%')}" if view else "/"
+        place = f"./#{quote(view, safe='/?=&,:%')}" if view else "./"
         return with_cookie(request, request.query.get("token", ""), 303, Location=place)
 
     async def sign_in(request: web.Request) -> web.StreamResponse:
         # A foreign page must not sign anybody in: they would work under another's token.
-        if why := _may_be_forged(request):
+        if why := _may_be_forged(request, root):
             return refuse(403, why)
         try:
             given = await request.json()
@@ -190,16 +198,20 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     """Add security headers; an aiohttp signal."""
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
-    if request.path.startswith(API):
+    if f"{API}/" in request.path:  # perhaps below a root path
         response.headers.setdefault("Cache-Control", "no-store")
 
 
-def _may_be_forged(request: web.Request) -> str:
+def _may_be_forged(request: web.Request, root: RootPath) -> str:
     """The reason why a browser's request may come from another site's page; "" if it can't."""
     if request.headers.get("X-Dray") != "1":
         return "a request from a browser needs the header X-Dray: 1"
+    if request.headers.get("Sec-Fetch-Site") == "same-origin":  # only browsers can set it, and no proxy changes it
+        return ""
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
+    if origin is None or (root.origin and origin.lower() == root.origin):
+        return ""
+    if urlsplit(origin).netloc.lower() != request.host.lower():
         return f"a page of {origin[:100]!r} can't do that"
     return ""
 

@@ -21,6 +21,7 @@ from dray.serve.address import TOKEN, URL
 from dray.serve.control import (
     ACTIVE,
     API,
+    KEY,
     Invalid,
     NotSubmitted,
     Refused,
@@ -38,11 +39,18 @@ SUBMIT_TIMEOUT_S = 300.0  # timeout of a request with code: it may be large, and
 WAIT_S = 20  # how long the server holds a request for events while there are none
 PATIENCE_S = 600.0  # how long a follower waits for a server that does not answer, as it may be restarting
 RETRY_S = 1.0
+RESEND_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""How long to wait before a request whose answer was lost is sent again, each time."""
+PROXY_ERRORS = (502, 503, 504)
 MOST_PATH = 8000  # most characters of a request's path with its query; the server takes a few more
 
 
 class Unreachable(ConnectionError):
     """The server does not answer; the message is one line."""
+
+
+class AnswerLost(Unreachable):
+    """The server has received a request, or part of it, but no answer has come."""
 
 
 class Server:
@@ -305,22 +313,50 @@ class Server:
         if len(path) > MOST_PATH:
             raise Invalid(f"the request is too long: {len(path):,} characters of at most {MOST_PATH:,}; give less")
         data = json.dumps(body).encode() if isinstance(body, Mapping) else body
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        if data is not None:
-            headers["Content-Type"] = kind
+        headers = {} if data is None else {"Content-Type": kind}
+        if method != "POST":
+            return self._answer(*self._sent(method, path, data, headers, timeout_s), missing)
+        headers[KEY] = secrets.token_hex(16)  # the server carries out each key once
+        waits, lost = iter(RESEND_S), ""
+        while True:
+            try:
+                status, text = self._sent(method, path, data, headers, timeout_s)
+            except Unreachable as error:
+                if not (lost or isinstance(error, AnswerLost)):
+                    raise  # it has received nothing
+                lost = str(error)
+            else:
+                if status not in PROXY_ERRORS or text.startswith(b"{"):
+                    return self._answer(status, text, missing)
+                lost = f"a proxy answers for the server at {self.url}, with status {status}"
+            if (wait_s := next(waits, None)) is None:
+                raise AnswerLost(f"{lost}; the request may have been carried out: look before you send it again")
+            time.sleep(wait_s)
+            if self.is_here:
+                self._find_again()  # it may have been restarted
+
+    def _sent(
+        self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], timeout_s: float
+    ) -> tuple[int, bytes]:
+        """Send a request. Returns the status and the content of the answer."""
+        token = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         # Redirections and proxies are ignored: either could receive the token.
         make = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
         connection = make(self._parts.hostname or "", self._parts.port, timeout=timeout_s)
+        is_connected = False
         try:
-            connection.request(method, f"{self._parts.path}{API}{path}", data, headers)
+            connection.connect()
+            is_connected = True
+            connection.request(method, f"{self._parts.path}{API}{path}", data, {**headers, **token})
             response = connection.getresponse()
-            status, text = response.status, response.read()
+            return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
             what = one_line(error) or type(error).__name__
+            if is_connected and method == "POST":
+                raise AnswerLost(f"the answer of the server at {self.url} was lost ({what})") from None
             raise Unreachable(f"no dray server answers at {self.url} ({what}); start it with: dray serve") from None
         finally:
             connection.close()
-        return self._answer(status, text, missing)
 
     def _answer(self, status: int, text: bytes, missing: type[LookupError]) -> Any:
         try:

@@ -12,10 +12,14 @@ from dray._version import __version__
 from dray.config import defaults
 
 if TYPE_CHECKING:
+    from dray.serve.draft import Draft
     from dray.serve.quota import Use
 
 API = "/api/v1"
 """The path of the HTTP API. A version only gains fields; any other change gets a new version number."""
+
+KEY = "Idempotency-Key"
+"""The header with a request's idempotency key."""
 
 ExperimentState = Literal[
     "QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING", "PAUSED", "STOPPED", "COMPLETED", "ERROR"
@@ -58,6 +62,8 @@ class Submitted:
     owner: str = ""  # the name of the token that submitted it; "": the server's own
     # In the answer to its submission: fields of its config, with dots, that the quota of its token has set
     by_quota: Mapping[str, Any] = field(default_factory=dict)
+    # In the answer to a fork of somebody else's experiment: that one's secrets, which it does not have
+    missing_secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +93,8 @@ class QueueState:
 def submitted_from(value: Mapping[str, Any]) -> Submitted:
     """A `Submitted` from its JSON; unknown fields of newer servers are ignored."""
     share = Share(**_known(Share, value["share"]))
-    return Submitted(**{**_known(Submitted, value), "share": share, "tags": tuple(value.get("tags", ()))})
+    lists = {name: tuple(value.get(name, ())) for name in ("tags", "missing_secrets")}
+    return Submitted(**{**_known(Submitted, value), "share": share, **lists})
 
 
 def status_from(value: Mapping[str, Any]) -> Status:
@@ -128,10 +135,11 @@ class Control(Protocol):
     allow them.
     """
 
-    def submit(self, config: str, code: Path, owner: str = "") -> Submitted:
-        """Queue a new experiment: the text of a YAML file, and a directory with the model's code, which is copied.
-        `owner`: the name of a token, whose quota must have room for it; else `WrongState`. Raises `ConfigError` with
-        every fault of the config."""
+    def submit(self, draft: Draft, code: Path, owner: str = "", request: str = "") -> Submitted:
+        """Queue a new experiment: its config, and a directory with the model's code, which is copied.
+        `owner`: the name of a token, whose quota must have room for it; else `WrongState`. `request`: the id of the
+        request, if it may be sent again; the answer is then the experiment that it has created already. Raises
+        `ConfigError` with every fault of the config."""
 
     def experiments(self) -> list[Submitted]:
         """All experiments that were submitted and not deleted, in the order of submission."""

@@ -12,13 +12,15 @@ import numpy as np
 from dray.records.bands import LEAST, POINTS, Band, Curve, band_of
 from dray.records.metrics import read_series
 from dray.records.reader import ExperimentReader
+from dray.records.thinning import thinned
 from dray.records.timeline import leases, slot_seconds
 from dray.records.trial_record import TrialRecord
-from dray.report.data import rung_name, rungs_reached, some_ranks, thinned
+from dray.report.data import rung_name, rungs_reached, some_ranks
 from dray.report.figures import BEST_COLOUR, rung_colour
 from dray.report.scale import scaled
 from dray.serve.answers import BadInput, encoded
 from dray.text import counted
+from searchers.records import number_to_json
 
 MAX_CURVES = 200
 MAX_LONELY = 20  # curves of a rung of which there is no band
@@ -116,7 +118,7 @@ def curves(reader: ExperimentReader, wanted: Wanted) -> bytes:
     most = min(max(MAX_POINTS // max(len(drawn), 1), LEAST_POINTS), MOST_POINTS)
     notes = _notes(bands)
     if any(len(every[trial][0]) > most for trial in drawn):
-        notes.append(f"Of a curve with more points, {most} are drawn, evenly spaced.")
+        notes.append(f"Curves with more than {most} points are thinned; spikes and NaN are kept.")
     values = (value for _, mine in every.values() for value in mine)
     axis = scaled({"layout": {}}, head["metric"], values, reader.sign if wanted.metric is None else None)
     answer = {
@@ -224,8 +226,9 @@ def _notes(bands: Mapping[int, Band]) -> list[str]:
 
 def _curve_fields(trial: int, curve: Curve, most: int) -> dict[str, Any]:
     xs, ys = curve
-    points = thinned(len(xs), most)
-    return {"trial": trial, "x": _short([xs[i] for i in points]), "y": _short([ys[i] for i in points]), "of": len(xs)}
+    points = thinned(ys, most)
+    places, values = [xs[i] for i in points], [number_to_json(_digits(ys[i])) for i in points]
+    return {"trial": trial, "x": _short(places), "y": values, "of": len(xs)}
 
 
 def _band_fields(group: int, band: Band) -> dict[str, Any]:
@@ -239,5 +242,5 @@ def _short(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _digits(value: float) -> float:
-    is_whole = abs(value) < 10**DIGITS and value == int(value)
+    is_whole = math.isfinite(value) and abs(value) < 10**DIGITS and value == int(value)
     return int(value) if is_whole else float(f"{value:.{DIGITS}g}")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from dray.code import archive
 from dray.config.yaml_file import with_changes
@@ -16,28 +13,24 @@ from dray.records.directory import ExperimentDirectory
 from dray.records.secrets import unmasked, with_secrets
 from dray.serve.answers import BadInput
 from dray.serve.control import Control, Submitted
+from dray.serve.draft import Draft
 from dray.storage.disk import scratch
 
 
-def fork(control: Control, path: Path, config: Mapping[str, Any] | str, owner: str = "") -> Submitted:
-    """Submit the experiment in a directory again, as a new one.
+def fork(control: Control, draft: Draft, owner: str = "", request: str = "") -> Submitted:
+    """Submit the code of the experiment that a draft forks, as a new experiment.
 
     Args:
-        config: fields to change, such as ``{"searcher.max_trials": 8}``, or the text of a whole YAML file.
         owner: the name of the token that forks it.
+        request: see `Control.submit`.
 
     Raises:
         BadInput: the experiment has no copy of its code, because its class was sent from a notebook, say.
         ConfigError: with every fault of the new config.
     """
-    directory = ExperimentDirectory.open(path)
-    with code_of(directory) as code:
-        if not isinstance(config, str):
-            # JSON is YAML, but YAML has no surrogate pairs, so characters are not escaped.
-            texts = {field: json.dumps(value, ensure_ascii=False) for field, value in config.items()}
-            content = changed(directory, [f"{field}={text}" for field, text in texts.items()])
-            config = yaml.safe_dump(content, sort_keys=False)
-        return control.submit(config, code, owner)
+    assert draft.forked is not None
+    with code_of(ExperimentDirectory.open(draft.forked)) as code:
+        return control.submit(draft, code, owner, request)
 
 
 @contextmanager

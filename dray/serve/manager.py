@@ -11,7 +11,6 @@ import logging
 import math
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -48,12 +47,13 @@ from dray.serve import processes as commands
 from dray.serve.alerts import ServerAlerts
 from dray.serve.control import QueueState, Share, Status, Submitted, Verb
 from dray.serve.core import ServerCore
+from dray.serve.draft import Allowance, Draft
 from dray.serve.guess import guessed
 from dray.serve.lanes import LaneFile, Lanes
 from dray.serve.meters import Meters
 from dray.serve.processes import ExperimentProcess, Spares
 from dray.serve.queue import Queue
-from dray.serve.quota import UNITS, OverQuota, Use, fitted
+from dray.serve.quota import UNITS, OverQuota, Use, check_room
 from dray.serve.scheduler import ProcessEnd
 from dray.serve.tokens import STATE, Tokens
 from dray.storage import StorageFull
@@ -91,8 +91,7 @@ class Manager:
         self._results.mkdir(parents=True, exist_ok=True)
         private.make_directory(self._directory)  # write access to the queue means running code
         self._journal = Journal(self._directory / "queue.jsonl")
-        for left in (self._results / commands.TUNE, *self._directory.glob("config-*")):  # by a killed server
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(self._results / commands.TUNE, ignore_errors=True)  # left by a killed server
         self._since = time.time()
         self._fault = ""
         self._looked_at = time.monotonic()
@@ -248,32 +247,33 @@ class Manager:
         return answer.result()
 
     # ------------------------------------------------------------------ the verbs, see `Control`
-    def submit(self, config: str, code: Path, owner: str = "") -> Submitted:
+    def submit(self, draft: Draft, code: Path, owner: str = "", request: str = "") -> Submitted:
+        if request and (found := self._ask(self._scheduler.of_request, request)) is not None:
+            return found
         if self._scheduler.full:
             raise StorageFull(errno.ENOSPC, self._scheduler.full)
-        by_quota: dict[str, Any] = {}
+        allowance = None
         if owner:
-            config, by_quota = fitted(config, owner, self._tokens.quota(owner), self.use(owner))
-        with tempfile.TemporaryDirectory(dir=self._directory, prefix="config-") as scratch:
-            file = Path(scratch, "experiment.yaml")
-            file.write_text(config)
-            process = self._spares.create(file, code)
+            allowance = Allowance(quota=self._tokens.quota(owner), use=self.use(owner))
+            check_room(owner, allowance.quota, allowance.use, dict.fromkeys(UNITS, 0.0), {})
+        process = self._spares.create(commands.Create(draft=draft, code=code, allowance=allowance))
         assert process.opened is not None
-        path = process.opened.path
+        opened, path = process.opened, process.opened.path
         take_number(path)
         try:
-            return replace(self._ask(self._accept, process, process.opened, owner), by_quota=by_quota)
+            submitted = self._ask(self._accept, process, opened, owner, request)
         except (OSError, OverQuota, ConfigError):
             process.signal(signal.SIGKILL)
             shutil.rmtree(path, ignore_errors=True)  # it was not accepted
             raise
+        return replace(submitted, by_quota=opened.by_quota, missing_secrets=opened.missing_secrets)
 
-    def _accept(self, process: ExperimentProcess, opened: commands.Opened, owner: str) -> Submitted:
+    def _accept(self, process: ExperimentProcess, opened: commands.Opened, owner: str, request: str) -> Submitted:
         # If this process has ended, another one will open the experiment.
         has_process = process.exit_code is None
         budget = {unit: opened.budget[unit] for unit in UNITS if unit in opened.budget}
         submitted, runs = self._scheduler.submit(
-            opened.path, opened.share, has_process=has_process, owner=owner, budget=budget
+            opened.path, opened.share, has_process=has_process, owner=owner, budget=budget, request=request
         )
         if runs:
             self._processes[submitted.name] = process

@@ -40,6 +40,7 @@ from dray.experiment.run import Lent, tune_driver
 from dray.groups.lent import GroupServer
 from dray.records.spending import totals_of
 from dray.serve.control import Share
+from dray.serve.draft import Allowance, Draft, Read
 from dray.storage.errors import is_full
 from searchers.ray_tune import TuneDriver
 
@@ -60,10 +61,11 @@ LEAVE_S = 2.0  # how long Ray may take to flush its metrics; usually a third of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Create:
-    """Create an experiment from a YAML file and a directory with the model's code, and wait for `RUN`."""
+    """Create an experiment from its config and a directory with the model's code, and wait for `RUN`."""
 
-    config: Path
+    draft: Draft
     code: Path
+    allowance: Allowance | None = None  # of its token; None: the server's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,8 @@ class Opened:
     path: Path
     share: Share
     budget: Mapping[str, float]  # its totals, see `dray.records.spending.totals_of`
+    by_quota: Mapping[str, Any]  # these two: see `dray.serve.control.Submitted`
+    missing_secrets: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +211,7 @@ class Spares:
             if self._waiting.exit_code is not None and not self._closed:
                 self._waiting = self._start()
 
-    def create(self, config: Path, code: Path) -> ExperimentProcess:
+    def create(self, command: Create) -> ExperimentProcess:
         """Create an experiment in a process, which then waits for `RUN`.
 
         Raises:
@@ -221,7 +225,7 @@ class Spares:
                 if self._closed:
                     process.signal(signal.SIGKILL)
             try:
-                process.send(Create(config=config, code=code))
+                process.send(command)
                 failed = process.wait_until_opened()
             finally:
                 with self._lock:
@@ -297,13 +301,14 @@ def _serve(connection: Connection, commands: queue.SimpleQueue[Any], lent: Lent)
     try:
         command = _first(commands, lent.tune)
         connection.send(BEGUN)
-        experiment = _opened(command)
+        read, experiment = _opened(command)
         experiment.lent = lent
         path = experiment.prepare().path
         asked = experiment.config.resources
         share = Share(priority=asked.priority, weight=asked.weight, max_slots=asked.max_slots)
         budget = experiment.config.budget
-        connection.send(Opened(path, share, totals_of(None if budget is None else budget.model_dump())))
+        totals = totals_of(None if budget is None else budget.model_dump())
+        connection.send(Opened(path, share, totals, read.by_quota, read.missing_secrets))
         assert commands.get() == RUN
         _print_to(path / OUTPUT)
         experiment.run()
@@ -336,12 +341,14 @@ def _first(commands: queue.SimpleQueue[Any], tune: TuneDriver) -> Any:
         return commands.get()
 
 
-def _opened(command: Create | Open) -> Experiment:
+def _opened(command: Create | Open) -> tuple[Read, Experiment]:
     match command:
         case Create():
-            return Experiment(command.config, model_dir=command.code)
+            read = command.draft.read(command.allowance)
+            return read, Experiment(read.config, model_dir=command.code)
         case Open():
-            return Experiment.resume(command.path, **command.extension)
+            experiment = Experiment.resume(command.path, **command.extension)
+            return Read(experiment.config), experiment
 
 
 def _print_to(file: Path) -> None:

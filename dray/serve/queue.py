@@ -44,6 +44,7 @@ class Item:
     owner: str = ""  # the name of the token that submitted it; "": the server's own
     budget: dict[str, float] = field(default_factory=dict)  # its totals, by names of `dray.serve.quota.UNITS`
     spent: dict[str, float] = field(default_factory=dict)  # when its process last ended
+    request: str = ""  # the id of the request that created it, if that may be sent again
 
 
 class Queue:
@@ -66,9 +67,18 @@ class Queue:
         for record in records:
             self._apply(record)
 
-    def add(self, path: Path, share: Share, *, owner: str = "", budget: Mapping[str, float] | None = None) -> Item:
+    def add(
+        self,
+        path: Path,
+        share: Share,
+        *,
+        owner: str = "",
+        budget: Mapping[str, float] | None = None,
+        request: str = "",
+    ) -> Item:
         """Add an experiment, in the state "run"."""
         record = {"event": "submitted", "path": str(path), "time": self._clock(), "share": asdict(share)}
+        record |= {"request": request} if request else {}
         self._note(record | ({"owner": owner, "budget": dict(budget or {})} if owner else {}), path.name)
         return self._items[path.name]
 
@@ -152,6 +162,7 @@ class Queue:
             self._forget(name)  # a deleted one may have had the same name
             share, path = Share(**record["share"]), Path(record["path"])
             known = {"owner": record.get("owner", ""), "budget": record.get("budget", {})}
+            known["request"] = record.get("request", "")
             self._items[name] = Item(name=name, path=path, submitted=record["time"], share=share, **known)
             return
         item = self._items[name]

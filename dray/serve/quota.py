@@ -6,17 +6,14 @@ the quota has room for it. Then the experiment's own budget keeps the quota, wha
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from dray.config import defaults
 from dray.config.resources import MAX_SLOTS
-from dray.config.yaml_file import parsed, with_changes
+from dray.config.yaml_file import with_values
 from dray.errors import ConfigError, Fault
 from dray.serve.control import WrongState
 
@@ -134,37 +131,13 @@ def check_prices(owner: str, quota: Quota, prices: object) -> None:
         )
 
 
-def fitted(config: str, owner: str, quota: Quota, use: Use) -> tuple[str, dict[str, Any]]:
-    """The text of a config with the fields that its owner's quota sets, and these fields, with dots.
-
-    Raises:
-        OverQuota: there is no room for any new experiment.
-        ConfigError: the config names a file of prices; or the quota demands sandboxes, and it reaches beyond them.
-    """
-    check_room(owner, quota, use, dict.fromkeys(UNITS, 0.0), {})
-    content, fault = parsed(config)
-    if fault is not None or not isinstance(content, dict):
-        return config, {}  # the process that reads it reports the faults
-    fields = _fields(content, quota, use)
-    if fields:
-        changes = [f"{field}={json.dumps(value)}" for field, value in fields.items()]
-        content = with_changes(content, changes)
-        config = yaml.safe_dump(content, sort_keys=False)
+def fitted(content: Mapping[Any, Any], quota: Quota, use: Use) -> tuple[dict[Any, Any], dict[str, Any]]:
+    """A config with the fields that its owner's quota sets, and these fields, with dots. A `ConfigError` if the config
+    names a file of prices."""
     if isinstance(content.get("prices"), str):  # it would be read here, and shown in errors
         raise ConfigError([Fault("prices", "must be prices by slot type with this token, not a file")], ORIGIN)
-    if quota.sandbox:
-        _check_sandbox(content)
-    return config, fields
-
-
-def _check_sandbox(content: Mapping[Any, Any]) -> None:
-    """Raise a `ConfigError` if a config reaches beyond its sandboxes."""
-    from dray.config.isolation import beyond_sandbox
-    from dray.config.load import parse_config
-
-    config = parse_config(content).config
-    if config is not None and (faults := beyond_sandbox(config)):
-        raise ConfigError(faults, ORIGIN)
+    fields = _fields(content, quota, use)
+    return with_values(content, fields, ORIGIN), fields
 
 
 def _fields(content: Mapping[Any, Any], quota: Quota, use: Use) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,25 @@ from dray.config.entrypoint import ClassName
 from dray.experiment import requests
 from dray.experiment.request_files import RequestFiles
 from dray.records.directory import ExperimentDirectory
+from dray.records.growing import GrowingJournal
 from dray.records.listing import StoredExperiment
 from dray.records.reader import ExperimentReader
 from dray.serve.answers import BadInput
 from dray.serve.control import ACTIVE, Control, WrongState
+from dray.serve.keys import Attempt
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
 
 TEMPLATE = "dray.serve.processes"  # what the template of the server's processes has imported
+ONLY = Attempt()
 ANSWER_S = 10.0
 """How long to wait for the driver's answer; a driver that waits for slots gives none."""
 
 
-def ask(control: Control, path: Path, make: Callable[[ExperimentReader], Requested]) -> dict[str, Any] | None:
-    """Make a request to the search of an experiment.
+def ask(
+    control: Control, path: Path, make: Callable[[ExperimentReader], Requested], attempt: Attempt = ONLY
+) -> dict[str, Any] | None:
+    """Make a request to the search of an experiment, unless an earlier attempt has made it.
 
     Returns:
         The new trial or the stopped one, as `requests.decided` describes it; None if no driver has answered yet, so
@@ -41,8 +47,13 @@ def ask(control: Control, path: Path, make: Callable[[ExperimentReader], Request
     state = control.experiment(path.name).state
     directory = ExperimentDirectory.open(path)
     try:
+        earlier = Requested(id=attempt.id)
+        if attempt.is_repeat and (found := requests.answer(GrowingJournal(directory.journal), earlier)) is not None:
+            return requests.decided(requests.checked(found))
         with closing(StoredExperiment.here(directory).read()) as reader:
             request = make(reader)
+        if attempt.id:
+            request = replace(request, id=attempt.id)
         requests.place(path, request)
         is_new = request.trial is None
         if is_new and state not in (*ACTIVE, "PAUSED"):  # what a person has paused waits

@@ -244,6 +244,7 @@ class Scheduler:
         has_process: bool,
         owner: str = "",
         budget: Mapping[str, float] | None = None,
+        request: str = "",
     ) -> tuple[Submitted, bool]:
         """Accept a new experiment. Returns it, and whether the process that created it, if it is still up, runs it.
         `owner`: the name of a token, whose quota must have room for the experiment's `budget`."""
@@ -251,7 +252,7 @@ class Scheduler:
             check_priority(owner, self.accounts.quota_of(owner), share.priority, "resources.priority")
         totals = dict(budget or {})
         self.accounts.admit(Item(name=path.name, path=path, submitted=0.0, share=share, owner=owner, budget=totals))
-        item = self._queue.add(path, share, owner=owner, budget=totals)
+        item = self._queue.add(path, share, owner=owner, budget=totals, request=request)
         runs = has_process and not self._why_no_process(item)
         if runs:
             self._processes[item.name] = _Process()
@@ -262,6 +263,11 @@ class Scheduler:
 
     def experiment(self, name: str) -> Submitted:
         return self._submitted(self._queue.item(name))
+
+    def of_request(self, request: str) -> Submitted | None:
+        """The experiment that a request has created."""
+        found = next((item for item in self._queue.items() if item.request == request), None)
+        return None if found is None else self._submitted(found)
 
     def act(self, name: str, verb: Verb) -> Submitted:
         """Stop, pause, kill or activate an experiment."""

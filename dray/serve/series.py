@@ -8,7 +8,7 @@ from typing import Any
 from dray.records.machine import over_time, seconds_by_phase
 from dray.records.metrics import read_system, read_trials
 from dray.records.reader import ExperimentReader
-from dray.report.data import thinned
+from dray.records.thinning import thinned
 from dray.report.scale import is_log
 from dray.serve.answers import plain
 
@@ -16,8 +16,8 @@ MAX_POINTS = 400  # most points of a figure of the machine
 
 
 def metrics(reader: ExperimentReader, trial: int, most: int) -> dict[str, Any]:
-    """``series``: each metric with ``kind``, ``name``, ``batches``, ``epochs``, ``values`` and ``times``, at most so
-    many points, evenly spaced, ``of`` all; ``log``: whether a logarithmic axis helps. ``started``: of the trial."""
+    """``series``: each metric with ``kind``, ``name``, ``batches``, ``epochs``, ``values`` and ``times``, thinned to so
+    many points, ``of`` all; ``log``: whether a logarithmic axis helps. ``started``: of the trial."""
     rows = read_trials(reader.directory.metrics, [trial])
     series = []
     for (kind, name), mine in rows.groupby(["kind", "name"], sort=True):
@@ -38,7 +38,6 @@ def system(reader: ExperimentReader, trial: int) -> dict[str, Any]:
 
 
 def _thinned(lists: Mapping[str, Sequence[Any]], most: int) -> dict[str, Any]:
-    """Lists of one length with at most so many items, evenly spaced, and the number ``of`` them all."""
-    of = len(next(iter(lists.values())))
-    places = thinned(of, most)
-    return {**{name: [items[i] for i in places] for name, items in lists.items()}, "of": of}
+    """Lists of one length, thinned by their ``values`` to at most so many items; and the number ``of`` them all."""
+    places = thinned(lists["values"], most)
+    return {**{name: [items[i] for i in places] for name, items in lists.items()}, "of": len(lists["values"])}

@@ -13,8 +13,9 @@ from dray.errors import ExperimentError
 from dray.experiment.interrupts import restore_handlers, set_handlers
 from dray.records.directory import results_root
 from dray.serve import address as addresses
-from dray.serve.app import listening
+from dray.serve.app import AT_ROOT, listening
 from dray.serve.manager import Manager, why_full
+from dray.serve.root_path import RootPath
 from dray.serve.tokens import Tokens
 
 IDLE_S = 600.0  # how long a worker group may be idle before it ends, by default
@@ -27,6 +28,7 @@ def serve(
     idle_s: float,
     say: Callable[[str], None],
     notify: ServerNotify | None = None,
+    root: RootPath = AT_ROOT,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP: then running trials save, and the queue is kept for the next server.
 
@@ -35,6 +37,7 @@ def serve(
         address: the Ray cluster's; None: ``RAY_ADDRESS``, or a new cluster on this machine.
         idle_s: how long a worker group may be idle before it ends.
         notify: who is told what about all experiments and about idle slots.
+        root: the path below which a proxy serves it.
 
     Raises:
         ConfigError: other machines can reach the host, and there is no token; or the file of tokens can't be read.
@@ -59,10 +62,10 @@ def serve(
     try:
         with connect(address) as cluster:
             manager = Manager(cluster, tokens, idle_s=idle_s, say=say, notify=notify)
-            with listening(manager, results, host, port, tokens) as url:
+            with listening(manager, results, host, port, tokens, root) as url:
                 addresses.write(results, url, token)
                 say(f"serving {results} on {cluster.description}")
-                say(f"open {url}/login?token={token}")
+                say(f"open {root.address or url}/login?token={token}")
                 try:
                     manager.run(over.is_set)
                     say("running trials save a checkpoint; press Ctrl-C again to end at once")

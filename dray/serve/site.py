@@ -18,10 +18,18 @@ FILES = {path.name: path for path in (PLOTS, *PAGE.iterdir(), *(PAGE / "lib").it
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
-def routes() -> list[web.RouteDef]:
-    """The routes of the page, its files, and the API's description."""
+def routes(root: str) -> list[web.RouteDef]:
+    """The routes of the page, its files, and the API's description. The files have relative addresses, or with `root`
+    addresses below it, which are also right where the page's own address lacks the slash at its end."""
+    text = (
+        FILES["index.html"].read_text(encoding="utf-8").replace('"static/', f'"{root}/static/' if root else '"static/')
+    )
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=text, headers=_headers(".html"))
+
     return [
-        web.get("/", _file),
+        *(web.get(path, page) for path in ("/", *([""] if root else ()))),
         web.get("/static/{file:[\\w-]+\\.(?:js|css|svg)}", _file),
         web.get("/static/lib/{file:[\\w-]+\\.(?:js|css)}", _file),
         web.get(f"{API}/openapi.json", _openapi),
@@ -40,9 +48,12 @@ async def _openapi(request: web.Request) -> web.StreamResponse:
 
 
 async def _file(request: web.Request) -> web.StreamResponse:
-    path = FILES.get(name := request.match_info.get("file", "index.html"))
+    path = FILES.get(name := request.match_info["file"])
     if path is None:
         raise web.HTTPNotFound(text=f"the page has no file {name}")
+    return web.FileResponse(path, headers=_headers(path.suffix))
+
+
+def _headers(suffix: str) -> dict[str, str]:
     # Browsers ask each time: a new dray may have other files.
-    headers = {"Cache-Control": "no-cache", "Content-Type": f"{KINDS[path.suffix]}; charset=utf-8"}
-    return web.FileResponse(path, headers=headers)
+    return {"Cache-Control": "no-cache", "Content-Type": f"{KINDS[suffix]}; charset=utf-8"}

@@ -30,10 +30,10 @@ def page(reader: ExperimentReader, request: web.Request) -> bytes:
     chosen = {name: set(query[name].split(",")) for name in keys if query.get(name)}
     searched = trials.find(
         reader.ranked() if sort == trials.RANK else reader.trials.values(),
+        reader,
         sort=sort,
         descending=query.get("descending") == "1",
-        search=query.get("search", "")[:500],
-        reader=reader,
+        search=query.get("search", ""),
     )
     found = _filtered(searched, keys, chosen)
     head: dict[str, Any] = {"found": len(found), "of": len(reader.trials), "offset": offset}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 import time
@@ -12,8 +11,12 @@ from typing import Any
 from dray.records.reader import ExperimentReader
 from dray.records.trial_record import TrialRecord
 from dray.serve.answers import BadInput, encoded, plain
-from dray.text import shown
+from dray.serve.conditions import Condition, check, parsed
+from dray.text import shown, some
+from searchers.domains import parameters
 
+SHORT = {"best": "best_metric", "last": "metric"}
+MOST_NAMES = 60  # most fields that an error lists
 HPARAMS, METRICS = "hparams.", "metrics."
 RANK = "rank"
 Get = Callable[[TrialRecord], Any]
@@ -26,10 +29,6 @@ _FIELDS: dict[str, Get] = {
     "duration": lambda trial: _duration(trial),
     **{name: operator.attrgetter(name) for name in _ATTRIBUTES},
 }
-_CONDITION = re.compile(r"([\w.\-/]+)(<=|>=|!=|<|>|=)(\S+)")
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
 
 
 def row(trial: TrialRecord) -> bytes:
@@ -41,11 +40,11 @@ def row(trial: TrialRecord) -> bytes:
 
 def find(
     trials: Iterable[TrialRecord],
+    reader: ExperimentReader,
     *,
     sort: str = "trial",
     descending: bool = False,
     search: str = "",
-    reader: ExperimentReader | None = None,
 ) -> list[TrialRecord]:
     """The trials that match a search, sorted.
 
@@ -54,20 +53,21 @@ def find(
             with a dot between them, or "rank" for the order in which they are given. Missing values come last in both
             orders.
         descending: the largest first.
-        search: words that a trial's number, state or hyperparameters must all contain, or conditions such as
-            ``lr<0.01``, ``state=running``, ``best_metric<=0.3`` and ``training.loss>1``.
-        reader: that of the trials, for metrics other than the searcher's.
+        search: words and conditions that trials must all meet, see `dray.serve.conditions`.
+        reader: that of the trials.
     """
     found = list(trials)
-    for word in search.split():
-        matches = _matcher(word, reader)
-        found = [trial for trial in found if matches(trial)]
+    try:
+        for matches in [_matcher(term, reader) for term in parsed(search)]:
+            found = [trial for trial in found if matches(trial)]
+    except BadInput as error:
+        raise BadInput(f"search: {error}; the fields are {some(_names(reader), MOST_NAMES)}") from None
     if sort == RANK:
         return found[::-1] if descending else found
     get = _FIELDS.get(sort)
     if sort.startswith(HPARAMS):
         get = _hparam(sort.removeprefix(HPARAMS))
-    if sort.startswith(METRICS) and reader is not None:
+    if sort.startswith(METRICS):
         get = last_value(reader, sort.removeprefix(METRICS))
     if get is None:
         raise BadInput(
@@ -115,32 +115,42 @@ def _text(trial: TrialRecord) -> str:
     return found
 
 
-def _matcher(word: str, reader: ExperimentReader | None) -> Callable[[TrialRecord], bool]:
+def _matcher(term: str | Condition, reader: ExperimentReader) -> Callable[[TrialRecord], bool]:
     """A predicate for trials: they contain the word, or meet the condition."""
-    match = _CONDITION.fullmatch(word)
-    if match is None:
-        text = word.lower()
+    if isinstance(term, str):
+        text = term.lower()
         return lambda trial: text in _text(trial)
-    name, sign, wanted = match.groups()
-    get = _FIELDS.get({"best": "best_metric", "last": "metric"}.get(name, name)) or _hparam(name)
-    if reader is not None and tuple(name.split(".", 1)) in reader.metrics:
-        get = last_value(reader, name)
-    try:
-        limit: float | None = float(wanted)
-    except ValueError:
-        limit = None
-    if sign in _COMPARE:
-        compare = _COMPARE[sign]
-        if limit is None:  # still being typed
-            return lambda trial: True
-        return lambda trial: isinstance(value := get(trial), int | float) and compare(value, limit)
+    get = _field(term.name, reader)
+    check(term, [get(trial) for trial in reader.trials.values()])
+    test = term.test()
+    if term.name == "state":  # also by the words of the page
+        return lambda trial: (
+            test(trial.state) or test(trial.word) if term.sign == "=" else test(trial.state) and test(trial.word)
+        )
+    return lambda trial: test(get(trial))
 
-    def equal(trial: TrialRecord) -> bool:
-        value = get(trial)
-        if limit is not None and isinstance(value, int | float) and not isinstance(value, bool):
-            return math.isclose(value, limit, rel_tol=1e-4)  # to the digits that the table shows
-        if name == "state":
-            return wanted.lower() in (trial.state.lower(), trial.word)
-        return shown(value).lower() == wanted.lower()
 
-    return equal if sign == "=" else lambda trial: not equal(trial)
+def _field(name: str, reader: ExperimentReader) -> Get:
+    """What a condition is about: a field, a hyperparameter, or a metric, by its name or with its kind before it. The
+    searcher's metric is the best value, others are last values. `BadInput` if there is no such field."""
+    if field := _FIELDS.get({**SHORT, reader.metric: "best_metric"}.get(name, name)):
+        return field
+    if name.removeprefix(HPARAMS) in _hparams(reader):
+        return _hparam(name.removeprefix(HPARAMS))
+    named = name.removeprefix(METRICS)
+    for metric in (named, f"validation.{named}", f"training.{named}"):
+        if tuple(metric.split(".", 1)) in reader.metrics:
+            return last_value(reader, metric)
+    raise BadInput(f"there is no field {name[:60]}")
+
+
+def _names(reader: ExperimentReader) -> list[str]:
+    """What conditions can be on."""
+    metrics = [f"{kind}.{name}" for kind, name in sorted(reader.metrics)]
+    return list(dict.fromkeys([*SHORT, *_FIELDS, *_hparams(reader), reader.metric, *metrics]))
+
+
+def _hparams(reader: ExperimentReader) -> dict[str, None]:
+    """Hyperparameters, also those that no trial has yet."""
+    searched = (re.sub(r"\[\d+\]", "", each.name) for each in parameters(reader.config.space.root))
+    return dict.fromkeys((*reader.hparam_names, *searched))

@@ -19,6 +19,8 @@ from dray.training.usage import Usage, count_flops
 
 log = logging.getLogger(__name__)
 
+_END = object()  # of the data
+
 
 @dataclass(kw_only=True, eq=False)
 class BatchLoop:
@@ -30,6 +32,7 @@ class BatchLoop:
     metrics: TrainingMetrics
     usage: Usage
     profiler: Any = None
+    set_epoch: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         train_batch = by_name(self.rank.trial.train_batch, "batch", "epoch_idx", "batch_idx")
@@ -39,6 +42,11 @@ class BatchLoop:
         if self.profiler is not None:
             self.data = _recorded(self.data)
         self._epoch_starts = [epoch_start_of(callback) for callback in self.rank.callbacks.values()]
+        if self.set_epoch is not None:
+            self._epoch_starts.insert(0, self.set_epoch)
+            position = self.rank.position
+            if not position.starts_epoch(position.trained):  # resumed within an epoch, whose start hooks have run
+                self.set_epoch(position.epoch_of(position.trained))
 
     def train(self, until: int) -> list[Any]:
         """Train until `until` batches have been trained in total, or to the batch at which the ranks agree to stop.
@@ -63,13 +71,19 @@ class BatchLoop:
         amp, schedulers = optimisation.amp, optimisation.lr_schedulers
         epoch_length = position.epoch_length or 0
         epoch_idx, batch_in_epoch = divmod(position.trained, epoch_length) if epoch_length else (0, position.trained)
-        waited_s, records, tokens = 0.0, 0, 0
+        data, end, waited_s, records, tokens = self.data, _END, 0.0, 0, 0
         if position.trained >= agreement.stop_at and agreement.must_stop(position.trained):
             return
         try:
-            # The range comes first in zip(), so that no batch is drawn without being trained on.
-            since = clock()
-            for batch_idx, batch in zip(range(position.trained, until), self.data, strict=False):
+            for batch_idx in range(position.trained, until):
+                position.batch_idx = batch_idx
+                if batch_in_epoch == 0:
+                    # Before the epoch's first batch is drawn: these hooks may change the data set.
+                    for epoch_start in self._epoch_starts:
+                        epoch_start(epoch_idx)
+                since = clock()
+                if (batch := next(data, end)) is end:
+                    break
                 waited_s += clock() - since
                 records += batch_length(batch)  # raises if the batch is empty or of an unknown type
                 if batch_tokens is not None:
@@ -78,10 +92,6 @@ class BatchLoop:
                     tokens += count
                 if to_device is not None:
                     batch = to_device(batch)
-                position.batch_idx = batch_idx
-                if batch_in_epoch == 0:
-                    for epoch_start in self._epoch_starts:
-                        epoch_start(epoch_idx)
                 if aggregates:
                     optimisation.before_batch()
                 add(self._train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
@@ -98,7 +108,6 @@ class BatchLoop:
                 # Stop before the next batch is drawn, which may draw random numbers that belong to the resumed run.
                 if batch_idx + 1 >= agreement.stop_at and agreement.must_stop(batch_idx + 1):
                     return
-                since = clock()
         finally:
             self.usage.trained(records, tokens, waited_s)
         if position.trained < until:
@@ -118,10 +127,9 @@ class BatchLoop:
 
 def _recorded(batches: Iterator[Any]) -> Iterator[Any]:
     """The batches; the profiler's trace shows the wait for each under the name that torch uses for its own loaders."""
-    end = object()
     while True:
         with torch.profiler.record_function("enumerate(DataLoader)#next"):
-            batch = next(batches, end)
-        if batch is end:
+            batch = next(batches, _END)
+        if batch is _END:
             return
         yield batch

@@ -32,10 +32,19 @@ class PyTorchCallback:
         """Called once at the end, even after an error; callbacks in reverse order."""
 
     def on_training_start(self) -> None:
-        """Called after state is loaded, before the first batch."""
+        """Called after state is loaded, before the first batch, and before worker processes copy the data set."""
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
-        """Called before the first batch of an epoch, but not when training resumes within one."""
+        """Called before the first batch of an epoch is loaded, but not when training resumes within one.
+
+        With `num_workers=0`, an attribute of the data set that is set here is seen by all records of the epoch. Worker
+        processes don't see it: they have copies of the data set, made after `on_training_start`, and load ahead, across
+        epochs. Give the data set a method `set_epoch(epoch)` instead, which is called in all processes just before
+        this hook; in worker processes before their first record of the epoch, and in a resumed run before its first.
+
+        Args:
+            epoch_idx: the number of the epoch, from 0.
+        """
 
     def on_training_epoch_end(self, epoch_idx: int) -> None:
         """Called after the last batch of an epoch."""

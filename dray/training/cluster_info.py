@@ -73,6 +73,18 @@ class ClusterInfo:
 
 _current: ClusterInfo | None = None
 
+#: The hyperparameters that the trial has read, in their order; None: unknown, because its code may have read any.
+hparams_read: dict[str, None] | None = None
+
+
+def note_hparams_read(name: str | None = None) -> None:
+    """Note that the trial has read a hyperparameter; without a name, that it may have read all."""
+    global hparams_read
+    if name is None:
+        hparams_read = None
+    elif hparams_read is not None:
+        hparams_read[name] = None
+
 
 def get_cluster_info() -> ClusterInfo | None:
     """Return the trial that this process runs and its place in the cluster; None in a local run.
@@ -82,15 +94,21 @@ def get_cluster_info() -> ClusterInfo | None:
     """
     if _current is not None:
         note_cluster_info_read()
+        note_hparams_read()
+    return _current
+
+
+def current_cluster_info() -> ClusterInfo | None:
+    """`get_cluster_info()` for dray itself, whose reading says nothing about the trial's code."""
     return _current
 
 
 @contextlib.contextmanager
 def use_cluster_info(info: ClusterInfo | None) -> Iterator[None]:
     """Within the block, `get_cluster_info()` returns `info`."""
-    global _current
-    previous, _current = _current, info
+    global _current, hparams_read
+    previous, _current, hparams_read = _current, info, {}
     try:
         yield
     finally:
-        _current = previous
+        _current, hparams_read = previous, None

@@ -86,13 +86,15 @@ def reducers_of(choice: Any, names: Sequence[str]) -> dict[str, Reducer]:
     return choice
 
 
-def reduce_batches(rows: Sequence[Mapping[str, Any]], reducers: Mapping[str, Reducer]) -> dict[str, float]:
-    """Reduce one rank's validation metrics over its batches."""
+def reduce_batches(
+    rows: Sequence[Mapping[str, Any]], reducers: Mapping[str, Reducer], records: Sequence[int]
+) -> dict[str, float]:
+    """Reduce one rank's validation metrics over its batches, with their numbers of records."""
     reduced = {}
     for name, reducer in reducers.items():
         values = [row[name] for row in rows]
         try:
-            reduced[name] = reduce_values(reducer, values)
+            reduced[name] = reduce_values(reducer, values, records if reducer is Reducer.AVG_OVER_RECORDS else None)
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"evaluate_batch() returned {values[0]!r} of type {type(values[0]).__name__} for the metric "
@@ -103,14 +105,16 @@ def reduce_batches(rows: Sequence[Mapping[str, Any]], reducers: Mapping[str, Red
 
 
 def combine_ranks(
-    parts: Sequence[tuple[Mapping[str, float], int]], reducers: Mapping[str, Reducer]
+    parts: Sequence[tuple[Mapping[str, float], int, int]], reducers: Mapping[str, Reducer]
 ) -> dict[str, float]:
-    """Reduce validation metrics over ranks, from the (metrics, number of batches) of ranks that had batches."""
+    """Reduce validation metrics over ranks, from (metrics, batches, records) of those that had batches."""
     if len(parts) == 1:
         return dict(parts[0][0])
-    counts = [count for _, count in parts]
+    metrics, batches, records = zip(*parts, strict=True)
     return {
-        name: reduce_values(reducer, [metrics[name] for metrics, _ in parts], counts)
+        name: reduce_values(
+            reducer, [each[name] for each in metrics], records if reducer is Reducer.AVG_OVER_RECORDS else batches
+        )
         for name, reducer in reducers.items()
     }
 
@@ -123,6 +127,7 @@ class Share:
     reduced: list[Any]  # contributions to the reducers that the trial has wrapped
     reducers: Mapping[str, Reducer] = field(default_factory=dict)
     batches: int = 0
+    records: int = 0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -162,15 +167,16 @@ class Evaluation:
             return Share(metrics=metrics, reduced=self.rank.reducers.per_slot(training=False))
         for callback in self.rank.callbacks.values():
             callback.on_validation_epoch_start()
-        rows = self._batch_metrics(test_mode)
+        rows, records = self._batch_metrics(test_mode)
         for callback in self.rank.callbacks.values():
             callback.on_validation_epoch_end(rows)
         reducers = reducers_of(self.rank.trial.evaluation_reducer(), list(rows[0])) if rows else {}
         share = Share(
-            metrics=reduce_batches(rows, reducers),
+            metrics=reduce_batches(rows, reducers, records),
             reduced=self.rank.reducers.per_slot(training=False),
             reducers=reducers,
             batches=len(rows),
+            records=sum(records),
         )
         if self.spare is not None and not (test_mode and rows):
             share = copy.deepcopy(share)  # reducers may change the values that they returned
@@ -179,16 +185,16 @@ class Evaluation:
         self.rank.optimisation.reshard()
         return share
 
-    def _batch_metrics(self, test_mode: bool) -> list[dict[str, Any]]:
-        metrics = ValidationMetrics()
+    def _batch_metrics(self, test_mode: bool) -> tuple[list[dict[str, Any]], list[int]]:
+        metrics, records = ValidationMetrics(), []
         evaluate_batch, batch_length = self._evaluate_batch, self.rank.batch_length
         for batch_idx, batch in enumerate(self.data):
-            batch_length(batch)
+            records.append(batch_length(batch))
             metrics.add(evaluate_batch(batch=self._on_device(batch), batch_idx=batch_idx))
             self.batches = batch_idx + 1
             if test_mode:
                 break
-        return metrics.take()
+        return metrics.take(), records
 
     def _on_device(self, batch: Any) -> Any:
         return batch if self.rank.to_device is None else self.rank.to_device(batch)
@@ -225,6 +231,6 @@ class Evaluation:
                 "evaluate_batch() must return the same metrics on every rank, got "
                 + ", ".join(str(sorted(share.metrics)) for share in shares)
             )
-        own = combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
+        own = combine_ranks([(share.metrics, share.batches, share.records) for share in shares], shares[0].reducers)
         check_names(reduced, own, "evaluate_batch()")
         return {**own, **reduced}

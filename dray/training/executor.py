@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from dray.training.evaluation import Evaluation
 from dray.training.hints import Hints
 from dray.training.host import Host, Reached, Report
 from dray.training.loop import Command, Outcome, Publish, Train, Validate, drive
-from dray.training.metrics.checks import check_metrics
+from dray.training.metrics.checks import OtherMetrics, check_metrics
 from dray.training.metrics.reducers import check_names
 from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.metrics.training import (
@@ -78,6 +78,7 @@ class Executor:
     scalars: TensorBoard
     profiler: Any = None  # a `torch.profiler.profile`, stepped after each batch
     flops_per_record: Flops = None
+    set_epoch: Callable[[int], None] | None = None  # gives the training data the number of an epoch
 
     def __post_init__(self) -> None:
         rank, position = self.rank, self.rank.position
@@ -96,12 +97,13 @@ class Executor:
             metrics=self._metrics,
             usage=self._usage,
             profiler=self.profiler,
+            set_epoch=self.set_epoch,
         )
         optimisation = rank.optimisation
         if rank.peers.size > 1 and not optimisation.has_sharded:
             optimisation.gradient_check = GradientCheck(optimisation.models)
         optimisation.begin()
-        self._hints = Hints(rank)
+        self._hints, self._others = Hints(rank), OtherMetrics()
         # Metrics not published yet.
         self._training: dict[str, Any] | None = None
         self._validation: dict[str, Any] | None = None
@@ -294,6 +296,10 @@ class Executor:
             interrupted=command.interrupted,
         )
         self._training = self._validation = None
+        if rank.is_chief:
+            self._others.warn(report.training or {}, "train_batch()")
+            known = {name: value for name, value in (report.validation or {}).items() if value is not None}
+            self._others.warn(known, "validation")
         leave = None
         if command.save:
             began = time.perf_counter()

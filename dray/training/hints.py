@@ -18,7 +18,7 @@ class Hints:
 
     def __init__(self, rank: Rank) -> None:
         self._optimisation = rank.optimisation
-        self._warns_of_eval = self._warns_of_untrained = True
+        self._warns_of_eval = self._warns_of_untrained = self._warns_of_idle = True
         saved = {id(each) for model in rank.optimisation.models for each in model.parameters()}
         attributes = {} if rank.callbacks else getattr(rank.trial, "__dict__", {})  # a callback may save them
         # Modules outside of any wrapped model, which checkpoints do not hold.
@@ -32,6 +32,7 @@ class Hints:
     def warn(self) -> None:
         """Warn, after the first batches: train_batch() may set a model's mode itself."""
         self._warn_if_untrained()
+        self._warn_if_idle()
         if self._warns_of_eval and self._trains_in_eval():
             log.warning(
                 "a model that an optimizer trains is in eval mode, or a part of it with dropout is: it trains without "
@@ -66,6 +67,20 @@ class Hints:
                 "context.backward(loss), and use the model that context.wrap_model() returned, in train_batch() and "
                 "for the optimizer: only that one is saved in checkpoints",
             )
+
+    def _warn_if_idle(self) -> None:
+        optimisation, position = self._optimisation, self._optimisation.position
+        if not self._warns_of_idle or position.trained - position.initial_batch < 100 or not optimisation.stepped:
+            return  # if no optimizer has stepped, `_warn_if_untrained` says so
+        self._warns_of_idle = False
+        for number, optimizer in enumerate(optimisation.optimizers):
+            if id(optimizer) not in optimisation.stepped:
+                log.warning(
+                    "optimizer %d (%s) is wrapped, but train_batch() has not called context.step_optimizer() for it in "
+                    "the first 100 batches: its parameters are not trained. Ignore this if it steps only later",
+                    number,
+                    type(optimizer).__name__,
+                )
 
     def _trains_in_eval(self) -> bool:
         """Whether a trained model, or a trained part of one with dropout, is in eval mode. Frozen parts may be."""

@@ -48,6 +48,7 @@ class Optimisation:
         self.scaler: Any = None  # of the trial or of `amp`; saved and restored
         self.amp: MixedPrecision | None = None
         self.steps = 0  # optimizer steps on this rank since its training began
+        self.stepped: set[int] = set()  # ids of optimizers for which `step` was called, aggregating or not
         self.has_trained = False  # a step has used a gradient of a wrapped model
         self.gradient_check: GradientCheck | None = None
         self._modes: list[tuple[torch.nn.Module, bool]] = []  # of each module before a validation; empty in training
@@ -147,6 +148,7 @@ class Optimisation:
         scaler: Any = None,
     ) -> None:
         """Average, clip, step and zero. No-op in a batch before the last of its aggregation."""
+        self.stepped.add(id(optimizer))
         if self.aggregation_frequency > 1 and not self._ends_aggregation(optimizer, auto_zero_grads):
             return
         self.steps += 1

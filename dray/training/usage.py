@@ -17,19 +17,25 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 
+from dray.training.nvml import busy_percent
+
 #: FLOPs per record, or "count" to count them in the first batch; None: unknown.
 Flops: TypeAlias = float | Literal["count"] | None
 
 _PEAK_TFLOPS: list[tuple[str, float]] = [
     ("GB300", 2500), ("B300", 2250), ("GB200", 2500), ("B200", 2250),
     ("GH200", 989), ("H200 NVL", 836), ("H200", 989), ("H100 NVL", 835), ("H100 PCIE", 756), ("H100", 989),
-    ("L40S", 362), ("L40", 181), ("L4", 121), ("RTX 4090", 165), ("RTX 3090", 71),
-    ("A100", 312), ("A40", 150), ("A30", 165), ("A10G", 70), ("A10", 125),
-    ("V100", 125), ("T4", 65),
-    ("MI355X", 2500), ("MI325X", 1307), ("MI300X", 1307), ("MI300A", 981), ("MI250X", 191.5),
+    ("H800 PCIE", 756), ("H800", 989), ("H20", 148),
+    ("RTX PRO 6000", 503), ("RTX 6000 ADA", 364), ("RTX A6000", 155), ("A6000", 155),
+    ("RTX 5090", 210), ("RTX 4090", 165), ("RTX 3090", 71),
+    ("L40S", 362), ("L40", 181), ("L20", 119.5), ("L4", 121),
+    ("A100", 312), ("A800", 312), ("A40", 150), ("A30", 165), ("A10G", 70), ("A10", 125),
+    ("V100", 125), ("T4", 65), ("P100", 21), ("P4", 5.5),
+    ("MI355X", 2500), ("MI350X", 2300), ("MI325X", 1307), ("MI308X", 188), ("MI300X", 1307), ("MI300A", 981),
+    ("MI250X", 191.5), ("MI250", 181), ("MI210", 181), ("MI100", 92),
 ]  # fmt: skip
-"""The peaks of dense bfloat16 (else float16) in the vendors' data sheets, by words in the GPU's name; the first match
-counts. torch sees each half of an MI250X as a GPU."""
+"""The peaks of dense bfloat16 (else float16, else float32) in the vendors' data sheets, by words in the GPU's name; the
+first match counts. torch sees each half of an MI250X as a GPU."""
 
 
 def peak_flops(gpu: str) -> float | None:
@@ -75,7 +81,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 OVER_RANKS: dict[str, Callable[[list[Any]], float]] = {
     "cpu_cores": sum,  # seconds of CPU time per second
     "memory_gb": sum,  # resident; memory that processes share counts in each
-    # Share of the time in which a kernel ran; needs pynvml. Not statistics.fmean: its import takes 3 ms.
+    # Share of the time in which a kernel ran. Not statistics.fmean: its import takes 3 ms.
     "gpu_percent": lambda shares: sum(shares) / len(shares),
     "gpu_memory_gb": max,  # reserved by torch
     "gpu_peak_memory_gb": max,  # the maximum that tensors have occupied since the trial began
@@ -142,7 +148,7 @@ class Usage:
                 figures["memory_gb"] = self._measured("memory_gb", lambda: _memory_gb_of(processes))
             if device.type == "cuda":
                 figures.update(self._measured("gpu_memory_gb", lambda: _gpu_memory(device)) or {})
-                figures["gpu_percent"] = self._measured("gpu_percent", lambda: float(torch.cuda.utilization(device)))
+                figures["gpu_percent"] = self._measured("gpu_percent", lambda: _gpu_percent(device))
             self._machine = {name: value for name, value in figures.items() if value is not None}
             self._measured_at = now
         return self._machine
@@ -156,7 +162,7 @@ class Usage:
         # Any exception: NVML's errors (MIG devices, missing permissions) have no common base class.
         except Exception as error:
             self._failed.add(name)
-            if not isinstance(error, ModuleNotFoundError):  # pynvml is optional
+            if not isinstance(error, ModuleNotFoundError | OSError):  # there is no library to ask
                 log.warning("%s can't be measured from now on: %s: %s", name, type(error).__name__, error)
             return None
 
@@ -212,6 +218,13 @@ class Usage:
             if self._device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(self._device))):
                 figures["mfu_percent"] = 100 * flops / peak
         return {name: value for name, value in figures.items() if value > 0}
+
+
+def _gpu_percent(device: torch.device) -> float:
+    try:
+        return float(torch.cuda.utilization(device))
+    except ModuleNotFoundError:  # torch asks pynvml or amdsmi, which few have installed
+        return busy_percent(device)
 
 
 def _gpu_memory(device: torch.device) -> dict[str, float | None]:

@@ -17,7 +17,7 @@ import ray
 from dray.cluster.checks.node import UnfitNode, name_of_this_node
 from dray.cluster.view import GPU_TYPE, slot_type
 from dray.desk.connection import Connection, DeskUnreachable
-from dray.environment import set_variables
+from dray.environment import set_variables, visible_gpus
 from dray.text import one_line
 from dray.worker.ranks import Place, Ranks
 from dray.worker.spec import WorkerSpec
@@ -84,7 +84,7 @@ def skip_rays_exit_handlers() -> None:
 def _serve_leases(worker: WorkerSpec, ranks: Ranks) -> None:
     skip_rays_exit_handlers()
     # "" on a CPU slot, where Ray leaves all GPUs of the node visible.
-    set_variables({"CUDA_VISIBLE_DEVICES": ",".join(ranks.gpus)})
+    set_variables(visible_gpus(ranks.gpus))
     # Set before torch is imported, because torch reads some of them.
     for name, value in NCCL.items():
         os.environ.setdefault(name, value)

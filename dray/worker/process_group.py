@@ -54,15 +54,26 @@ def joined(ranks: Ranks, place: Place, meet: Callable[[tuple[str, int] | None], 
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=TIMEOUT_S),
-        # With a device, ranks connect now and not in the first batch. A single rank needs no connection.
-        device_id=device if gpu and size > 1 else None,
+        device_id=device if gpu and size > 1 and binds_device() else None,
     )
+    if gpu:
+        ddp.connect(dist.group.WORLD)
     try:
         with outliving_programs():
             yield
     finally:
         with contextlib.suppress(RuntimeError):  # the group has failed, and the process ends anyway
             ddp.end_group(device)
+
+
+def binds_device() -> bool:
+    """Whether NCCL's default group is bound to the rank's GPU, as the user wants who sets this variable.
+
+    Then torch makes each other group by splitting the default one, in which all its ranks must take part: groups that
+    only their own ranks make, and groups of gloo, hang. It has also been slower, and a source of other hangs. See
+    docs/operating-clusters.md.
+    """
+    return os.environ.get("DRAY_BIND_DEVICE", "0") == "1"
 
 
 def gpu_of_worker(local_rank: int, place: Place) -> torch.device:

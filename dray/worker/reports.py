@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from dray.desk.messages import DeskReport, LeaseOutcome, Reply
 from dray.hosts.unsaved import UnsavedRows
+from dray.training import cluster_info
 from dray.training.errors import TrialEnded
 from dray.training.host import Reached, Report
 from dray.training.metrics.checks import MetricChecks, time_of
@@ -102,6 +103,8 @@ class Reports:
             self.last_validation = LastValidation(report.batches, message.value)
             if report.decides:  # it is saved without asking, and later validations must beat it
                 self._offer_best(message.value)
+        if not self._is_program and (report.decides or report.final) and cluster_info.hparams_read is not None:
+            message = replace(message, read=tuple(cluster_info.hparams_read))
         if self.life.outcome != "completed":  # the last checkpoint of a trial that is stopping
             return self._send(message, wait=False)
         if self._is_program and report.final:

@@ -28,13 +28,13 @@ from dray.cluster import sandbox
 from dray.cluster.checks.node import kills_of_kernel
 from dray.code.factory import FromDirectory
 from dray.desk.connection import Call, Connection, DeskUnreachable, Endpoint, Session
-from dray.desk.failure import LOW_MEMORY, Failure, FailureKind
+from dray.desk.failure import LOW_MEMORY, Failure, failure_printed
 from dray.desk.loop import EventLoop
 from dray.desk.messages import Departure, DeskReport, Unfit
 from dray.desk.wire import Malformed, checked
 from dray.storage.disk import scratch
 from dray.worker.lease import TrialLease
-from dray.worker.log.tail import with_log_tail
+from dray.worker.log.tail import last_output, with_log_tail
 from dray.worker.log.trial_log import log_writer
 from dray.worker.log.writer import ENDING
 from dray.worker.ranks import Place
@@ -99,7 +99,7 @@ def run_in_sandbox(
     if relay.unreachable is not None:
         return lost_driver(relay.unreachable)
     is_killed = status in (-signal.SIGKILL, 128 + signal.SIGKILL)
-    return _death(lease, log, is_oom=is_killed and kills_of_kernel() > kills)
+    return _death(lease, log, place.node, is_oom=is_killed and kills_of_kernel() > kills)
 
 
 def _for_child(experiment: ExperimentSpec, code: Path | None) -> ExperimentSpec:
@@ -193,13 +193,13 @@ def _note(log: Path, output: int, ending: str) -> None:
     os.write(output, (b"\n" if is_in_line else b"") + f"{ENDING}{ending}\n".encode())
 
 
-def _death(lease: TrialLease, log: Path, *, is_oom: bool) -> Departure:
+def _death(lease: TrialLease, log: Path, node: str, *, is_oom: bool) -> Departure:
     error = f"the sandbox of trial {lease.trial_id} died"
-    kind: FailureKind = "died"
+    failure = failure_printed(last_output(log), node) or Failure(kind="died")
     if is_oom:
-        kind = "host_oom"
+        failure = Failure(kind="host_oom")
         error += f": meanwhile the kernel has killed a process of {os.uname().nodename}, which was {LOW_MEMORY}"
-    return Departure(outcome="errored", error=with_log_tail(error, log), failure=Failure(kind=kind))
+    return Departure(outcome="errored", error=with_log_tail(error, log), failure=failure)
 
 
 def remove_links(directory: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dray.agents.answers import MOST_BYTES, answer, plain_text, thinned
+from dray.agents.answers import MOST_BYTES, answer, plain_text
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3000),
@@ -66,20 +65,3 @@ def test_a_long_text_says_how_much_is_cut() -> None:
 def test_texts_are_shown_without_what_is_not_text(text: str, shown: str) -> None:
     assert plain_text(text) == shown
     assert json.loads(answer({"name": text}, "rows", [{text: [text]}])) == {"name": shown, "rows": [{shown: [shown]}]}
-
-
-@given(st.lists(st.none() | st.floats(allow_nan=False), min_size=1, max_size=300), st.integers(4, 60))
-def test_a_thinned_curve_has_its_ends_and_its_extremes(values: list[float | None], most: int) -> None:
-    kept = thinned(values, most)
-    assert kept == sorted(set(kept))
-    assert len(kept) == min(most, len(values))
-    assert {0, len(values) - 1} <= set(kept)
-    if finite := [value for value in values if value is not None]:
-        assert {min(finite), max(finite)} <= {values[i] for i in kept}
-
-
-def test_a_thinned_curve_is_evenly_spread() -> None:
-    kept = thinned([float(i) for i in range(1001)], 12)
-    steps = [b - a for a, b in itertools.pairwise(kept)]
-    assert (kept[0], kept[-1]) == (0, 1000)
-    assert max(steps) <= 110  # 1000 / 11 = 91, within the rounding at the ends

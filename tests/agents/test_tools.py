@@ -224,6 +224,12 @@ def test_results_come_in_the_order_of_the_search(digits: Path, agent: Agent, up:
     assert ([row["trial"] for row in few["results"]], few["found"]) == (sgd[:2], len(sgd))
 
 
+def test_a_condition_on_no_field_is_an_error_that_lists_the_fields(digits: Path, agent: Agent) -> None:
+    assert "the fields are best, last, trial," in agent.error("get_results", experiment="1", search="foo > 3")
+    assert "can't read 'lr<<0.1'" in agent.error("get_results", experiment="1", search="lr<<0.1")
+    assert agent("get_results", experiment="1", search="state = errored")["sorted_by"] == "trial"
+
+
 def test_two_trials_are_compared(digits: Path, agent: Agent) -> None:
     one, other = (row for row in agent("get_results", experiment="1", top=2)["results"])
     found = agent("compare_trials", experiment="1", a=one["trial"], b=other["trial"])

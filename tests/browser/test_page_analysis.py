@@ -157,7 +157,7 @@ def test_conditions_select_by_keyboard_alone(site: Site) -> None:
     wanted = set(table.loc[(table["hparams.lr"] < 0.01) & (table["hparams.optimizer"] == "adam"), "trial_id"])
     site.until(lambda: selected(site) == wanted, "the trials that meet both")
     for wrong, told in (
-        ("depth>3", "There is no axis depth."),
+        ("depth>3", "There is no axis depth; there are "),
         ("optimizer<3", "optimizer has no order: write optimizer=adam|sgd."),
         ("lr=fast", "lr is a number: write lr<0.01."),
         ("adam", "Can't read adam: write lr<0.01, or optimizer=adam."),

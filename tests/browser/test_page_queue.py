@@ -14,6 +14,7 @@ from dray.serve import tokens
 from dray.serve.app import listening
 from dray.serve.control import Share
 from dray.serve.quota import Quota
+from dray.serve.root_path import RootPath
 from dray.serve.tokens import Tokens
 from tests.browser.page import Site
 from tests.serve.conftest import PORT, TOKEN
@@ -67,7 +68,8 @@ def site(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     scene.run("mine", 20, owner="agent")
     scene.run("nightly", 20, priority=60)
     scene.settle(60.0)
-    with listening(scene, tmp_path, "127.0.0.1", PORT, Tokens(tmp_path, TOKEN)) as url:
+    # Below a path, as behind JupyterHub's proxy: the page, its requests and the sign-in work there, too.
+    with listening(scene, tmp_path, "127.0.0.1", PORT, Tokens(tmp_path, TOKEN), RootPath(path="/lab/dray")) as url:
         site = QueueSite(browser, url, tmp_path, scene, None)  # type: ignore[arg-type]
         site.show()
         yield site

@@ -145,7 +145,7 @@ def test_a_stretch_of_the_grid_is_zoomed_into_in_all_plots_and_all_is_seen_again
     site.until(lambda: site.js(ranges) == whole, "all again")
 
 
-def test_values_that_are_not_numbers_are_gaps_and_long_names_fit(site: Site) -> None:
+def test_values_that_are_not_numbers_are_gaps_with_crosses_and_long_names_fit(site: Site) -> None:
     name = "<img src=x onerror=hacked=1>" + "a_long_name_" * 9
     values = [1.0, math.nan, 3.0, math.inf]
     site.story.metrics.append(
@@ -158,7 +158,12 @@ def test_values_that_are_not_numbers_are_gaps_and_long_names_fit(site: Site) -> 
     site.open("#/e/experiment/t/3/metrics")
     site.until(lambda: f"training {name}" in drawn(site), "the plot")
     [line] = drawn(site)[f"training {name}"]
-    assert line["y"] == [1, None, 3, None]
+    assert line["y"] == [1, "nan", 3, "inf"]
+    assert "A cross marks values that are NaN or infinite." in site.texts("main p[role=status]")[0]
+    frame = f"[data-metric='training {name}'] .lines-frame"
+    for key, told in ((Keys.ARROW_LEFT, "3"), (Keys.ARROW_RIGHT, "∞")):
+        site.one(f"{frame} .lines").send_keys(*[Keys.ARROW_RIGHT] * 4, key)
+        site.until(lambda told=told: f": {told}" in site.texts(f"{frame} .tip")[0], "the value beside the cross")
     site.browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
     )

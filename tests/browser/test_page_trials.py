@@ -105,8 +105,12 @@ def test_trials_are_searched_and_filtered_and_the_address_has_it_all(site: Site)
     site.until(shown, "Back restores them")
     site.click("Show all")
     site.until(lambda: "64 trials" in site.texts("[role=status]"))
-    site.press("/", "lr<nothing optimizer=none", Keys.TAB)
+    site.press("/", "optimizer=none", Keys.TAB)
     site.until(lambda: "0 of 64 trials" in site.texts("[role=status]"))
+    site.open("#/e/digits-1/trials?search=foo > 3")
+    site.until(
+        lambda: any("no field foo; the fields are best, last, trial," in text for text in site.texts(".trouble"))
+    )
     site.open("#/e/digits-1/trials?sort=nonsense")
     site.until(lambda: any("there is no such column" in text for text in site.texts(".trouble")))
 

@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -243,15 +244,45 @@ def test_a_reader_who_has_read_enough_is_no_error(command: str, home: Path) -> N
 
 
 @pytest.mark.parametrize("error", [KeyError, PermissionError, BrokenPipeError])
-def test_what_is_the_users_bug_has_a_traceback(
-    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_the_users_bug_has_a_traceback_of_the_users_files(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # restored after the test
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
     (tmp_path / "train.py").write_text(f"raise {error.__name__}('lr')\n")
     config = {"name": "t", "entrypoint": "python3 train.py", "searcher": {"name": "single", "metric": "loss"}}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    with pytest.raises(error, match="lr"):
+    with pytest.raises(error, match="lr") as raised:  # as a debugger sees it
         main(["experiment", "create", str(tmp_path / "config.yaml"), "--local"])
+    capfd.readouterr()
+    sys.excepthook(error, raised.value, raised.value.__traceback__)
+    note, *shown = capfd.readouterr().err.splitlines()
+    assert note == "dray: an error in your code; --traceback also shows the frames of libraries"
+    assert shown[:2] == [
+        "Traceback (most recent call last):",
+        f'  File "{tmp_path}/train.py", line 1, in <module>',
+    ]
+    assert (len(shown), shown[-1]) == (4, traceback.format_exception_only(raised.value)[0].strip())
+    monkeypatch.setenv("DRAY_TRACEBACK", "1")
+    sys.excepthook(error, raised.value, raised.value.__traceback__)
+    assert f"{os.sep}dray{os.sep}script.py" in capfd.readouterr().err
+
+
+def test_a_check_of_drays_own_is_one_line_and_a_bug_is_a_whole_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    from dray.cli.errors import show_uncaught
+    from dray.config.entrypoint import parse_entrypoint
+    from dray.text import printable
+
+    def shown(call: Callable[[], object]) -> str:
+        with pytest.raises(Exception, match=r".") as raised:
+            call()
+        assert raised.value.__traceback__ is not None
+        show_uncaught(raised.type, raised.value, raised.value.__traceback__.tb_next)
+        return capfd.readouterr().err
+
+    assert shown(lambda: parse_entrypoint("")).startswith("dray: must not be empty; for example")
+    assert shown(lambda: parse_entrypoint("")).count("\n") == 1
+    assert shown(lambda: printable(5)).startswith("Traceback")  # type: ignore[arg-type]
 
 
 def test_list_shows_states_and_the_best_newest_last(digits: ExperimentDirectory, home: Path, dray: Dray) -> None:

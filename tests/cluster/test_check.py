@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dray.cluster.checks.cluster import ahead_s
+from dray.cluster.checks.cluster import ahead_s, each_gpu
 from dray.cluster.checks.findings import ClusterCheck, Node
 from dray.cluster.checks.inspector import Disk, Inspector, efa_devices
 from dray.cluster.checks.node import write_sign
@@ -153,6 +153,12 @@ def test_messages_arrive_and_unreachable_listeners_are_reported(monkeypatch: pyt
     with socket.socket() as deaf:  # the port is its own, so that nobody else listens there
         deaf.bind(("127.0.0.1", 0))
         assert inspector.send(deaf.getsockname()) == (None, "[Errno 111] Connection refused")
+
+
+def test_every_gpu_of_every_node_takes_part_in_the_all_reduce() -> None:
+    nodes = {Node(address="10.0.0.7", gpus_of_ray=8, gpus=["H100"] * 8): "a", Node(address="10.0.0.8"): "no GPU"}
+    nodes |= {Node(address="10.0.0.9", gpus_of_ray=2, gpus=["H100"] * 8): "b"}
+    assert each_gpu(nodes) == ["a"] * 8 + ["b"] * 2
 
 
 def test_a_node_leaves_what_the_driver_then_sees(tmp_path: Path) -> None:

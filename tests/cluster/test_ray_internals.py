@@ -411,9 +411,9 @@ def test_rays_names_of_gpus_and_labels_are_ours() -> None:
     from ray.util.accelerators import accelerators
 
     from dray.cluster.view import GPU_TYPE, NODE_TYPE
-    from dray.config.resources import GpuType
+    from dray.config.resources import UNUSABLE, GpuType
 
     makers = ("NVIDIA_", "AMD_", "INTEL_MAX_")
     theirs = {value for name, value in vars(accelerators).items() if name.startswith(makers)}
-    assert theirs <= set(get_args(GpuType)), "see resources.slot_type"
+    assert theirs <= {*get_args(GpuType), *UNUSABLE}, "see resources.slot_type"
     assert (ray._raylet.RAY_NODE_ACCELERATOR_TYPE_KEY, ray._raylet.RAY_NODE_GROUP_KEY) == (GPU_TYPE, NODE_TYPE)

@@ -257,7 +257,11 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
         ),
         ({"resources": {"slots_per_trial": 0.5, "mesh": {"tp": 2}}}, "resources.mesh", "can't be given with a range"),
         ({"resources": {"slots_per_trial": 0, "slot": "gpu"}}, "resources.slots_per_trial", "must be >= 1, got 0"),
-        ({"optimizations": {"mixed_precision": "O3"}}, "optimizations.mixed_precision", "must be one of O0, O1, O2,"),
+        (
+            {"optimizations": {"mixed_precision": "O3"}},
+            "optimizations.mixed_precision",
+            "must be one of O0, O1, O2, float16, bfloat16,",
+        ),
         ({"log_policies": {}}, "log_policies", "must be a list, got {} (a mapping)"),
         ({"log_policies": [{"action": "cancel_retries"}]}, "log_policies[0]", "must have a pattern; for example"),
         ({"log_policies": [{"pattern": "(", "action": "signal"}]}, "log_policies[0]", "pattern must be a regular"),
@@ -287,6 +291,7 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
         ({"searcher__max_length": ..., "entrypoint": "python3 train.py"}, "searcher.max_length", "missing required fi"),
         ({"labels": ["a", 3]}, "labels[1]", "must be a string, got 3"),
         ({"resources__slot_type": ["a100"]}, "resources.slot_type[0]", "; did you mean A100?"),
+        ({"resources__slot_type": ["L4", "K80"]}, "resources.slot_type[1]", "no trial can run on a GPU of type K80"),
     ],
 )
 def test_a_fault_has_its_path(change: dict[str, Any], path: str, what: str) -> None:

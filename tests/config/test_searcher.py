@@ -12,6 +12,7 @@ from dray.config.custom import Custom
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, build_method, build_sampler, build_search
+from dray.errors import ConfigError
 from searchers import (
     ASHA,
     AdaptiveASHA,
@@ -80,6 +81,21 @@ def test_grid_has_a_trial_for_each_point_from_the_end_of_the_list() -> None:
     assert [(point["lr"], point["size"]) for point in points] == [
         (pytest.approx(10.0**exponent), size) for exponent in (-1, -2, -3, -4) for size in (2, 1)
     ]
+
+
+def test_a_large_grid_needs_a_larger_max_points_and_costs_nothing_until_its_trials_start() -> None:
+    space = {
+        name: {"type": "int", "minval": 0, "maxval": 999, "count": count} for name, count in (("a", 1000), ("b", 900))
+    }
+    grid = {"name": "grid", "max_length": {"epochs": 4}}
+    with pytest.raises(ConfigError, match=r"has 900,000 points, and may have 10,000; .* or raise searcher\.max_points"):
+        load(grid, hyperparameters=space)
+    loaded = load({**grid, "max_points": 900_000}, hyperparameters=space)
+    search = build_search(loaded, lambda record: None)
+    created = [action.trial for action in search.start() if isinstance(action, Create)]
+    assert created == list(range(16))
+    assert [search.params(trial) for trial in (0, 1)] == [{"a": 999, "b": 999}, {"a": 999, "b": 998}]
+    assert build_method(loaded).max_trials == 900_000  # type: ignore[attr-defined]
 
 
 def test_grid_of_a_program_may_leave_the_length_to_fit() -> None:

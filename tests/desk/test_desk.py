@@ -14,6 +14,7 @@ from dray.desk.lease import TRANSITIONS, Client, Group, Lease
 from dray.desk.messages import (
     ClientLeft,
     Departure,
+    GpuFailed,
     GroupEnded,
     GroupReady,
     GroupRetired,
@@ -273,6 +274,15 @@ def test_an_unfit_process_says_why_and_waits_for_the_end_of_the_run(scene: Scene
     assert scene.replies() == {"call": None}
     scene.desk.broken("late", "run", "g", why)
     assert scene.replies() == {"late": None}
+
+
+def test_a_death_is_reported_with_the_nodes_of_the_dead_and_a_failed_gpu_to_all(scene: Scene) -> None:
+    lease = scene.lend(3, size=2)
+    scene.desk.group_ended("run", lease.group.name, lease.group.start, {1: ""}, nodes={1: "n1"})
+    [left] = scene.told(TrialLeft)
+    assert (left.dead, left.nodes) == ((1,), ("n1",))
+    scene.desk.gpu_failed("run", 3, "n1")
+    assert [(each.trial, each.node) for each in scene.told(GpuFailed)] == [(3, "n1")]
 
 
 # --------------------------------------------------------------------------------------------- ranks that fail or hang

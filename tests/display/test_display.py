@@ -430,13 +430,18 @@ def test_a_resumed_run_shows_what_earlier_runs_reported() -> None:
 TRACEBACK = "Traceback (most recent call last):\n  File ...\nKeyError: 'lr'\n"
 
 
-def test_a_failure_shows_the_users_line() -> None:
+def test_a_failure_shows_the_users_frames() -> None:
     screen = Screen()
-    error = f"KeyError: 'lr'\n  model_def.py:7, in __init__\n    hparams['lr']\n\n{TRACEBACK}"
+    users = '  File "model_def.py", line 7, in __init__\n    hparams["lr"]\n'
+    trace = (
+        f'Traceback (most recent call last):\n  File "/usr/lib/python3.11/runpy.py", line 1, in f\n    run()\n{users}'
+    )
+    error = f"KeyError: 'lr'\n  model_def.py:7, in __init__\n    hparams['lr']\n\n{trace}KeyError: 'lr'\n"
     screen.display.failure(3, error)
-    assert screen.text == "trial 3 failed: KeyError: 'lr'\n  model_def.py:7, in __init__\n    hparams['lr']\n"
+    head = "trial 3 failed:\nTraceback (most recent call last):\n"
+    assert screen.text == f"{head}{users}KeyError: 'lr'\n"
     screen.display.failure(3, error, "out of memory twice")
-    assert screen.text.splitlines()[3:] == ["trial 3 failed for good (out of memory twice): the same error again"]
+    assert screen.text.splitlines()[5:] == ["trial 3 failed for good (out of memory twice): the same error again"]
 
 
 def test_a_failure_outside_user_code_shows_its_last_line_and_only_so_many_are_shown() -> None:

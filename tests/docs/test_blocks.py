@@ -91,8 +91,8 @@ def test_every_page_with_python_has_a_test_that_runs_it() -> None:
 
 def test_every_language_is_tested() -> None:
     assert {block.language for block in blocks()} <= {"python", "yaml", "sh", "text"}
-    # What dray prints, compared in the test of its page; and a directory's listing.
-    pages = ["README.md", "installing.md", "looking.md", "migration.md", "concepts.md"]
+    # What dray prints, compared in the test of its page; a directory's listing; and nginx's config.
+    pages = ["README.md", "installing.md", "looking.md", "migration.md", "concepts.md", "serve.md"]
     assert Counter(block.page for block in blocks("text")) <= Counter(pages)
 
 

@@ -7,11 +7,10 @@ tests/ray/test_how_to.py runs the searches of one; tests/docs/test_batch_size_pa
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -61,41 +60,6 @@ def module(page: str, name: str) -> Any:
 
 
 # ---------------------------------------------------------------------------------------- early-stopping.md
-class Context(SimpleNamespace):
-    asked = False
-
-    def set_stop_requested(self, value: bool) -> None:
-        self.asked = value
-
-
-@pytest.mark.parametrize(
-    ("losses", "validations"),
-    [
-        ([3.0, 2.0, 2.5, 2.0, 1.8, 2.0, 2.0, 2.0, 1.0], 8),
-        ([1.0, math.nan, math.nan, math.nan], 4),
-        ([3.0, 2.95, 2.91, 2.95], 4),  # lower, but by less than 0.1
-        ([3.0, 2.8, 2.6, 2.4], None),
-    ],
-)
-def test_early_stopping_stops_after_its_patience_even_if_interrupted(
-    losses: list[float], validations: int | None
-) -> None:
-    stopping = module("early-stopping.md", "model_def.py").EarlyStopping
-    state: dict[str, Any] = {}
-    asked_at = None
-    for n, loss in enumerate(losses, 1):
-        context = Context()
-        callback = stopping(context, "loss", patience=3, min_delta=0.1)
-        if state:
-            callback.load_state_dict(state)
-        callback.on_validation_end({"loss": loss})
-        state = callback.state_dict()
-        if context.asked:
-            asked_at = n
-            break
-    assert asked_at == validations
-
-
 @pytest.mark.slow
 def test_early_stopping_trial_ends_early(tmp_path: Path) -> None:
     losses = [each["validation_loss"] for each in validations("early-stopping.md", tmp_path)]

@@ -46,7 +46,8 @@ class Noting(OneWeight):
             config = self.context.get_experiment_config()
             gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
             workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-            found = {"flavour": FOUND, "amp": amp, "config": config, "gpus": gpus}
+            precision = str(getattr(self.context._run.optimisation.amp, "dtype", None))
+            found = {"flavour": FOUND, "amp": amp, "dtype": precision, "config": config, "gpus": gpus}
             found["deterministic"] = [torch.are_deterministic_algorithms_enabled(), workspace]
             json.dump(found, file)
         return {}
@@ -89,12 +90,17 @@ def test_initial_validation_comes_before_the_first_batch(model_dir: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("entrypoint", "precision", "mixed"), [("Noting", "O0", False), ("Noting", "O1", True), ("WithAmp", "O1", True)]
+    ("entrypoint", "precision", "mixed"),
+    [("Noting", "O0", False), ("Noting", "O1", True), ("WithAmp", "O1", True), ("Noting", "bfloat16", True)],
 )
 def test_mixed_precision_is_that_of_use_amp_once(noted: Path, entrypoint: str, precision: str, mixed: bool) -> None:
     config = changed(entrypoint=f"my_weight:{entrypoint}", optimizations={"mixed_precision": precision})
     run_local(load_config(config), noted, path=noted / "run")
-    assert json.loads((noted / "noted.json").read_text())["amp"] is mixed
+    found = json.loads((noted / "noted.json").read_text())
+    assert found["amp"] is mixed
+    assert found["dtype"] == (
+        "torch.bfloat16" if precision == "bfloat16" else "None"
+    )  # on a CPU, float16 has no effect
 
 
 def test_variables_are_there_before_the_code_and_the_hook_and_gone_after(

@@ -12,7 +12,7 @@ import pytest
 from dray.cluster.view import GPU_TYPE, NODE_ID, AutoscalerLimits, ClusterView
 from dray.desk.effects import Say
 from dray.desk.failure import Failure
-from dray.desk.messages import GroupEnded, GroupReady, LeaseGranted, TrialLeft, WorkerArrived
+from dray.desk.messages import GpuFailed, GroupEnded, GroupReady, LeaseGranted, TrialLeft, WorkerArrived
 from dray.display.counts import Counts
 from dray.groups.effects import (
     ClusterSeen,
@@ -349,6 +349,14 @@ def test_a_node_gets_no_more_trials_once_its_gpus_have_ended_two() -> None:
     world.ends(world.started[1], lost=True).later(LOOK_S)
     assert world.started[-1].slots.labels == {NODE_ID: "!in(0)"}
     assert not world.error
+
+
+def test_gpu_errors_that_were_found_in_a_log_count_too() -> None:
+    world = one_on_each(1, 1)
+    gpus_fail(world, [(3, "0")])
+    world.on(GpuFailed(trial=5, node="0"))
+    world.later(2 * LOOK_S)
+    assert world.desk.told == [("drain", "group-0")]
 
 
 def test_a_search_ends_when_gpus_of_all_nodes_have_ended_trials() -> None:

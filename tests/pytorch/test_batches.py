@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dray.pytorch import DataLoader
-from dray.pytorch.batches import SampledBatches, SeededBatch
+from dray.pytorch.batches import SampledBatches, WorkerBatch
 from dray.training.parallel.mesh import Division
 
 
@@ -212,7 +212,7 @@ def test_batches_of_other_sizes_divide_differently() -> None:
 
 def test_a_seeded_batch_seeds_no_process_that_loads_for_itself() -> None:
     before = (random.getstate(), torch.get_rng_state())
-    assert pickle.loads(pickle.dumps(SeededBatch([3, 1], 7))) == [3, 1]
+    assert pickle.loads(pickle.dumps(WorkerBatch([3, 1], 7))) == [3, 1]
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
 

@@ -7,8 +7,8 @@ import itertools
 import logging
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -247,6 +247,46 @@ class Attributes(dict[str, Any]):
     """A batch that is read as `batch.x`."""
 
     __getattr__ = dict.get
+
+
+class Encoding(collections.UserDict[str, Any]):
+    """As Hugging Face's BatchEncoding: moves its own tensors, in place, and has more than its items."""
+
+    calls: ClassVar[list[bool]] = []
+
+    def __init__(self, data: dict[str, Any], encodings: str = "") -> None:
+        super().__init__(data)
+        self.encodings = encodings
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Encoding:
+        self.calls.append(non_blocking)
+        self.data = {
+            key: item.to(device, non_blocking=non_blocking) if isinstance(item, torch.Tensor) else item
+            for key, item in self.data.items()
+        }
+        return self
+
+
+def test_a_mapping_that_moves_itself_keeps_its_type_and_the_loaders_copy_stays() -> None:
+    data = {"ids": torch.ones(2, 3), "labels": np.ones(2), "images": [torch.ones(2)], "more": {"x": torch.ones(2)}}
+    batch = Encoding(data, "of the tokeniser")
+    moved = ToDevice(torch.device("meta"))([batch, {"inner": batch}])
+    for each in (moved[0], moved[1]["inner"]):
+        assert (type(each), each.encodings, list(each)) == (Encoding, "of the tokeniser", list(data))
+        found = [each["ids"], each["labels"], each["images"][0], each["more"]["x"]]
+        assert [tensor.device.type for tensor in found] == ["meta"] * 4
+    assert Encoding.calls == [True, True], "asked not to wait"
+    assert batch.data == data
+    assert data_length(batch) == 2
+
+
+def test_any_mapping_is_moved_by_its_items() -> None:
+    x, move = torch.ones(2), ToDevice(torch.device("meta"))
+    user, frozen, chained = collections.UserDict(x=x), MappingProxyType({"x": x}), collections.ChainMap({"x": x})
+    for batch in (user, frozen, chained):
+        moved = move(batch)
+        assert (type(moved), moved["x"].device.type) == (type(batch), "meta")
+        assert batch["x"] is x
 
 
 class Named(NamedTuple):

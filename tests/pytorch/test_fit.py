@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -351,6 +352,63 @@ def test_an_aggregation_longer_than_a_report_is_not_warned_of(fit: Fit, caplog: 
     assert "trained no wrapped model" not in caplog.text
 
 
+class OneIdle(OneWeight):
+    """Of its three optimizers, one never steps and another one steps rarely."""
+
+    def at_init(self) -> None:
+        self.rare, self.idle = (
+            self.context.wrap_optimizer(kind(self.model.parameters(), lr=0.0))
+            for kind in (torch.optim.SGD, torch.optim.Adam)
+        )
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        metrics = super().train_batch(batch, epoch_idx, batch_idx)
+        if batch_idx % 90 == 89:
+            self.context.step_optimizer(self.rare)
+        return metrics
+
+
+@pytest.mark.parametrize("aggregation", [1, 3])
+def test_a_wrapped_optimizer_that_never_steps_is_warned_of_once(
+    fit: Fit, caplog: pytest.LogCaptureFixture, aggregation: int
+) -> None:
+    init = {"aggregation_frequency": aggregation}
+    fit(OneIdle, init=init, max_length=Batch(99), reporting_period=Batch(10))
+    assert "has not called context.step_optimizer() for it" not in caplog.text, "it may still come"
+    fit(OneIdle, init=init, max_length=Batch(220), reporting_period=Batch(10))
+    told = [each.message for each in caplog.records if "has not called context.step_optimizer()" in each.message]
+    assert [message[:34] for message in told] == ["optimizer 2 (Adam) is wrapped, but"]
+
+
+def test_metrics_that_are_text_or_vectors_are_warned_of_once_by_name(
+    fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Wordy(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            loss = super().train_batch(batch, epoch_idx, batch_idx)["loss"]
+            return {"loss": loss, "none": None, "each": torch.ones(2), "phase": "warm", "flag": True, "nan": math.nan}
+
+        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+            return {"validation_loss": 1.0, "matrix": [[1, 0], [0, 1]], "absent": None, "best_class": "cat"}
+
+    full = trial(Wordy, evaluate_batch=pytorch.PyTorchTrial.evaluate_batch)
+    fit(full, max_length=Batch(6), validation_period=Batch(2), reporting_period=Batch(1))
+    told = [each.message.split(" is not one number")[0] for each in caplog.records if "one number" in each.message]
+    assert sorted(told) == [
+        "train_batch(): the metric 'each'",
+        "train_batch(): the metric 'phase'",
+        "validation: the metric 'best_class'",
+        "validation: the metric 'matrix'",
+    ]
+    assert host.reports[0].training == {
+        "loss": 1.0,
+        "each": None,
+        "phase": None,
+        "flag": 1.0,
+        "nan": pytest.approx(math.nan, nan_ok=True),
+    }
+
+
 @pytest.mark.api("1.7")
 def test_batch_idx_of_a_validation_starts_at_zero_each_time(fit: Fit) -> None:
     seen: list[int] = []
@@ -363,13 +421,18 @@ def test_batch_idx_of_a_validation_starts_at_zero_each_time(fit: Fit) -> None:
 def test_metrics_are_reduced_as_the_trial_says(fit: Fit, host: FakeHost) -> None:
     class Reducing(OneWeight):
         def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-            return {name: torch.tensor(float(batch_idx)) for name in ("avg", "sum", "max", "min")}
+            return {name: torch.tensor(float(batch_idx)) for name in ("avg", "sum", "max", "min", "avg_over_records")}
 
         def evaluation_reducer(self) -> dict[str, pytorch.Reducer]:
-            return {name: pytorch.Reducer[name.upper()] for name in ("avg", "sum", "max", "min")}
+            return {name: pytorch.Reducer[name.upper()] for name in ("avg", "sum", "max", "min", "avg_over_records")}
+
+        def build_validation_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(torch.utils.data.TensorDataset(torch.ones(9, 1)), batch_size=4)
 
     fit(Reducing, max_length=Batch(1))
-    assert host.reports[-1].validation == {"avg": 1.0, "sum": 3.0, "max": 2.0, "min": 0.0}
+    weighted = (4 * 0 + 4 * 1 + 1 * 2) / 9
+    expected = {"avg": 1.0, "sum": 3.0, "max": 2.0, "min": 0.0, "avg_over_records": pytest.approx(weighted)}
+    assert host.reports[-1].validation == expected
 
 
 @pytest.mark.api("1.8")

@@ -769,12 +769,13 @@ Runs = dict[str, Any]
 
 
 class Operators(TorchDispatchMode):
-    """Counts calls of tanh."""
+    """Counts calls of tanh, and reduce-scatters."""
 
-    tanh = 0
+    tanh = scatters = 0
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.tanh += operator is torch.ops.aten.tanh.default
+        self.scatters += "reduce_scatter_tensor" in str(operator)
         return operator(*args, **(kwargs or {}))
 
 
@@ -1140,6 +1141,27 @@ def test_selective_checkpointing_computes_no_matrix_product_again(tmp_path: Path
     assert (tanh, recomputed) == (BLOCKS, 2 * BLOCKS)
     assert selective == (flops, recomputed)
     assert found["selective"]["losses"] == found[False]["losses"]
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_selective_checkpointing_repeats_no_reduce_scatter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(block: Block, x: torch.Tensor) -> torch.Tensor:  # as with a tensor-parallel plan
+        down = block.down(block.up(x))
+        return torch.tanh(funcol.reduce_scatter_tensor_autograd(down, "sum", 0, dist.group.WORLD))
+
+    class Counted(Trial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            with Operators() as self.operators:
+                return super().train_batch(batch, epoch_idx, batch_idx)
+
+    monkeypatch.setattr(Block, "forward", forward)
+    found = []
+    for option in (False, True, "selective"):
+        parallel = pytorch.FullyShard(units="Block", activation_checkpointing=option)  # type: ignore[arg-type]
+        kind = variant(Counted, parallel=parallel)
+        look = run(kind, tmp_path / str(option), max_length=Batch(1), look=lambda trial: trial.operators.scatters)
+        found.append(look["seen"])
+    assert found == [BLOCKS, 2 * BLOCKS, BLOCKS]
 
 
 def test_weights_in_float8_are_saved_in_their_own_precision_and_leave_nothing_in_the_process(tmp_path: Path) -> None:

@@ -13,10 +13,20 @@ from torch import nn, torch_version
 
 from dray import pytorch
 from dray.hosts import use_host
+from dray.memory import machine_cores
 from dray.pytorch import CheckpointLoadContext, FullyShard
 from dray.training.parallel import fully_shard
 from dray.training.parallel.mesh import MeshShape, mesh_shape
 from tests.pytorch.fakes import FakeHost, OneWeight
+
+
+def test_an_optimizer_on_the_cpu_gets_its_ranks_share_of_the_cores_unless_the_user_has_chosen(tmp_path: Path) -> None:
+    by_ray = {"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "8"}
+    assert fully_shard.threads_for_offload(by_ray, 96) == 12
+    assert fully_shard.threads_for_offload(by_ray | {"OMP_NUM_THREADS": "4"}, 96) == 4
+    assert [fully_shard.threads_for_offload(each, 6) for each in ({}, by_ray)] == [6, 1]
+    (tmp_path / "cpu.max").write_text("100000 100000")
+    assert machine_cores(tmp_path) == 1, "those of its container"
 
 
 @pytest.fixture

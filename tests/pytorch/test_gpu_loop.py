@@ -5,6 +5,7 @@ What of it can be told without a GPU is tested everywhere.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import nn
 from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
-from dray.pytorch.batch_functions import SideStream, leaves, worth_a_stream
+from dray.pytorch.batch_functions import SideStream, ToDevice, leaves, worth_a_stream
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight
 
@@ -211,15 +212,44 @@ def test_batches_of_which_copies_exist_are_limited_however_slow_the_gpu_is(monke
     assert ahead == [0, 1, 2, *[3] * 17]
 
 
-def test_small_batches_and_those_of_types_unknown_travel_with_the_computation() -> None:
+def test_small_and_sparse_batches_travel_with_the_computation() -> None:
     large = torch.zeros(SideStream.MIN_BYTES // 4)
     assert worth_a_stream([large])
     assert worth_a_stream({"x": (large.numpy(), ["text", 1])})
     assert not worth_a_stream([large[:-1]])
     assert worth_a_stream([large[:-1], torch.zeros(1)])
-    assert not worth_a_stream([large, Foreign(large)])
+    assert not worth_a_stream(collections.UserDict(x=large[:-1]))
+    assert worth_a_stream(collections.UserDict(x=large, y=collections.UserDict(y=large)))
+    assert worth_a_stream([1, Foreign(large[:1])]), "its size is not known"
     assert not worth_a_stream([large, torch.eye(3).to_sparse()])
-    assert not worth_a_stream([large, nn.utils.rnn.pack_sequence([large, large])])
+    assert worth_a_stream([large, nn.utils.rnn.pack_sequence([large, large])])
+
+
+class Hidden:
+    """Has tensors where nobody looks for them, one of them made by the computation before."""
+
+    def __init__(self, x: torch.Tensor, computed: torch.Tensor) -> None:
+        self.parts, self.computed = ({"x": x},), computed
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Hidden:
+        assert non_blocking
+        [part] = self.parts
+        return Hidden(part["x"].to(device, non_blocking=True), self.computed * 2)
+
+
+def test_memory_of_a_batch_that_moves_itself_is_kept_until_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, waits, kept = LaggingGpu(), [], list[torch.Tensor]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("Event", "Stream", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+    monkeypatch.setattr(gpu, "wait_stream", lambda stream: waits.append(len(kept)), raising=False)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: kept.append(tensor))
+    device = torch.device("meta")  # stands for the GPU's memory
+    computed = torch.ones(3, device=device)
+    moved = SideStream(ToDevice(device), device)({"a": Hidden(torch.ones(2), computed)})["a"]
+    assert len(kept) == 2
+    assert {id(tensor) for tensor in kept} == {id(moved.parts[0]["x"]), id(moved.computed)}
+    assert waits == [0, 0], "it reads what is still computed, and then the computation reads it"
 
 
 def test_leaves_are_found_at_any_depth() -> None:

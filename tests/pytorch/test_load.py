@@ -112,7 +112,8 @@ def test_a_context_in_trial_kwargs_gives_other_hyperparameters(fit: Fit, host: F
 
     fit(Tuned, init={"hparams": {"lr": 0.25}}, max_length=Batch(2))
     path = host.checkpoints()[0]
-    assert pytorch.load_trial_from_checkpoint_path(path, trial_class=Tuned).lr == 0.25  # type: ignore[attr-defined]
+    loaded: Any = pytorch.load_trial_from_checkpoint_path(path, trial_class=Tuned)
+    assert (loaded.lr, loaded.model.training) == (0.25, False)
     context = pytorch.CheckpointLoadContext(hparams={"lr": 0.5}, exp_conf={"name": "x"})
     assert context.get_experiment_config() == {"name": "x"}
     trial: Any = pytorch.load_trial_from_checkpoint_path(path, trial_class=Tuned, trial_kwargs={"context": context})

@@ -246,3 +246,51 @@ def test_a_finished_run_resumed_does_nothing(fit: Fit, host: FakeHost, tmp_path:
     trial = fit(OneWeight, again, max_length=Batch(3), latest_checkpoint=host.checkpoints()[-1])
     assert again.reports == []
     assert trial.seen == []
+
+
+class Keeping(OneWeight):
+    """All of its parts keep the tensors that they load, instead of copying them."""
+
+    mapped: bool
+
+    def at_init(self) -> None:
+        class Assigns(nn.Linear):
+            def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
+                return super().load_state_dict(state, strict, assign=True)
+
+            def get_extra_state(self) -> Any:
+                return {"seen": torch.ones(3)}
+
+            def set_extra_state(self, state: Any) -> None:
+                self.extra = state
+
+        class Kept(pytorch.PyTorchCallback):
+            def state_dict(self) -> dict[str, Any]:
+                return {"mean": torch.ones(3)}
+
+            def load_state_dict(self, state: dict[str, Any]) -> None:
+                self.state = state
+
+            def on_checkpoint_load_start(kept, checkpoint: dict[str, Any]) -> None:
+                self.mapped = is_mapped("state-dict.pth")
+
+        self.model = self.context.wrap_model(Assigns(1, 1, bias=False))
+        self.optimizer = self.context.wrap_optimizer(torch.optim.Adam(self.model.parameters()))
+        self.callbacks["kept"] = Kept()
+
+    def at_batch(self, batch_idx: int) -> None:
+        assert not is_mapped("state-dict.pth"), "something is still in the file"
+
+
+def is_mapped(name: str) -> bool:
+    return any(line.rstrip().endswith(name) for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_a_resume_maps_the_state_and_keeps_nothing_that_is_in_the_file(fit: Fit, host: FakeHost) -> None:
+    """So that the ranks of a machine share one copy in the page cache, and the file may go."""
+    fit(Keeping, max_length=Batch(2))
+    trial = fit(Keeping, max_length=Batch(4), latest_checkpoint=host.checkpoints()[-1])
+    assert trial.mapped
+    loaded = pytorch.load_trial_from_checkpoint_path(host.checkpoints()[-1], trial_class=Keeping)
+    assert torch.equal(loaded.model.weight, trial.model.weight)
+    assert not is_mapped("state-dict.pth")

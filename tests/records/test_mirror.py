@@ -89,6 +89,28 @@ def test_trials_unknown_to_the_copy_start_from_scratch(experiment: ExperimentDir
     assert here.store(0).latest() is not None
 
 
+@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_copy_whose_journal_was_cut_is_refused_and_keeps_its_checkpoints(
+    experiment: ExperimentDirectory, elsewhere: Path, left: int, counted: bool
+) -> None:
+    with Journal(experiment.journal) as journal:
+        journal.append({"event": "exited", "trial": 0})
+    place = RemoteDirectory(copied(experiment).storage)
+    place.write("journal.jsonl", b"".join(experiment.journal.read_bytes().splitlines(keepends=True)[:left]))
+    if not counted:  # by an earlier version, which deletes the trials that began after its last copy
+        place.write("journal.jsonl.lock", b"")
+    if left and not counted:
+        assert fetch_experiment(experiment.storage.uri).is_dir()
+        return
+    with pytest.raises(
+        ExperimentError, match=rf"^{experiment.storage}/journal\.jsonl (has|says nothing of trial 0)"
+    ) as error:
+        fetch_experiment(experiment.storage.uri)
+    assert "Restore the file from a backup; or begin a new experiment" in str(error.value)
+    assert experiment.store(0).latest() is not None
+
+
 class Steps:
     """In place of the thread and its event: what happens between the copies, in virtual time."""
 
@@ -148,8 +170,8 @@ def test_only_what_has_changed_is_copied_again(
 ) -> None:
     store = Store(monkeypatch)
     Steps(lambda: None, lambda: grow(experiment)).run(experiment, monkeypatch)
-    assert store.written[:4] == ["code/lib/m.py", "metrics/_tail.jsonl", "journal.jsonl", "experiment.yaml"]
-    assert store.written[4:] == ["journal.jsonl"]
+    journal = ["journal.jsonl", "journal.jsonl.lock"]
+    assert store.written == ["code/lib/m.py", "metrics/_tail.jsonl", *journal, "experiment.yaml", *journal]
 
 
 def test_each_outage_is_reported_once_and_its_end(

@@ -155,3 +155,23 @@ SAMPLERS = [
 @pytest.mark.parametrize(("searcher", "name"), SAMPLERS)
 def test_what_draws_the_hyperparameters(searcher: dict[str, object], name: str) -> None:
     assert drawn_by(searcher) == name
+
+
+def test_hyperparameters_that_no_trial_has_read_are_in_the_overview_until_one_reads_them(tmp_path: Path) -> None:
+    directory = simulated(tmp_path / "whole", 4)
+    reader = ExperimentReader(directory)
+    reader.refresh()
+    assert reader.overview().unread == ""
+    expected = (
+        "a, b are searched, but no trial has read them; read: lr",
+        "a is searched, but no trial has read it; read: lr, b",
+        "",
+    )
+    for unread, read, text in zip(
+        (["a", "b"], ["a"], []), (["lr"], ["lr", "b"], ["lr", "b", "a"]), expected, strict=True
+    ):
+        with directory.journal.open("a") as journal:
+            journal.write(json.dumps({"event": "unread", "unread": unread, "read": read}) + "\n")
+        reader.refresh()
+        assert reader.overview().unread == text
+        assert reader.overview().to_json()["unread"] == (text or None)

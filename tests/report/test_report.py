@@ -111,9 +111,20 @@ def test_trials_that_were_asked_for_are_shown_in_their_place(path: Path, monkeyp
     assert (set(report.included), usual.included) == (set(asked), [])
 
 
-def test_a_long_curve_keeps_its_first_and_last_point() -> None:
-    assert report_data.thinned(10, 3) == [0, 4, 9]
-    assert report_data.thinned(2, 3) == [0, 1]
+def test_a_long_curve_keeps_its_spike_and_marks_nan(looked: ReportData) -> None:
+    length, best = 30_000, looked.best
+    values = 1 / np.arange(1, length + 1)
+    values[[12_344, 20_000]] = 100.0, math.nan
+    looked.validations = pd.DataFrame(
+        {"trial_id": best, "batches": range(length), "epochs": np.arange(length) / 100, "value": values, "time": 0.0}
+    )
+    figure = figures.curves(looked)
+    *_, curve, marks = figure["data"]
+    assert len(curve["x"]) == report_data.MAX_POINTS + 1
+    assert (123.44, 100.0) in zip(curve["x"], curve["y"], strict=True)
+    assert (marks["x"], marks["text"], marks["customdata"]) == ([200.0], ["NaN"], [best])
+    assert marks["yaxis"] == "y2"
+    assert figure["layout"]["yaxis2"]["range"] == [0, 1], "the mark is at the bottom on every scale"
 
 
 def test_choices_are_in_the_order_of_the_config_and_missing_ones_are_told(path: Path) -> None:

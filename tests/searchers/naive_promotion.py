@@ -21,7 +21,7 @@ class Trial:
 
     @property
     def next(self) -> int:
-        return len(self.values)
+        return max(self.values, default=-1) + 1
 
 
 class NaivePromotion:
@@ -98,9 +98,14 @@ class NaivePromotion:
                 actions += [Stop(trial=i)] if self.trials[i].live else []
         return actions
 
+    def lowest(self, step: float) -> int:
+        """Return the first rung that has the length of the highest one that was reached."""
+        reached = [length for length in self.rungs if length <= step]
+        return self.rungs.index(reached[-1]) if reached else 0
+
     def arrive(self, i: int) -> list[Action]:
         trial = self.trials[i]
-        rung, value = trial.next, trial.last[1]
+        rung, value = max(trial.next, self.lowest(trial.last[0])), trial.last[1]
         trial.values[rung] = value
         if rung == len(self.rungs) - 1:
             trial.state = "running"
@@ -130,8 +135,9 @@ class NaivePromotion:
         if trial.state != "running" or trial.next == len(self.rungs) or event.step < self.rungs[trial.next]:
             return []
         trial.last = (event.step, value)
-        if trial.next == len(self.rungs) - 1:
-            trial.values[trial.next] = value
+        top = len(self.rungs) - 1
+        if max(trial.next, self.lowest(event.step)) == top:
+            trial.values[top] = value
             return []
         actions = self.arrive(event.trial) + self.fill()
         mine = [action for action in actions if not isinstance(action, Done) and action.trial == event.trial]

@@ -54,13 +54,38 @@ def test_report_below_a_rung_is_not_ranked() -> None:
     assert ranked(method) == [[(0, 0.5)], [], []]
 
 
-def test_late_report_counts_in_every_rung_it_crossed() -> None:
+def test_a_report_that_passes_several_rungs_is_ranked_only_at_the_highest() -> None:
     method = asha()
-    assert report(method, 0, 5, 0.5) == []
-    assert ranked(method) == [[(0, 0.5)], [(0, 0.5)], []]
-    # The trial is worse at the first rung, so it is stopped there and not ranked at the second.
-    assert report(method, 1, 5, 0.7) == [Stop(trial=1), Create(trial=4)]
-    assert ranked(method) == [[(0, 0.5), (1, 0.7)], [(0, 0.5)], []]
+    report(method, 0, 1, 0.5)
+    assert report(method, 1, 5, 0.7) == [], "worse than trial 0, which has trained for 1; the first that has for 4"
+    assert ranked(method) == [[(0, 0.5)], [(1, 0.7)], []]
+    assert report(method, 2, 16, 0.1) == []
+    assert report(method, 3, 1, 0.6) == [Stop(trial=3), Create(trial=4)]
+    assert ranked(method) == [[(0, 0.5), (3, 0.6)], [(1, 0.7)], [(2, 0.1)]]
+    assert report(method, 1, 16, 0.6) == report(method, 0, 5, 0.5) == []
+    assert ranked(method) == [[(0, 0.5), (3, 0.6)], [(0, 0.5), (1, 0.7)], [(1, 0.6), (2, 0.1)]]
+
+
+def test_equal_rungs_are_reached_by_one_report() -> None:
+    method = ASHA(max_trials=4, max_length=8, num_rungs=5, divisor=4, max_concurrent_trials=4)
+    method.start()
+    assert method.rungs == (1, 1, 1, 2, 8)
+    assert report(method, 0, 1, 0.5) == report(method, 1, 3, 0.6) == []
+    assert ranked(method) == [[(0, 0.5)]] * 3 + [[(1, 0.6)], []]
+
+
+def test_a_trial_that_fails_after_it_has_passed_a_rung_is_ranked_last_at_its_next_one() -> None:
+    method = asha()
+    report(method, 0, 4, 0.1)
+    leave(method, 0, "errored")
+    assert ranked(method) == [[], [(0, 0.1)], [(0, math.inf)]]
+
+
+def test_a_search_in_which_nothing_is_ranked_at_the_first_rung_progresses() -> None:
+    method = asha()
+    for trial in range(4):
+        report(method, trial, 4, 0.1)
+    assert method.progress({}) == pytest.approx(4 / 1.2 / 64)
 
 
 def test_each_stop_is_followed_by_a_new_trial_until_max_trials() -> None:
@@ -208,10 +233,10 @@ def test_progress_at_the_end_is_the_share_of_trials_that_have_ended() -> None:
 
 
 def done(values: list[float]) -> ASHA:
-    """Finish a search whose trials all report these values at 16; trials that are not stopped complete."""
+    """Finish a search whose trials report these values at each rung; trials that are not stopped complete."""
     method = asha(max_trials=len(values), max_concurrent_trials=len(values))
     for trial, value in enumerate(values):
-        stopped = report(method, trial, 16, value) != []
+        stopped = any(report(method, trial, step, value) for step in (1, 4, 16))
         leave(method, trial, "stopped" if stopped else "completed")
     assert method.progress({}) == 1
     return method
@@ -249,10 +274,10 @@ def test_after_a_longer_search_the_old_top_still_ranks() -> None:
     method = asha(max_trials=64)
     report(method, 0, 16, 0.5)
     assert method.extend(max_length=64) == [], "trial 0, the best of one, runs on"
+    assert report(method, 1, 1, 0.6) == []
     assert report(method, 1, 16, 0.6) == [Stop(trial=1), Create(trial=4)]
-    assert ranked(method)[2] == [(0, 0.5)], "1 was stopped at the first rung"
-    assert report(method, 2, 1, 0.4) == []
-    assert report(method, 2, 16, 0.6) == [Stop(trial=2), Create(trial=5)]
+    assert report(method, 2, 16, 0.4) == []
+    assert ranked(method) == [[(1, 0.6)], [], [(0, 0.5), (1, 0.6), (2, 0.4)], []]
 
 
 def test_trial_running_past_the_old_top_is_stopped_unless_among_the_best() -> None:

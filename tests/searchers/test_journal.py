@@ -144,6 +144,33 @@ def test_threads_do_not_mix_their_lines(tmp_path: Path) -> None:
     assert all([r["n"] for r in read if r["who"] == who] == list(range(25)) for who in range(4))
 
 
+@pytest.mark.parametrize(("left", "lost"), [(0, 5), (3, 2), (4, 0), (5, 0), (9, 0)])
+def test_records_that_were_on_disk_are_missed(tmp_path: Path, left: int, lost: int) -> None:
+    """Not the last one alone: a line that is incomplete after a crash was never acknowledged."""
+    path = tmp_path / "j"
+    assert Journal.num_lost(path, left) is None, "there has been no writer"
+    numbered(path, 5)
+    assert Journal.num_lost(path, left) == lost
+
+
+def test_a_loss_is_remembered_by_later_writers(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    numbered(path, 5)
+    path.write_bytes(b"")
+    numbered(path, 2)
+    numbered(path, 1)
+    assert Journal.num_lost(path, 3) == 5
+
+
+def test_a_lost_last_record_is_not_counted_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    for _ in range(3):
+        numbered(path, 2)
+        path.write_bytes(path.read_bytes()[:-3])
+        Journal(path).close()
+        assert Journal.num_lost(path, len(Journal.read(path))) == 0
+
+
 # ---------------------------------------------------------------------------------------------------------------- locks
 
 

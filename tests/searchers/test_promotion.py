@@ -29,9 +29,9 @@ def asha(max_trials: int = 64, max_concurrent_trials: int = 1, divisor: float = 
     return method
 
 
-def first_rung(method: PromotionASHA, values: list[float]) -> list[list[Action]]:
-    """Let trials 0, 1, ... report these values at rung 1, one after another."""
-    return [report(method, trial, 1, value) for trial, value in enumerate(values)]
+def first_rung(method: PromotionASHA, values: list[float], first: int = 0) -> list[list[Action]]:
+    """Let trials report these values at rung 1, one after another."""
+    return [report(method, trial, 1, value) for trial, value in enumerate(values, first)]
 
 
 # --------------------------------------------------------------------------------------------------------------- traces
@@ -53,14 +53,22 @@ def test_a_trial_promoted_at_once_is_not_paused() -> None:
     assert report(method, 3, 4, 0.2) == [Pause(trial=3), Create(trial=4)]
 
 
-def test_a_report_that_crossed_two_rungs_is_ranked_at_the_second_on_promotion() -> None:
+def test_a_report_that_passes_several_rungs_is_ranked_only_at_the_highest() -> None:
     method = asha()
     assert report(method, 0, 5, 0.1) == [Pause(trial=0), Create(trial=1)]
-    assert ranked(method) == [[(0, 0.1)], [], []]
-    for trial in (1, 2):
-        report(method, trial, 1, 0.5)
-    assert report(method, 3, 1, 0.5) == [Pause(trial=3), Create(trial=4)], "nobody needs to be resumed for it"
-    assert ranked(method)[1] == [(0, 0.1)]
+    assert ranked(method) == [[], [(0, 0.1)], []]
+    assert report(method, 1, 16, 0.2) == [], "it completes by itself"
+    assert ranked(method) == [[], [(0, 0.1)], [(1, 0.2)]]
+    assert leave(method, 1) == [Create(trial=2)]
+    assert first_rung(method, [0.5, 0.6, 0.7, 0.8], first=2)[3] == [Pause(trial=5), Resume(trial=2)]
+
+
+def test_a_trial_that_ran_far_past_its_pause_is_ranked_only_where_it_has_come_to() -> None:
+    method = asha()
+    report(method, 0, 1, 0.2)
+    assert report(method, 0, 16, 0.1) == []
+    assert first_rung(method, [0.5, 0.5, 0.5], first=1)[2] == [Pause(trial=3), Resume(trial=0)], "only to complete"
+    assert ranked(method)[1:] == [[], [(0, 0.1)]]
 
 
 def test_a_trial_that_ran_past_its_pause_is_not_trained_twice() -> None:

@@ -7,8 +7,22 @@ from typing import Any
 
 import pytest
 
-from searchers import ASHA, Create, Done, Grid, MethodError, RandomSearch, Reported, Resume, Single, Started
+from searchers import (
+    ASHA,
+    AdaptiveASHA,
+    Create,
+    Done,
+    Grid,
+    MethodError,
+    RandomSearch,
+    Reported,
+    Resume,
+    Single,
+    Started,
+)
 from searchers.events import REPLACED, Reason
+from searchers.method import Method
+from searchers.slots import MAX_CONCURRENT
 from tests.searchers.helpers import leave, state
 
 
@@ -30,6 +44,17 @@ def test_no_report_stops_a_trial() -> None:
 
 def test_zero_concurrent_trials_means_no_limit() -> None:
     assert len(RandomSearch(max_trials=1000, max_concurrent_trials=0).start()) == 1000
+
+
+def test_no_search_creates_more_trials_ahead_than_any_cluster_could_run() -> None:
+    for most in (0, 50_000, 10**8):
+        methods: list[Method] = [
+            RandomSearch(max_trials=10**8, max_concurrent_trials=most),
+            Grid(points=10**6, max_concurrent_trials=most),
+            ASHA(max_trials=10**8, max_length=4**9, num_rungs=9, max_concurrent_trials=most),
+            AdaptiveASHA(max_trials=10**8, max_length=4**9, max_concurrent_trials=most),
+        ]
+        assert [len(method.start()) <= MAX_CONCURRENT for method in methods] == [True] * 4, most
 
 
 @pytest.mark.parametrize("reason", REPLACED)

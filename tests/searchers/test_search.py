@@ -80,6 +80,21 @@ def test_one_record_per_event_with_its_actions() -> None:
     ]
 
 
+@pytest.mark.parametrize("skips", [True, False])
+def test_the_log_says_whether_rungs_were_passed_without_being_ranked_there(skips: bool) -> None:
+    """Logs of versions that ranked a trial at all rungs that it had passed don't say so, and are replayed as before."""
+    log: list[Record] = []
+    report(begun(log), 0, 16, 0.25)
+    expected = {"event": "reported", "trial": 0, "step": 16, "value": 0.25}
+    assert log[-1] == {**expected, "skips": True, "actions": []}
+    records = log if skips else [*log[:-1], {**expected, "actions": []}]
+    method, rest = asha(), list[Record]()
+    search = replayed(records, rest, method=method)
+    assert [dict(values) for values in method.ranked] == ([{}, {}] if skips else [{0: 0.25}] * 2) + [{0: 0.25}]
+    assert (report(search, 1, 4, 0.5) == []) is skips, "at rung 4 there is no trial yet, or a better one"
+    assert rest[-1]["skips"] is True, "a search that is continued says so from then on"
+
+
 def test_the_event_is_logged_before_its_actions_are_returned() -> None:
     def refuse(record: Record) -> None:
         raise OSError("disk full")

@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dray.code.load import check_entrypoint_file
-from dray.config.load import load_config
 from dray.records.directory import ExperimentDirectory
 from dray.serve.control import ExperimentState, NotSubmitted, QueueState, Share, Status, Submitted, Verb, WrongState
+from dray.serve.draft import Draft
 from dray.serve.lanes import Lanes
 from dray.serve.quota import Use
 
@@ -34,6 +32,7 @@ class FakeControl:
     def __init__(self, results: Path) -> None:
         self.results = results
         self.calls: list[tuple[str, str]] = []
+        self.requests: dict[str, str] = {}
         self._all: dict[str, Submitted] = {}
         self._lock = threading.Lock()
 
@@ -43,15 +42,19 @@ class FakeControl:
         self._all[name] = replace(before, state=state, **fields)  # type: ignore[arg-type]
         return self._all[name]
 
-    def submit(self, config: str, code: Path, owner: str = "") -> Submitted:
-        checked = load_config(yaml.safe_load(config))
+    def submit(self, draft: Draft, code: Path, owner: str = "", request: str = "") -> Submitted:
+        if request and request in self.requests:
+            return self._all[self.requests[request]]
+        read = draft.read()
+        checked = read.config
         check_entrypoint_file(checked.entrypoint, code)
         with self._lock:
             name = f"{checked.name}-{len(self._all) + 1}"
             ExperimentDirectory.create(self.results / name, checked, code)
             asked = checked.resources
             share = Share(priority=asked.priority, weight=asked.weight, max_slots=asked.max_slots)
-            return self.put(name, share=share, owner=owner)
+            self.requests[request] = name
+            return self.put(name, share=share, owner=owner, missing_secrets=read.missing_secrets)
 
     def experiments(self) -> list[Submitted]:
         return [each for each in list(self._all.values()) if self._is_there(each.name)]

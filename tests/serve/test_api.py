@@ -15,6 +15,7 @@ import pytest
 from dray.code.archive import pack
 from dray.serve.app import listening
 from dray.serve.control import ExperimentState, Submitted
+from dray.serve.draft import Draft
 from dray.serve.tokens import Tokens
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Reply, Served
@@ -113,7 +114,7 @@ def test_a_connection_without_a_request_ends(served: Served, monkeypatch: pytest
 
 
 def test_a_full_disk_is_reported(served: Served, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(config: str, code: Path, owner: str) -> Submitted:
+    def full(draft: Draft, code: Path, owner: str, request: str) -> Submitted:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/results/digits-1")
 
     monkeypatch.setattr(served.control, "submit", full)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dray.records.metrics import MetricsLog
 from dray.records.reader import ExperimentReader
 from dray.records.result import Result
 from dray.report.data import rungs_reached
@@ -121,12 +123,12 @@ def test_answers_stay_small_and_say_what_is_thinned(tmp_path: Path, served: Serv
 
 
 def test_a_long_curve_is_thinned_and_says_so(served: Served, result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dray.serve.curves.MOST_POINTS", 4)
+    monkeypatch.setattr("dray.serve.curves.MOST_POINTS", 5)
     best = best_of(result)
     found = curves(served, f"?trials={best}")
     [curve] = found["curves"]
-    assert (curve["of"], len(curve["x"]), curve["x"][0], curve["x"][-1]) == (16, 4, 1, 16)
-    assert found["notes"] == ["Of a curve with more points, 4 are drawn, evenly spaced."]
+    assert (curve["of"], len(curve["x"]), curve["x"][0], curve["x"][-1]) == (16, 5, 1, 16)
+    assert found["notes"] == ["Curves with more than 5 points are thinned; spikes and NaN are kept."]
     assert MOST_POINTS == 400
 
 
@@ -170,3 +172,22 @@ def test_selected_trials_have_neither_the_colour_of_the_best_nor_of_a_rung() -> 
     colours = re.findall(r"#[0-9a-f]{6}", next(line for line in page.splitlines() if "COLOURS =" in line))
     assert len(set(colours)) == len(colours) >= 8
     assert not {BEST_COLOUR, *RUNG_COLOURS} & set(colours)
+
+
+def test_a_spike_and_nan_of_a_long_series_are_in_every_answer(served: Served, result: Result) -> None:
+    values = [1 / batches for batches in range(1, 30_001)]
+    values[12_344], values[20_000] = 100.0, math.nan
+    log = MetricsLog(result.path / "metrics")
+    fields = {"epochs": None, "kind": "training", "name": "long", "time": 1.0}
+    log.append(0, ({"batches": at, "value": value, **fields} for at, value in enumerate(values, start=1)))
+    log.close()
+    reply = served.api("GET", "/experiments/digits-1/trials/0/metrics?points=400")
+    [series] = [each for each in reply.json["series"] if each["name"] == "long"]
+    [curve] = curves(served, "?metric=training%20long&trials=0&along=batches")["curves"]
+    for batches, shown in ((series["batches"], series["values"]), (curve["x"], curve["y"])):
+        points = dict(zip(batches, shown, strict=True))
+        assert len(points) == 400
+        assert points == {at: "nan" if at == 20_001 else pytest.approx(values[at - 1], rel=1e-6) for at in points}
+        assert {1, 12_345, 20_001, 30_000} <= set(points)
+    assert (series["of"], curve["of"]) == (30_000, 30_000)
+    assert len(reply.body) < 60_000

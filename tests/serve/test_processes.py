@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from dray.errors import ConfigError, ExperimentError, Fault
-from dray.serve.processes import MAX_SPARES, Failed, Spares
+from dray.serve.draft import Draft
+from dray.serve.processes import MAX_SPARES, Create, Failed, Spares
+
+CREATE = Create(draft=Draft(config=""), code=Path("code"))
 
 
 @dataclass(eq=False)
@@ -39,7 +42,7 @@ def spares(*drivers: FakeDriver) -> Spares:
 
 def test_a_spare_that_ends_as_it_gets_the_experiment_is_replaced() -> None:
     dies, works = FakeDriver(ends=True), FakeDriver()
-    assert spares(dies, works).create(Path("e.yaml"), Path("code")) is works
+    assert spares(dies, works).create(CREATE) is works
 
 
 def test_a_spare_that_has_ended_is_replaced_before_it_is_needed() -> None:
@@ -53,16 +56,16 @@ def test_a_spare_that_has_ended_is_replaced_before_it_is_needed() -> None:
 
 def test_the_config_is_not_blamed_for_processes_that_can_not_start() -> None:
     with pytest.raises(ExperimentError, match=f"{MAX_SPARES} processes in a row ended .killed by signal 9."):
-        spares(*(FakeDriver(ends=True) for _ in range(MAX_SPARES))).create(Path("e.yaml"), Path("code"))
+        spares(*(FakeDriver(ends=True) for _ in range(MAX_SPARES))).create(CREATE)
 
 
 def test_faults_of_an_experiment_are_told_at_once() -> None:
     fault = Fault("entrypoint", "exit code 3")
     with pytest.raises(ConfigError) as error:
-        spares(FakeDriver(fails=Failed("", (fault,)))).create(Path("e.yaml"), Path("code"))
+        spares(FakeDriver(fails=Failed("", (fault,)))).create(CREATE)
     assert error.value.faults == (fault,)
     with pytest.raises(ExperimentError, match="the disk is full"):
-        spares(FakeDriver(fails=Failed("the disk is full"))).create(Path("e.yaml"), Path("code"))
+        spares(FakeDriver(fails=Failed("the disk is full"))).create(CREATE)
 
 
 def test_closing_ends_the_process_that_waits() -> None:

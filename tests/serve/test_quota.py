@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from dray.desk.shares import Demand
 from dray.errors import ConfigError
 from dray.serve.control import Share, WrongState
+from dray.serve.draft import Allowance, Draft
 from dray.serve.effects import Evict, ReadSpent, RemoveRun, SignalProcess, StartProcess
 from dray.serve.queue import Queue
 from dray.serve.quota import NOTHING, OVERRUN, OverQuota, Quota, Use, check_room, fitted
 from dray.serve.scheduler import ProcessEnd, Scheduler
 
-CONFIG = "name: digits\nsearcher: {name: single}\n"
+CONFIG = {"name": "digits", "searcher": {"name": "single"}}
 
 
 def use(used: float = 0.0, reserved: float = 0.0, **fields: Any) -> Use:
@@ -65,7 +65,7 @@ def test_as_many_experiments_as_the_quota_may_be_queued_or_running() -> None:
 # ----------------------------------------------------------------------------------------------------------- configs
 def test_a_config_gets_the_limits_that_it_does_not_have() -> None:
     quota = Quota(slots=4, slot_hours=10, usd=5, priority=50, prices={"CPU": 0.1})
-    text, fields = fitted(CONFIG, "agent", quota, use(2, 3))
+    content, fields = fitted(CONFIG, quota, use(2, 3))
     assert fields == {
         "resources.priority": 50,
         "resources.max_slots": 4,
@@ -73,7 +73,7 @@ def test_a_config_gets_the_limits_that_it_does_not_have() -> None:
         "budget.usd": 5,
         "prices": {"CPU": 0.1},
     }
-    assert yaml.safe_load(text) == {
+    assert content == {
         "name": "digits",
         "searcher": {"name": "single"},
         "resources": {"priority": 50, "max_slots": 4},
@@ -84,28 +84,28 @@ def test_a_config_gets_the_limits_that_it_does_not_have() -> None:
 
 def test_a_config_keeps_the_limits_that_it_has_unless_they_are_higher() -> None:
     quota = Quota(slots=4, slot_hours=10, priority=30)
-    own = CONFIG + "resources: {max_slots: 2, priority: 60}\nbudget: {slot_hours: 3, time: 1h}\n"
-    assert fitted(own, "agent", quota, NOTHING) == (own, {})
-    more = CONFIG + "resources: {max_slots: 8}\nbudget: {slot_hours: 30}\n"
-    assert fitted(more, "agent", quota, NOTHING)[1] == {"resources.max_slots": 4}, "its budget is checked later"
+    own = {**CONFIG, "resources": {"max_slots": 2, "priority": 60}, "budget": {"slot_hours": 3, "time": "1h"}}
+    assert fitted(own, quota, NOTHING) == (own, {})
+    more = {**CONFIG, "resources": {"max_slots": 8}, "budget": {"slot_hours": 30}}
+    assert fitted(more, quota, NOTHING)[1] == {"resources.max_slots": 4}, "its budget is checked later"
 
 
 def test_the_prices_are_those_of_the_token() -> None:
     quota = Quota(usd=5, prices={"CPU": 0.1})
-    for given, expected in (("{CPU: 0.1}", {}), ("{CPU: 0.0001}", {"prices": {"CPU": 0.1}})):
-        text, fields = fitted(CONFIG + f"budget: {{usd: 1}}\nprices: {given}", "agent", quota, NOTHING)
+    for given, expected in (({"CPU": 0.1}, {}), ({"CPU": 0.0001}, {"prices": {"CPU": 0.1}})):
+        content, fields = fitted({**CONFIG, "budget": {"usd": 1}, "prices": given}, quota, NOTHING)
         assert fields == expected
-        assert yaml.safe_load(text)["prices"] == {"CPU": 0.1}
+        assert content["prices"] == {"CPU": 0.1}
 
 
 WHOLE = "entrypoint: a:B\nsearcher: {name: random, metric: loss, max_length: {batches: 1}, max_trials: 1}\n"
+SANDBOXED = Allowance(quota=Quota(sandbox=True), use=NOTHING)
 
 
 def test_a_token_may_demand_sandboxes() -> None:
-    text, fields = fitted(WHOLE, "agent", Quota(sandbox=True), NOTHING)
-    assert fields == {"isolation": "sandbox"}
-    assert yaml.safe_load(text)["isolation"] == "sandbox"
-    assert fitted(text, "agent", Quota(sandbox=True), NOTHING) == (text, {})
+    read = Draft(config=WHOLE).read(SANDBOXED)
+    assert (read.by_quota, read.config.isolation.is_sandbox) == ({"isolation": "sandbox"}, True)
+    assert Draft(config=WHOLE + "isolation: sandbox").read(SANDBOXED).by_quota == {}
 
 
 @pytest.mark.parametrize(
@@ -117,18 +117,22 @@ def test_a_token_may_demand_sandboxes() -> None:
 )  # fmt: skip
 def test_a_config_that_reaches_beyond_the_sandboxes_of_its_token_is_refused(given: str) -> None:
     with pytest.raises(ConfigError, match=rf"The experiment config has 1 error:\n  {given.partition(':')[0]}"):
-        fitted(WHOLE + given, "agent", Quota(sandbox=True), NOTHING)
+        Draft(config=WHOLE + given).read(SANDBOXED)
+    free = Allowance(quota=Quota(), use=NOTHING)
     if not given.startswith("prices"):
-        assert fitted(WHOLE + given, "agent", Quota(), NOTHING)[1] == {}
+        assert Draft(config=WHOLE + given).read(free).by_quota == {}
     else:  # of any token: an error would show what the file of the server's machine contains
         with pytest.raises(ConfigError, match="prices: must be prices by slot type"):
-            fitted(WHOLE + given, "agent", Quota(), NOTHING)
+            Draft(config=WHOLE + given).read(free)
 
 
-@pytest.mark.parametrize("text", ["a: [", "- 1", "", "resources: 5", "budget: {slot_hours: lots}", "&a [*a]"])
-def test_a_config_with_faults_is_left_to_the_process_that_reports_them(text: str) -> None:
-    found, _ = fitted(text, "agent", Quota(experiments=3), NOTHING)
-    assert found == text
+@pytest.mark.parametrize(
+    "text", ["a: [", "- 1", "", "resources: 5", "budget: {slot_hours: lots}", "&a [*a]", "&a {a: *a}"]
+)
+def test_faults_of_a_config_are_faults_with_any_quota(text: str) -> None:
+    for quota in (Quota(experiments=3), Quota(slots=2, slot_hours=1, sandbox=True)):
+        with pytest.raises(ConfigError):
+            Draft(config=text).read(Allowance(quota=quota, use=NOTHING))
 
 
 # ---------------------------------------------------------------------------------------------------- submissions

@@ -213,8 +213,9 @@ def test_series_of_a_trial_are_thinned_to_the_points_that_are_asked_for(served: 
     path = f"/experiments/digits-1/trials/{trial}/metrics"
     whole = served.api("GET", path).json["series"]
     for few, all_ in zip(served.api("GET", f"{path}?points=5").json["series"], whole, strict=True):
-        assert (all_["of"], len(all_["values"]), few["of"]) == (16, 16, 16)
-        places = [0, 3, 7, 11, 15]
+        assert (all_["of"], len(all_["values"]), few["of"], len(few["values"])) == (16, 16, 16, 5)
+        places = [all_["batches"].index(batches) for batches in few["batches"]]
+        assert {min(all_["values"]), max(all_["values"]), all_["values"][0], all_["values"][-1]} <= {*few["values"]}
         assert few["values"] == [all_["values"][i] for i in places]
         assert few["times"] == [all_["times"][i] for i in places]
 

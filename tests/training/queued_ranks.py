@@ -53,6 +53,17 @@ def waits_by_gloo() -> tuple[Any, ...]:
     return leave.reason, leave.aborted, ["peer" in error for error in errors]
 
 
+def some_make_groups() -> list[int]:
+    """As Megatron and verl do: a group of gloo for some ranks, and one that only its own ranks make."""
+    queued.SPLIT_S = 3.0
+    dist.new_group([0], backend="gloo")
+    if CHIEF:
+        dist.new_group([0], use_local_synchronization=True)
+    dist.barrier()
+    connected: Any = [dist.group.WORLD, ddp.gradients_group().group]
+    return [group.collectives for group in connected]
+
+
 def again(rendezvous: Path) -> None:
     """New groups."""
     dist.distributed_c10d._abort_process_group()
@@ -103,7 +114,7 @@ def main(directory: Path, what: str = "all") -> None:
     if what == "device_fails":
         return device_fails(directory)
     agreement.LEAVE_S = 0.3
-    results = {"waits_by_gloo": waits_by_gloo()}
+    results = {"some_make_groups": some_make_groups(), "waits_by_gloo": waits_by_gloo()}
     again(directory / "ended")
     ended()
     torch.save(results, directory / f"rank_{rank}.pt")

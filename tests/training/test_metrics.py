@@ -149,20 +149,27 @@ def test_batches_are_averaged_over_ranks_one_by_one() -> None:
 
 @pytest.mark.api("6.1")
 @pytest.mark.parametrize(
-    ("reducer", "expected"), [(Reducer.AVG, 3.0), (Reducer.SUM, 9.0), (Reducer.MAX, 6.0), (Reducer.MIN, 1.0)]
+    ("reducer", "expected"),
+    [
+        (Reducer.AVG, 3.0),
+        (Reducer.AVG_OVER_RECORDS, 2.0),
+        (Reducer.SUM, 9.0),
+        (Reducer.MAX, 6.0),
+        (Reducer.MIN, 1.0),
+    ],
 )
 def test_validation_metrics_are_the_same_over_one_rank_or_two(reducer: Reducer, expected: float) -> None:
-    rows = [{"a": torch.tensor(v)} for v in (1.0, 2.0, 6.0)]
+    rows, records = [{"a": torch.tensor(v)} for v in (1.0, 2.0, 6.0)], [4, 4, 1]  # (4 + 8 + 6) / 9 over records
 
-    def share(rows: list[dict[str, torch.Tensor]]) -> tuple[dict[str, float], int]:
+    def share(part: slice) -> tuple[dict[str, float], int, int]:
         seen = ValidationMetrics()
-        for row in rows:
+        for row in rows[part]:
             seen.add(row)
-        return reduce_batches(seen.take(), {"a": reducer}), len(rows)
+        return reduce_batches(seen.take(), {"a": reducer}, records[part]), len(rows[part]), sum(records[part])
 
-    assert combine_ranks([share(rows)], {"a": reducer}) == {"a": expected}
+    assert combine_ranks([share(slice(None))], {"a": reducer}) == {"a": expected}
     # Ranks take every second batch.
-    assert combine_ranks([share(rows[0::2]), share(rows[1::2])], {"a": reducer}) == {"a": expected}
+    assert combine_ranks([share(slice(0, None, 2)), share(slice(1, None, 2))], {"a": reducer}) == {"a": expected}
 
 
 @pytest.mark.parametrize(

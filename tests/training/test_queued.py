@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,18 @@ from tests.training import queued_ranks
 pytestmark = pytest.mark.slow
 
 
-def test_a_rank_that_waits_by_gloo_for_one_that_left_leaves_too(tmp_path: Path) -> None:
-    ends = [rank["waits_by_gloo"] for rank in results_of(2, queued_ranks.__file__, tmp_path, "queued")]
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return results_of(2, queued_ranks.__file__, tmp_path_factory.mktemp("queued"), "queued")
+
+
+def test_some_ranks_make_groups_without_the_others(ranks: list[dict[str, Any]]) -> None:
+    # The barrier, and that of the gradients has connected its ranks, which can't be interrupted in a batch.
+    assert [rank["some_make_groups"] for rank in ranks] == [[1, 1]] * 2
+
+
+def test_a_rank_that_waits_by_gloo_for_one_that_left_leaves_too(ranks: list[dict[str, Any]]) -> None:
+    ends = [rank["waits_by_gloo"] for rank in ranks]
     assert ends == [(Reason.EXIT, True, [True]), (Reason.EXIT, True, [])], "by a closed connection, not by a timeout"
 
 

@@ -7,15 +7,18 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
 from dray import pytorch
+from dray.config.resources import GpuType
 from dray.hosts import use_host
 from dray.training import usage
+from dray.training.nvml import busy_percent
 from dray.training.usage import Usage, UsageShare, count_flops, peak_flops
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
@@ -134,8 +137,16 @@ def test_work_of_all_ranks_makes_throughput_and_mfu(clock: Clock, monkeypatch: p
 def test_the_peak_of_a_gpu_is_known_by_its_name() -> None:
     known = {"NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA A10G": 70, "NVIDIA L40S": 362}
     assert {name: peak_flops(name) for name in known} == {name: tflops * 1e12 for name, tflops in known.items()}
+    more = {"NVIDIA H800": 989, "NVIDIA A800-SXM4-80GB": 312, "NVIDIA L20": 119.5, "NVIDIA GeForce RTX 5090": 210}
+    more |= {"NVIDIA RTX 6000 Ada Generation": 364, "NVIDIA RTX A6000": 155, "NVIDIA H20": 148}
+    more |= {"NVIDIA RTX PRO 6000 Blackwell Server Edition": 503, "AMD Instinct MI250X / MI250": 191.5}
+    assert {name: peak_flops(name) for name in more} == {name: tflops * 1e12 for name, tflops in more.items()}
     assert peak_flops("NVIDIA RTX A4000") is None
     assert peak_flops("NVIDIA A100-SXM4-40GB MIG 1g.5gb") is None
+
+
+def test_the_peak_of_each_type_of_slots_is_known() -> None:
+    assert [name for name in get_args(GpuType) if peak_flops(name) is None] == []
 
 
 @pytest.mark.slow
@@ -184,6 +195,44 @@ def test_a_gpu_that_can_not_be_measured_is_logged_once_and_left_out(
     assert {"cpu_cores", "memory_gb"} <= told.keys()
     names = [] if isinstance(error, ModuleNotFoundError) else [type(error).__name__]
     assert [name in line for name, line in zip(names, caplog.messages, strict=True)] == [True] * len(names)
+
+
+class FakeNvml:
+    """As the driver's library: fills in what it is given, and returns an error code."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code = code
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
+        handle._obj.value = 7 if uuid == b"GPU-1-2" else 0  # noqa: SLF001 - what a `byref` refers to
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Any, rates: Any) -> int:
+        rates._obj.gpu, rates._obj.memory = (43, 5) if handle.value == 7 else (0, 0)  # noqa: SLF001
+        return self.code
+
+
+GPU = torch.device("cuda:0")
+
+
+def test_the_drivers_library_tells_how_busy_a_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1-2"))
+    assert busy_percent(GPU, FakeNvml()) == 43.0
+    with pytest.raises(RuntimeError, match="NVML returned error 3"):
+        busy_percent(GPU, FakeNvml(code=3))
+
+
+def test_without_pynvml_the_drivers_library_is_asked(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(device: torch.device) -> None:
+        raise ModuleNotFoundError("pynvml")
+
+    monkeypatch.setattr(torch.cuda, "utilization", missing)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: STATS)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1-2"))
+    monkeypatch.setattr(usage, "busy_percent", lambda device: busy_percent(device, FakeNvml()))
+    measured = Usage(GPU)
+    clock.now += 2.0
+    assert measured.share().machine["gpu_percent"] == 43.0
 
 
 def test_a_machine_that_can_not_be_measured_is_left_out(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,10 @@ def test_a_worker_sees_the_gpus_of_its_group_and_on_a_cpu_slot_none(
     gpus: list[str], environment: dict[str, str | None], visible: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3")  # as Ray does on a node of AMD's
     enter(monkeypatch, environment, *gpus)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+    assert os.environ["HIP_VISIBLE_DEVICES"] == ("" if environment else visible)
 
 
 @pytest.mark.slow

@@ -34,9 +34,16 @@ from tests.queued import stand_for_nccl
 HERE = Place("a", "127.0.0.1", ("0",))
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_ranks_with_gpus_connect_when_they_join(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a device, NCCL connects the ranks before the first batch, and knows the device of a barrier."""
+@pytest.mark.parametrize(("size", "variable"), [(1, None), (2, None), (2, "0"), (2, "1"), (1, "1")])
+def test_ranks_with_gpus_are_bound_to_them_only_if_the_user_wants_it(
+    size: int, variable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either way, they connect before the first batch."""
+    monkeypatch.delenv("DRAY_BIND_DEVICE", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("DRAY_BIND_DEVICE", variable)
+    connected: list[Any] = []
+    monkeypatch.setattr(process_group.ddp, "connect", connected.append)
     made: dict[int, tuple[str, Any]] = {}
 
     def init(backend: str, *, rank: int, device_id: Any, **_: Any) -> None:
@@ -64,7 +71,9 @@ def test_ranks_with_gpus_connect_when_they_join(size: int, monkeypatch: pytest.M
     with ThreadPoolExecutor(size) as pool:
         list(pool.map(join, assign([Place("a", "1")] * size)))
     # A single rank has nobody to connect to.
-    devices = {rank: torch.device("cuda", rank) if size > 1 else None for rank in range(size)}
+    is_bound = size > 1 and variable == "1"
+    devices = {rank: torch.device("cuda", rank) if is_bound else None for rank in range(size)}
+    assert connected == [dist.group.WORLD] * size
     assert made == {rank: ("cpu:gloo,cuda:nccl", device) for rank, device in devices.items()}
 
 

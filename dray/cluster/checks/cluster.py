@@ -1,8 +1,8 @@
 """``dray cluster check``: finds problems of a cluster before anything trains on it.
 
 On each node an actor, which needs no slot, collects versions and does the same as trials: write to the storage, send to
-another node, and reduce with gloo, which the ranks of a trial use to agree. If nodes have free GPUs, one GPU of each
-takes part in an all-reduce with NCCL.
+another node, and reduce with gloo, which the ranks of a trial use to agree. All free GPUs of all nodes take part in an
+all-reduce with NCCL.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dray.text import one_line
 
 FREE_GPUS_S = 30.0  # how long the check waits for GPUs that others use
 SLOW_BYTES_S = 100e6  # between two nodes: about a gigabit network
-MAX_RANKS = 8
+MAX_GLOO_RANKS = 8
 
 
 def check(address: str | None, storage: Location | None, fallback: Location) -> ClusterCheck:
@@ -173,31 +173,38 @@ class _Check:
                 self.checked.add_note(node.name, f"sends only {speed / 1e6:.0f} MB/s to {after[node].name}")
 
     def _reduce(self) -> None:
-        gpus = {node: min(len(node.gpus), node.gpus_of_ray) for node in self._ids}
-        ranks = [there for node, there in self._ids.items() if gpus[node] > 0]
-        if len(ranks) == 1 and max(gpus.values()) > 1:
-            ranks *= 2
+        ranks = each_gpu(self._ids)
         if len(self._ids) > 1:
-            all_reduce_speed(self.checked, list(self._ids.values())[:MAX_RANKS], "gloo")
+            all_reduce_speed(self.checked, list(self._ids.values())[:MAX_GLOO_RANKS], "gloo")
         if len(ranks) > 1:
-            self.checked.reduces_bytes_s = all_reduce_speed(self.checked, ranks[:MAX_RANKS], "nccl")
+            self.checked.reduces_bytes_s = all_reduce_speed(self.checked, ranks, "nccl")
+
+
+def each_gpu(nodes: Mapping[Node, str]) -> list[str]:
+    """For each GPU that both Ray and torch see, the id of its node."""
+    return [there for node, there in nodes.items() for _ in range(min(len(node.gpus), node.gpus_of_ray))]
 
 
 def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Literal["nccl", "gloo"]) -> float | None:
-    """The bus bandwidth of an all-reduce between processes on these nodes (ids); None, and a finding, if it failed."""
+    """The bus bandwidth of an all-reduce between processes on these nodes (ids), with NCCL those that get a GPU within
+    `FREE_GPUS_S`; None, and a finding, if it failed."""
     import ray
-    from ray.exceptions import GetTimeoutError
 
     from dray.cluster.nodes import on_node
     from dray.cluster.packages import runtime_env
 
     options = {"runtime_env": runtime_env(), "num_gpus": 1 if backend == "nccl" else 0}
-    ranks = [on_node(AllReduceRank, node, **options).remote() for node in nodes]
+    started = [on_node(AllReduceRank, node, **options).remote() for node in nodes]
     try:
-        try:
-            ray.get([rank.__ray_ready__.remote() for rank in ranks], timeout=FREE_GPUS_S)
-        except GetTimeoutError:
-            checked.add_note("", f"all-reduce was not tried: GPUs were busy, or not up within {FREE_GPUS_S:.0f} s")
+        up = {rank.__ray_ready__.remote(): rank for rank in started}
+        ready, late = ray.wait(list(up), num_returns=len(up), timeout=FREE_GPUS_S)
+        ray.get(ready)
+        ranks = [rank for reference, rank in up.items() if reference in ready]
+        if late:
+            what = f"was tried without {len(late)} of {len(up)} processes" if len(ranks) > 1 else "was not tried"
+            why = f"GPUs were busy, or not up within {FREE_GPUS_S:.0f} s"
+            checked.add_note("", f"all-reduce by {backend} {what}: {why}")
+        if len(ranks) < 2:
             return None
         at = ray.get(ranks[0].open.remote(), timeout=ANSWER_S)
         asked = [rank.reduce.remote(at, number, len(ranks), backend) for number, rank in enumerate(ranks)]
@@ -212,7 +219,7 @@ def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Liter
         )
         return None
     finally:
-        for rank in ranks:
+        for rank in started:
             ray.kill(rank)
 
 

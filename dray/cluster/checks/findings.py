@@ -56,7 +56,7 @@ class ClusterCheck:
     storage: str
     nodes: list[Node]
     findings: list[Finding] = field(default_factory=list)
-    reduces_bytes_s: float | None = None  # the "bus bandwidth" of an NCCL all-reduce between GPUs of several nodes
+    reduces_bytes_s: float | None = None  # the "bus bandwidth" of an NCCL all-reduce over all free GPUs
 
     @property
     def is_fit(self) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.cluster.checks.node import STORE_S, Trouble, directory_trouble, disks, full_disk, mounted
-from dray.environment import versions
+from dray.environment import versions, visible_gpus
 from dray.storage import Location, RemoteDirectory, StorageError
 
 ANSWER_S = 120.0  # how long a node may take to start a process, and then for each request
@@ -140,7 +140,7 @@ def _receive_all(listener: socket.socket) -> None:
 
 def _torch_facts() -> dict[str, Any]:
     # Another process imports torch: a broken torch may crash it, and Ray hides GPUs from an actor that asked for none.
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    environment = {name: value for name, value in os.environ.items() if name not in visible_gpus([])}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
         ran = subprocess.run(

@@ -2,7 +2,7 @@
 
 import { html, render, useEffect, useState } from "./lib/preact.js";
 import { Compare } from "./compare.js";
-import { onTrouble, useData } from "./data.js";
+import { onTrouble, ROOT, useData } from "./data.js";
 import { showHelp } from "./dialogs.js";
 import { Experiment } from "./experiment.js";
 import { useKeys } from "./keys.js";
@@ -49,7 +49,7 @@ function App() {
   useKeys([["Escape", "leave the search; one level up", up], ["Enter", "open the row", () => false], ["q", "the queue", () => go("#/queue")], ["?", "this help", showHelp]]);
   const [View, properties] = viewOf(parts);
   return html`<header class="bar">
-      <a class="brand" href="#/"><img src="/static/icon.svg" alt="" width="20" height="20" />dray</a>
+      <a class="brand" href="#/"><img src=${`${ROOT}static/icon.svg`} alt="" width="20" height="20" />dray</a>
       <nav aria-label="Views"><a href="#/" aria-current=${View === List ? "page" : null}>Experiments</a>
         <a href="#/queue" aria-current=${View === Queue ? "page" : null}>Queue</a></nav>
       <span id="server" class="quiet" title=${status && `dray ${status.version} on ${status.cluster}, up for ${duration(Date.now() / 1000 - status.since)}; results in ${status.results}`}>

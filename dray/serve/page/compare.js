@@ -5,7 +5,7 @@ import { Smoothing, axisOf } from "./curves.js";
 import { Poll, Refused, experiment, get, useData } from "./data.js";
 import { Diff } from "./lines.js";
 import { Check, Crumbs, Empty, Select, Skeleton, State } from "./parts.js";
-import { Lines, finite, smoothed, xOf } from "./plot.js";
+import { Lines, smoothed, xOf } from "./plot.js";
 import { MOST_COMPARED, Swatch, colourOf, dashOf, pick } from "./selection.js";
 import { LIVE } from "./states.js";
 import { address, go, useRoute } from "./url.js";
@@ -51,7 +51,7 @@ function metricsOf(trials, along, label) {
       const name = metricName(series.kind, series.name);
       if (!found.has(name)) found.set(name, []);
       found.get(name).push({
-        x: xOf(series, along, each.about.started), y: finite(series.values), label: label(each),
+        x: xOf(series, along, each.about.started), y: series.values, label: label(each),
         log: series.log, colour: colourOf(each.name, each.trial), dash: dashOf(each.name, each.trial), width: 2, trial: each.trial,
       });
     }

@@ -17,7 +17,7 @@ export function conditionsOf(text, dimensions) {
   let trouble = "";
   const rest = text.replace(CONDITION, (_, name, sign, wanted) => {
     const dimension = known.get(same(bare(name))), values = wanted.match(new RegExp(ATOM, "g")).map(bare);
-    if (!dimension) trouble = `There is no axis ${bare(name)}.`;
+    if (!dimension) trouble = `There is no axis ${bare(name)}; there are ${dimensions.map(each => quoted(each.label)).join(", ")}.`;
     else if (dimension.names && sign !== "=") trouble = `${dimension.label} has no order: write ${quoted(dimension.label)}=${dimension.names.slice(0, 2).map(quoted).join("|")}.`;
     else if (dimension.names) found.set(dimension.label, { names: new Set(values.map(same)) });
     else if (values.length > 1 || Number.isNaN(Number(values[0]))) trouble = `${dimension.label} is a number: write ${quoted(dimension.label)}<0.01.`;

@@ -4,7 +4,7 @@ import { html, useEffect, useMemo, useState } from "./lib/preact.js";
 import { experiment, useData } from "./data.js";
 import { Several } from "./menu.js";
 import { Empty, Select, Waiting, useSeen } from "./parts.js";
-import { Legend, Lines, smoothed, timeUnit } from "./plot.js";
+import { Legend, Lines, lost, smoothed, timeUnit } from "./plot.js";
 import { colourOf, dashOf, ranges, useSelection } from "./selection.js";
 import { address, listed, useParam } from "./url.js";
 import { count, metricName, number, plural } from "./values.js";
@@ -73,7 +73,7 @@ function MetricCurves({ name, metric, along, show, one, legend }) {
   const all = data.how === "all", counted = data.shown === data.of ? `All ${plural(data.of, "trial")} that have validated`
     : all ? `${count(data.shown)} of ${count(data.of)} trials have reported it` : `${count(data.shown)} of ${count(data.of)} trials: ${data.how}`;
   const notes = [`${counted}${bands.length ? `; ${data.curves.length === 1 && best ? "the best has a line" : `${plural(data.curves.length, "trial")} as lines`}` : ""}.`, ...data.notes, limits && scale.includes("hidden") && `The scale is ${scale}.`,
-    Number(weight) > 0 && "Lines of trials are smoothed, with the thin raw line behind.", chosen.size > MOST_CHOSEN && `Of the selection, the first ${MOST_CHOSEN} are drawn.`].filter(Boolean);
+    Number(weight) > 0 && "Lines of trials are smoothed, with the thin raw line behind.", lost(series), chosen.size > MOST_CHOSEN && `Of the selection, the first ${MOST_CHOSEN} are drawn.`].filter(Boolean);
   const gist = `${data.metric} along ${title}: ${counted}${bands.length ? ` in ${plural(bands.length, "band")}` : ""}${best ? `; the best is trial ${data.best}, at last ${number(best.y.at(-1))}` : ""}`;
   return html`<section class="curves" ref=${place} data-metric=${data.metric} data-shown=${data.shown}>
     ${!one && html`<h2>${data.metric}</h2>`}

@@ -2,7 +2,9 @@
 
 import { useEffect, useLayoutEffect, useRef, useState } from "./lib/preact.js";
 
-const BASE = "/api/v1";
+// The path of the server, which has another one before it below a proxy; it ends with a slash.
+export const ROOT = new URL("..", import.meta.url).pathname;
+const BASE = `${ROOT}api/v1`;
 const known = new Map();  // by path: the last answer and its ETag
 const MOST_KNOWN = 60;
 

@@ -12,6 +12,7 @@ export function Overview({ name, about }) {
   const { submitted, standing } = about, tags = [...(submitted?.tags ?? []), ...(about.labels ?? [])];
   return html`<${Sentence} name=${name} standing=${standing} />
     ${about.why && html`<p class="trouble">${clean(about.why)}</p>`}
+    ${about.unread && html`<p class="trouble">${clean(about.unread)}</p>`}
     ${tags.length + (about.description ? 1 : 0) + (submitted?.notes ? 1 : 0) > 0 && html`<div class="notes">${tags.map(tag => html`<span key=${tag} class="tag">${tag}</span>`)}
       ${about.description && html`<p>${about.description}</p>`}${submitted?.notes && html`<p class="text">${submitted.notes}</p>`}</div>`}
     <${Tiles} tiles=${tilesOf(name, about)} />

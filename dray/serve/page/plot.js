@@ -5,14 +5,14 @@ import uPlot from "./lib/uplot.js";
 import { FONT, useTheme } from "./canvas.js";
 import { number } from "./values.js";
 
-const NEAR = 24, CLICK = 4, FEW = 40;  // px, px, points or lines that are drawn with dots
+const NEAR = 24, CLICK = 4, FEW = 40, CROSS = 3.5;  // px, px, points or lines that are drawn with dots, px
 const NONE = [];  // always the same: new ones would be drawn
 
 // An exponential moving average without the bias towards its start, as TensorBoard's; what is not finite stays so.
 export function smooth(values, weight) {
   let last = 0, number = 0;
   return values.map(value => {
-    if (value === null || !Number.isFinite(value)) return value;
+    if (!Number.isFinite(value)) return value;
     last = last * weight + (1 - weight) * value;
     number += 1;
     return last / (1 - weight ** number);
@@ -39,7 +39,8 @@ function logTicks(least, most) {
 // The unit for times up to so many seconds: [its seconds, its name].
 export const timeUnit = most => most < 180 ? [1, "seconds"] : most < 3 * 3600 ? [60, "minutes"] : most < 72 * 3600 ? [3600, "hours"] : [86400, "days"];
 
-// `series`: {x, y, label, colour, width, dash, alpha, trial, behind, halo}: y has null where it is not finite; one `behind`
+// `series`: {x, y, label, colour, width, dash, alpha, trial, behind, halo}: y has text where it is not finite, which a cross at the
+// bottom marks; one `behind`
 // others can't be pointed at; a `halo` sets one off. `bands`: {x, low, middle, high, trials, of, colour, alpha, label}. `x`, `y`: labels of the axes; `log`: of y;
 // `range`: of y, while nothing is zoomed. `onpoint(series, event)`: a line was clicked; `onbrush(series)`: a box was drawn
 // with Shift, and these lines pass through it. Plots with the same `sync` share a cursor, and their zoom, unless that is given:
@@ -63,9 +64,9 @@ const groups = new Map();  // the charts that share a cursor and a zoom
 function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
   let lines = [], pixels = [], wide = [0, 1], zoom = null, over = -1, spot = 0, dragged = false;
   const width = () => Math.max(place.clientWidth, 120);
-  const good = value => value !== null && Number.isFinite(value) && (!log || value > 0);
+  const good = value => Number.isFinite(value) && (!log || value > 0), isLost = value => typeof value === "string", shows = value => good(value) || isLost(value);
 
-  const ends = ({ x: xs, y: ys }) => [ys.findIndex(good), ys.findLastIndex(good)].filter(i => i >= 0).map(i => xs[i]).filter(Number.isFinite);
+  const ends = ({ x: xs, y: ys }) => [ys.findIndex(shows), ys.findLastIndex(shows)].filter(i => i >= 0).map(i => xs[i]).filter(Number.isFinite);
 
   function gather() {
     const { series, bands } = now.current;
@@ -111,7 +112,8 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
   function paint({ ctx, bbox, valToPos }) {
     const ratio = devicePixelRatio, px = value => valToPos(value, "x", true), py = value => good(value) ? valToPos(value, "y", true) : NaN;
     const few = lines.length <= FEW, room = zoom ? 0 : 4 * ratio;  // dots at the edge are whole
-    pixels = lines.map(line => ({ x: line.x.map(px), y: line.y.map(py) }));
+    const bottom = bbox.top + bbox.height - 2 * CROSS * ratio, spot = value => isLost(value) ? bottom : py(value);
+    pixels = lines.map(line => ({ x: line.x.map(px), y: line.y.map(py), spots: line.y.map(spot) }));  // spots: what can be pointed at
     ctx.save();
     ctx.beginPath();
     ctx.rect(bbox.left - room, bbox.top, bbox.width + 2 * room, bbox.height);
@@ -120,7 +122,7 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
     for (const [at, { band }] of lines.entries()) if (band) paintBand(ctx, band, pixels[at].x, py, ratio);
     const order = [...lines.keys()].filter(at => at !== over);
     for (const at of over < 0 ? order : [...order, over]) {
-      const { colour, width = 1.5, dash = [], alpha = 1, band, behind, halo } = lines[at], { x: xs, y: ys } = pixels[at];
+      const { colour, width = 1.5, dash = [], alpha = 1, band, behind, halo } = lines[at], { x: xs, y: ys, spots } = pixels[at];
       ctx.strokeStyle = ctx.fillStyle = colour;
       ctx.globalAlpha = at === over ? 1 : alpha;
       ctx.lineWidth = ratio * ((band ? 2.2 : width) + (at === over ? 1.2 : 0));
@@ -137,7 +139,9 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
       if (halo) stroke(ctx, { strokeStyle: theme.panel, lineWidth: ctx.lineWidth + 4 * ratio });
       ctx.setLineDash(dash.map(each => each * ratio));
       ctx.stroke();
-      if (behind || !(few && xs.length <= FEW || xs.length === 1)) continue;
+      if (behind) continue;
+      cross(ctx, xs.flatMap((x, i) => Number.isNaN(ys[i]) && !Number.isNaN(spots[i]) ? [[x, spots[i]]] : []), ratio);
+      if (!(few && xs.length <= FEW || xs.length === 1)) continue;
       ctx.beginPath();
       for (let i = 0; i < xs.length; i++) if (!Number.isNaN(ys[i])) {
         ctx.moveTo(xs[i], ys[i]);
@@ -146,6 +150,18 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
       ctx.fill();
     }
     ctx.restore();
+  }
+
+  function cross(ctx, places, ratio) {
+    const arm = CROSS * ratio;
+    ctx.beginPath();
+    for (const [x, y] of places) for (const way of [-arm, arm]) {
+      ctx.moveTo(x - arm, y - way);
+      ctx.lineTo(x + arm, y + way);
+    }
+    ctx.setLineDash([]);
+    ctx.lineWidth = 2 * ratio;
+    ctx.stroke();
   }
 
   function stroke(ctx, look) {
@@ -169,11 +185,11 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
   // The line nearest to a place of the canvas, with its nearest point.
   function nearest(left, top) {
     let found = [-1, 0], least = (NEAR * devicePixelRatio) ** 2;
-    for (const [at, { x: xs, y: ys }] of pixels.entries()) {
+    for (const [at, { x: xs, y: points, spots: ys }] of pixels.entries()) {
       if (lines[at].behind) continue;
       for (let i = 0; i < xs.length; i++) {
         if (Number.isNaN(ys[i])) continue;
-        const step = i + 1 < xs.length && !Number.isNaN(ys[i + 1]) ? [xs[i + 1] - xs[i], ys[i + 1] - ys[i]] : [0, 0];
+        const step = i + 1 < xs.length && !Number.isNaN(points[i] + points[i + 1]) ? [xs[i + 1] - xs[i], ys[i + 1] - ys[i]] : [0, 0];
         const along = Math.min(1, Math.max(0, ((left - xs[i]) * step[0] + (top - ys[i]) * step[1]) / (step[0] ** 2 + step[1] ** 2 || 1)));
         const away = (xs[i] + along * step[0] - left) ** 2 + (ys[i] + along * step[1] - top) ** 2;
         if (away <= least) [least, found] = [away, [at, along > 0.5 ? i + 1 : i]];
@@ -184,7 +200,7 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
 
   // Of the line on top, the point nearest in x.
   function inStep(left) {
-    const at = lines.findLastIndex(line => !line.behind), { x: xs, y: ys } = pixels[at] ?? { x: [], y: [] };
+    const at = lines.findLastIndex(line => !line.behind), { x: xs, spots: ys } = pixels[at] ?? { x: [], spots: [] };
     let best = -1;
     for (let i = 0; i < xs.length; i++) if (!Number.isNaN(ys[i]) && (best < 0 || Math.abs(xs[i] - left) < Math.abs(xs[best] - left))) best = i;
     return best < 0 ? [-1, 0] : [at, best];
@@ -205,7 +221,7 @@ function chartIn(place, now, { x, y, log, height, sync, theme, setTip }) {
     spot = i;
     place.dataset.over = at < 0 ? "" : lines[at].label;
     if (!pixels[at]) return setTip(null);
-    const left = pixels[at].x[i] / devicePixelRatio, top = pixels[at].y[i] / devicePixelRatio, right = left > width() / 2;
+    const left = pixels[at].x[i] / devicePixelRatio, top = pixels[at].spots[i] / devicePixelRatio, right = left > width() / 2;
     return setTip({ text: told(lines[at], i, now.current.x), spoken, style: { ...top > height / 3 ? { bottom: height - top + 8 } : { top: top + 8 }, ...right ? { right: width() - left + 14 } : { left: left + 14 } } });
   }
 
@@ -284,7 +300,7 @@ function passes([x0, y0], [x1, y1], [left, top, right, bottom]) {
 function told({ label, x, y, band, raw }, i, axis) {
   const at = `at ${number(x[i])} ${axis}`;
   if (band) return `${label}; ${at}: median ${number(y[i])}, half of them ${number(band.low[i])} to ${number(band.high[i])}; ${band.trials[i]} of ${band.of} trials`;
-  return `${label} ${at}: ${number(raw?.[i] ?? y[i])}${raw ? `, smoothed ${number(y[i])}` : ""}`;
+  return `${label} ${at}: ${number(raw?.[i] ?? y[i])}${raw && typeof y[i] === "number" ? `, smoothed ${number(y[i])}` : ""}`;
 }
 
 // `entries`: {label, colour, dash, href, thick}
@@ -293,9 +309,12 @@ export const Legend = ({ entries }) => html`<ul class="legend lines-legend">${en
     <line x1="0" x2="26" y1="6" y2="6" stroke=${colour} stroke-width="2.5" stroke-dasharray=${dash.join(" ")} /></svg>
   ${href ? html`<a href=${href}>${label}</a>` : label}</li>`)}</ul>`;
 
-// A metric's places along its batches, epochs, or the time since its trial's start; and its values, null where not finite.
+// A metric's places along its batches, epochs, or the time since its trial's start; and places, null where not finite.
 export const xOf = (each, along, started) => along === "epochs" ? each.epochs : along === "time" ? each.times.map(at => Math.max(0, at - (started ?? each.times[0]))) : each.batches;
 export const finite = values => values.map(value => typeof value === "number" ? value : null);
+
+// What the crosses of these lines say; "" if there are none.
+export const lost = series => series.some(each => each.y.some(value => typeof value === "string")) ? "A cross marks values that are NaN or infinite." : "";
 
 // Lines that are smoothed, each before its own thin raw line.
 export const smoothed = (series, weight) => weight <= 0 ? series : series.flatMap(each => [

@@ -1,6 +1,7 @@
 // What a visitor without a token sees, at the address that was asked for: that view is there again after the sign-in.
 
 import { html, useEffect, useRef, useState } from "./lib/preact.js";
+import { ROOT } from "./data.js";
 
 export function SignIn({ done }) {
   const [error, setError] = useState(""), [busy, setBusy] = useState(false), box = useRef(null);
@@ -13,7 +14,7 @@ export function SignIn({ done }) {
     event.preventDefault();
     setBusy(true);
     try {
-      const response = await fetch("/login", {
+      const response = await fetch(`${ROOT}login`, {
         method: "POST", headers: { "X-Dray": "1", "Content-Type": "application/json" }, body: JSON.stringify({ token: box.current.value.trim() }),
       });
       if (response.ok) return done();

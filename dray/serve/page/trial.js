@@ -6,7 +6,7 @@ import { experiment, useData } from "./data.js";
 import { useKeys } from "./keys.js";
 import { NotFound } from "./notfound.js";
 import { Check, Copy, Crumbs, Empty, Select, Skeleton, State, Tabs, Tiles, Trouble, Waiting, lazy, useSeen } from "./parts.js";
-import { Legend, Lines, finite, smoothed, xOf } from "./plot.js";
+import { Legend, Lines, finite, lost, smoothed, xOf } from "./plot.js";
 import { useSelection } from "./selection.js";
 import { LIVE } from "./states.js";
 import { address, go, useParam } from "./url.js";
@@ -116,17 +116,17 @@ function Metrics({ name, trial, path, it }) {
     ${beside === "1" && best !== null && html`<${Legend} entries=${[{ label: `trial ${trial}`, colour: COLOURS.validation }, { label: `trial ${best}, the best`, colour: COLOURS.best, dash: [6, 4], href: address(name, best, "metrics") }]} />`}
     <div class="metric-grid">${searchedFirst(data).map(each => html`<${Metric} key=${label(each)} each=${each} trial=${trial} started=${data.started} along=${along === "epochs" && !epochs ? "batches" : along}
       other=${other && { ...other.series.find(one => one.kind === each.kind && one.name === each.name), trial: best, began: other.started }} sync=${`${name} ${trial}`} />`)}</div>
-    <p class="quiet" role="status">${plural(data.series.length, "metric")}.${thin && ` Of a metric with more points, ${POINTS} are drawn, evenly spaced.`}</p>`;
+    <p class="quiet" role="status">${plural(data.series.length, "metric")}.${thin && ` Metrics with more than ${POINTS} points are thinned; spikes and NaN are kept.`} ${lost(data.series.map(each => ({ y: each.values })))}</p>`;
 }
 
 function Metric({ each, trial, started, along, other, sync, height = 210 }) {
   const [weight] = useParam("smooth", "0"), [scale] = useParam("scale"), [place, seen] = useSeen(), xs = xOf(each, along, started), positive = each.values.some(value => value > 0);
   const log = positive && (scale === "log" || (scale === "" && each.log)), [divisor, title] = axisOf(along, xs.at(-1)), over = values => finite(values).map(value => value === null ? null : value / divisor);
   const series = useMemo(() => smoothed([
-    ...other?.values ? [{ x: over(xOf(other, along, other.began)), y: finite(other.values), label: `trial ${other.trial}, the best`, colour: COLOURS.best, dash: [6, 4], width: 1.5 }] : [],
-    { x: over(xs), y: finite(each.values), label: `trial ${trial}`, colour: COLOURS[each.kind], width: 2 },
+    ...other?.values ? [{ x: over(xOf(other, along, other.began)), y: other.values, label: `trial ${other.trial}, the best`, colour: COLOURS.best, dash: [6, 4], width: 1.5 }] : [],
+    { x: over(xs), y: each.values, label: `trial ${trial}`, colour: COLOURS[each.kind], width: 2 },
   ], Number(weight) || 0), [each, other?.values, along, weight]);
-  const last = each.values.at(-1), gist = `${label(each)} along ${title}: ${plural(each.of, "point")}, at last ${number(last)}`;
+  const last = each.values.at(-1), gist = `${label(each)} along ${title}: ${plural(each.of, "point")}, at last ${number(last)}. ${lost(series)}`;
   return html`<section ref=${place} data-metric=${label(each)}><h2><span title=${label(each)}>${label(each)}</span> <span class="quiet">${number(last)}</span></h2>
     ${seen ? html`<${Lines} series=${series} x=${title} y="" log=${log} height=${height} label=${gist} sync=${sync} />` : html`<div style=${{ height }} />`}</section>`;
 }
@@ -142,14 +142,14 @@ function Utilization({ trial, path, it, name }) {
         ${Object.entries(data.phases).map(([phase, seconds]) => html`<i key=${phase} style=${{ width: `${100 * seconds / total}%`, background: PHASES[phase]?.[1] ?? GREY }} />`)}</div>
       <div class="legend">${Object.entries(data.phases).map(([phase, seconds]) => html`<span key=${phase}><i style=${{ background: PHASES[phase]?.[1] ?? GREY }} />${PHASES[phase]?.[0] ?? phase} ${(100 * seconds / total).toFixed(1)}%, ${seconds < 10 ? `${number(Number(seconds.toPrecision(2)))} s` : duration(seconds)}</span>`)}</div></section>`}
     <div class="metric-grid">${data.figures.map(each => html`<${Figure} key=${each.name} each=${each} started=${it.started} sync=${`machine ${name} ${trial}`} />`)}</div>
-    <p class="quiet" role="status">${names.includes("gpu_memory_gb") && !names.includes("gpu_percent") && "GPU utilization needs nvidia-ml-py on the workers (pip install nvidia-ml-py). "}
-      Of all its ranks and their loaders, while it had its workers${data.figures.some(each => each.of > each.values.length) && "; of more points, 400 are drawn, evenly spaced"}.</p>`;
+    <p class="quiet" role="status">${names.includes("gpu_memory_gb") && !names.includes("gpu_percent") && "The workers' GPUs do not tell their utilization. "}
+      Of all its ranks and their loaders, while it had its workers${data.figures.some(each => each.of > each.values.length) && "; longer figures are thinned to 400 points, spikes are kept"}.</p>`;
 }
 
 function Figure({ each, started, sync }) {
   const xs = xOf(each, "time", started), [divisor, title] = axisOf("time", xs.at(-1)), unit = each.unit || each.label, last = number(each.values.at(-1));
-  const series = useMemo(() => [{ x: xs.map(at => at / divisor), y: finite(each.values), label: each.label, colour: COLOURS.machine, width: 2 }], [each]);
-  const top = Math.max(...finite(each.values)), range = useMemo(() => each.name.endsWith("percent") ? [0, 100] : [0, top > 0 ? top * 1.08 : 1], [each.name, top]);
+  const series = useMemo(() => [{ x: xs.map(at => at / divisor), y: each.values, label: each.label, colour: COLOURS.machine, width: 2 }], [each]);
+  const top = Math.max(...each.values.filter(Number.isFinite)), range = useMemo(() => each.name.endsWith("percent") ? [0, 100] : [0, top > 0 ? top * 1.08 : 1], [each.name, top]);
   return html`<section data-figure=${each.name}><h2><span>${each.label}${each.unit && `, ${each.unit}`}</span> <span class="quiet">${last}</span></h2>
     <${Lines} series=${series} x=${title} y="" range=${range} height=${200} label=${`${each.label} over time, ${unit}: at last ${last}`} sync=${sync} /></section>`;
 }

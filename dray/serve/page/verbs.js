@@ -177,7 +177,8 @@ export async function askFork(name) {
     body: html`<p>A new experiment begins from nothing, with the code of <b>${name}</b> and this config. <b>${name}</b> stays as it is.</p><${Config} before=${config} />`,
     act: async form => {
       const made = await send("POST", `${experiment(name)}/fork`, { config: form.get("config").replaceAll("\r\n", "\n") });
-      say(`${made.name} is ${word(made.state)}`);
+      const missing = made.missing_secrets.join(", ");
+      say(`${made.name} is ${word(made.state)}${missing && `, without ${missing}, which belong to another token: fork again, with your own in the config`}`);
       go(address(made.name));
     },
   });

@@ -26,7 +26,7 @@ def whole_models(directory: Path, scratch: Path) -> list[Mapping[str, Any]]:
         stored.load(sharded.name_of(("models_state_dict", *keys)), value, tensor)
         return tensor
 
-    models = files.read_state(directory, [], mmap=True)["models_state_dict"]
+    models = files.read_state(directory, [])["models_state_dict"]
     return sharded.mapped(models, whole)  # type: ignore[no-any-return]
 
 

@@ -24,6 +24,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -49,7 +50,8 @@ METADATA = "metadata.json"
 HPARAMS = "hparams.json"
 EXPERIMENT = "experiment.yaml"
 
-PIECE_BYTES = 1 << 20  # files are written and hashed in pieces of this size, which fit the processor's cache
+PIECE_BYTES = 1 << 20  # files are written in pieces of this size, which fit the processor's cache
+BESIDE_BYTES = 8 << 20  # a larger tensor is hashed while it is written
 FLUSH_BYTES = 8 << 20  # the limit on the page cache for a file that is not read soon
 
 
@@ -140,6 +142,7 @@ class ChecksumWriter(io.FileIO):
         self._digest = hashlib.sha256()
         self._small = bytearray()
         self._error: OSError | None = None
+        self._hasher = ThreadPoolExecutor(1, "dray-hash")
 
     @property
     def listed(self) -> Listed:
@@ -147,6 +150,7 @@ class ChecksumWriter(io.FileIO):
 
     def __exit__(self, *_: object) -> None:
         self._write_through(memoryview(self._small))
+        self._hasher.shutdown()
         self.close()
         if self._error is not None:
             raise self._error
@@ -162,20 +166,25 @@ class ChecksumWriter(io.FileIO):
         return len(view)
 
     def _write_through(self, view: memoryview) -> None:
+        # In a thread of its own, since neither hashing nor writing holds Python's lock, and both take as long.
+        is_large = len(view) > BESIDE_BYTES
+        hashing = self._hasher.submit(self._digest.update, view) if is_large else None
+        if hashing is None:
+            self._digest.update(view)
         done = 0
         while self._error is None and done < len(view):
-            piece = view[done : done + PIECE_BYTES]
             try:
-                written = super().write(piece)
+                written = super().write(view[done : done + PIECE_BYTES])
             except OSError as error:
                 self._error = error
             else:
-                self._digest.update(piece[:written])
                 done += written
                 self._size += written
                 if self._size >= self._flushed + FLUSH_BYTES and not self._read_soon:
                     begin_writing(self.fileno())
                     self._flushed = self._size
+        if hashing is not None:
+            hashing.result()  # torch may use the memory again
 
 
 def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, Listed]:
@@ -236,7 +245,8 @@ def describe(directory: Path) -> dict[str, Any]:
 
 
 def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_kwargs: Any) -> dict[str, Any]:
-    """Load `state-dict.pth` without running code, onto the CPU unless `torch_load_kwargs` say otherwise.
+    """Map `state-dict.pth` into memory without running code, on the CPU, unless `torch_load_kwargs` say otherwise. What
+    keeps its tensors must copy them: see `mapped`.
 
     `models` are the trial's unwrapped models: parameter names in a Determined checkpoint may have a prefix.
     """
@@ -247,7 +257,7 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
             f"{directory} has no {STATE}: a program saved it with the core API, and only that program can read it; "
             "copy its files with `dray checkpoint download`"
         )
-    state: dict[str, Any] = load_as(dict, path, **torch_load_kwargs)
+    state: dict[str, Any] = load_as(dict, path, **{"mmap": True, **torch_load_kwargs})
     return state if old is None else determined.adapt(state, models)
 
 

@@ -64,6 +64,24 @@ def _hint(metric: str, validation: Mapping[str, object]) -> str:
     return did_you_mean(metric, validation.keys())
 
 
+class OtherMetrics:
+    """Warns once of each metric that is text or a vector: only numbers are recorded in an experiment."""
+
+    def __init__(self) -> None:
+        self._warned: set[tuple[str, str]] = set()
+
+    def warn(self, metrics: Mapping[str, object], source: str) -> None:
+        for name, value in metrics.items():
+            if not isinstance(value, (int, float)) and (source, name) not in self._warned:
+                self._warned.add((source, name))
+                log.warning(
+                    "%s: the metric %r is not one number, so that searches, tables and plots leave it out; report a "
+                    "number for each name, and write text and vectors to TensorBoard or a file",
+                    source,
+                    name,
+                )
+
+
 def is_loss(kind: str, name: str, metric: str) -> bool:
     """Whether a metric of this kind ("training", "validation") is a loss: the searcher's, or named with "loss".
 

@@ -20,7 +20,8 @@ class Reducer(enum.Enum):
     """Reduces the values of a validation metric over batches to one number.
 
     Attributes:
-        AVG: the mean over batches, not over records; ranks are weighted by their number of batches.
+        AVG: the mean over batches, as in Determined. A last, smaller batch counts as much as any other.
+        AVG_OVER_RECORDS: the mean over records: each batch is weighted by its length (`get_batch_length`).
         SUM, MAX, MIN: the sum, maximum or minimum over all batches of all ranks.
     """
 
@@ -28,10 +29,11 @@ class Reducer(enum.Enum):
     SUM = 2
     MAX = 3
     MIN = 4
+    AVG_OVER_RECORDS = 5
 
 
 def reduce_values(reducer: Reducer, values: Sequence[Any], counts: Sequence[int] | None = None) -> float:
-    """Reduce values of batches, or reduced values of ranks that had `counts` batches, to one number.
+    """Reduce values to one number. `counts`: the weights of values in an average.
 
     >>> reduce_values(Reducer.AVG, [1.0, 4.0], counts=[2, 1])
     2.0
@@ -39,8 +41,8 @@ def reduce_values(reducer: Reducer, values: Sequence[Any], counts: Sequence[int]
     array = np.asarray(values)
     if array.dtype.kind == "f":
         array = array.astype(np.float64)
-    if reducer is Reducer.AVG:
-        return float(np.average(array, axis=None if counts is None else 0, weights=counts))
+    if reducer in (Reducer.AVG, Reducer.AVG_OVER_RECORDS):
+        return float(np.mean(array if counts is None else np.average(array, axis=0, weights=counts)))
     return getattr(array, reducer.name.lower())().item()  # type: ignore[no-any-return]
 
 

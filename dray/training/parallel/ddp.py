@@ -182,6 +182,7 @@ class _Group:
         self.world = world
         self.timeout = timeout()
         self.group: Any = dist.new_group(timeout=self.timeout)
+        connect(self.group)
         #: Each model, with the function that releases its connections.
         self.models: weakref.WeakKeyDictionary[torch.nn.Module, Callable[[Any], None]] = weakref.WeakKeyDictionary()
         #: Meshes of sharded models by shape, which hold process groups too: see `dray.training.parallel.mesh`.
@@ -201,6 +202,7 @@ class _Group:
             self._made[ranks] = dist.new_group(ranks, timeout=self.timeout, use_local_synchronization=alone)
             if dist.get_rank() in ranks:
                 self.subgroups.append(self._made[ranks])
+                connect(self._made[ranks])
         return self._made[ranks]
 
 
@@ -244,6 +246,17 @@ def is_connected(model: torch.nn.Module) -> bool:
 def queues_collectives(device: torch.device) -> bool:
     """Whether collectives on a device only queue work, as NCCL's do; gloo's are complete when they return."""
     return dist.is_initialized() and backends(dist.group.WORLD).get(device.type) != "gloo"
+
+
+def connect(group: Any) -> None:
+    """Connect the ranks of a group by a first collective, on the current device.
+
+    NCCL does so in the first collective anyway, but there a rank blocks the host until all have come, and can't be
+    aborted: if one failed before, the others would hang.
+    """
+    if dist.get_world_size(group) > 1:
+        for kind in (kind for kind, backend in backends(group).items() if backend != "gloo"):
+            dist.all_reduce(torch.zeros(1, device=kind), group=group)
 
 
 def disconnect(device: torch.device) -> None:

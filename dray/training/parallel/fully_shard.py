@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import nn
 
+from dray.memory import machine_cores
 from dray.training import pretrained
 from dray.training.parallel.sharding import UNSYNCED, broadcast, connect, fsdp_modules, is_dtensor
 
@@ -47,7 +49,8 @@ class FullyShard:
             names: `{"param_dtype": "bfloat16", "reduce_dtype": "float32"}`.
         reshard_after_forward: free a unit's gathered parameters after its forward pass, and gather them again for
             backward. An int: reshard over that number of ranks. None: reshard all units except the model itself.
-        cpu_offload: keep parameters, gradients and optimizer state in CPU memory.
+        cpu_offload: keep parameters, gradients and optimizer state in CPU memory. The optimizer uses the rank's share
+            of the machine's cores, unless OMP_NUM_THREADS is set to another number than 1.
         sync_each_batch: with `aggregation_frequency`, reduce-scatter gradients in each batch, so that a rank only holds
             its shards of them; with HSDP, replicas are summed in the batch that steps. False: synchronise only in the
             batch that steps, and hold whole gradients until then.
@@ -213,6 +216,8 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
             unit.compile()
     over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
     # For a model on the CPU there is nothing to pin memory for.
+    if parallel.cpu_offload and device.type != "cpu":
+        torch.set_num_threads(max(torch.get_num_threads(), threads_for_offload(os.environ, machine_cores())))
     offload = CPUOffloadPolicy(pin_memory=device.type != "cpu") if parallel.cpu_offload else OffloadPolicy()
     new: dict[nn.Parameter, nn.Parameter] = {}
     before = list(model.parameters())
@@ -242,6 +247,14 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
     for parameter in before:
         setattr(parameter, _REPLACED, True)
     connect(model)
+
+
+def threads_for_offload(variables: Mapping[str, str], cores: int) -> int:
+    """The threads for an optimizer on the CPU: its rank's share of the machine's cores, unless the user has chosen a
+    number. Ray and torchrun set OMP_NUM_THREADS=1 where nobody has."""
+    if (chosen := variables.get("OMP_NUM_THREADS", "1")) != "1":
+        return int(chosen) if chosen.isdigit() else 1
+    return max(1, cores // int(variables.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def is_replaced(parameter: torch.Tensor) -> bool:
@@ -306,7 +319,10 @@ def _recompute(unit: nn.Module, *, selective: bool) -> None:
 
     options: dict[str, Any] = {}
     if selective:
-        kept = [getattr(torch.ops.aten, name).default for name in _KEPT]
+        ops: Any = torch.ops
+        kept = [getattr(ops.aten, name).default for name in _KEPT]
+        # A collective costs more than its result's memory; and attention that is compiled is one operator.
+        kept += [ops._c10d_functional.reduce_scatter_tensor.default, ops.higher_order.flex_attention]
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, kept)
     # Replace `forward`, because a wrapper module would change the parameters' names.
     unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False, **options)

@@ -14,6 +14,7 @@ from dray.worker.log import writer
 AWAITED_S = 1.0
 _LINES = 20
 _BYTES = 20_000  # bytes at the end of the file to search for these lines
+_ABORT_BYTES = 200_000  # NCCL's watchdog and Python's `faulthandler` print the stacks of all threads
 _CRASH = re.compile(r"Fatal Python error: (.+)")
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 _CRASH_LINE = re.compile(r"\s*$|\s+File |\s+\.\.\.|Stack |Thread |Current thread |Extension modules: |  <")
@@ -42,6 +43,14 @@ def with_log_tail(error: str, log: Path) -> str:
     lines, ending = _read(log)
     how = "\n".join(_described_crash(lines)) or ("" if ": " in error else ending)
     return f"{error}{how and ': '}{how}\n\n{LOG_TAIL} ({log}):\n{_shown(lines)}"
+
+
+def last_output(log: Path) -> list[str]:
+    """What the last process of a trial's log printed at its end, in enough lines for the traces of an abort."""
+    _await_writer(log)
+    lines, _ = _read(log, last=_ABORT_BYTES)
+    begins = max((n for n, line in enumerate(lines) if line.startswith(writer.ENDING)), default=-1)
+    return lines[begins + 1 :]
 
 
 def _shown(lines: Sequence[str]) -> str:
@@ -81,13 +90,13 @@ def _is_ours(file: Path) -> bool:
     return bool(dray) and (Path(__file__).parents[2] / inner).exists()
 
 
-def _read(log: Path, start: int = 0) -> tuple[list[str], str]:
+def _read(log: Path, start: int = 0, last: int = _BYTES) -> tuple[list[str], str]:
     """The last output of the trial's processes, and how the last one ended, if `dray.worker.log.writer` knows."""
     if not log.exists():
         return [], ""
     size = log.stat().st_size
     with log.open("rb") as file:
-        file.seek(max(start, size - _BYTES))
+        file.seek(max(start, size - last))
         lines = [line[writer.STAMP_LENGTH :] for line in file.read().decode(errors="replace").splitlines()]
     if lines and lines[-1].startswith(writer.ENDING):
         return lines[:-1], lines[-1].removeprefix(writer.ENDING)
