@@ -73,7 +73,7 @@ _HOMES = {
     "searchers.asha": "ASHA",
     "searchers.auto": "Auto",
     "searchers.convert": "from_optuna from_ray_tune",
-    "searchers.errors": "FieldError IllegalEvent JournalError MethodError SpaceError",
+    "searchers.errors": "DamagedFile FieldError IllegalEvent JournalError MethodError SpaceError",
     "searchers.events": "Action Create Done DoneReason Event Exited Pause Reason Repeat Reported Requested Resume "
     "Source Started Stop",
     "searchers.journal": "Journal",

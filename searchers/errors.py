@@ -75,4 +75,8 @@ def never_created(trial: int, *, created: int) -> IllegalEvent:
 
 
 class JournalError(ValueError):
-    """A journal that cannot be read, replayed or locked. The message names the file or line."""
+    """A journal that cannot be replayed or locked. The message names the file or line."""
+
+
+class DamagedFile(ValueError):
+    """A file, such as a journal, that can't be read. The message is one line, with the file and the damaged line."""

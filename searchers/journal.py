@@ -1,8 +1,8 @@
 """An append-only log with one JSON object per line, written to disk before `append` returns or a `batch` ends.
 
 If a process dies while it writes, the last line may be incomplete. Such a line was never acknowledged, and is dropped.
-A bad line anywhere else means that the file is damaged, and raises an error. The lock file has the number of records on
-disk, so that a file that was emptied, cut, or replaced by an older copy can be recognised (`Journal.num_lost`).
+A bad line anywhere else raises `DamagedFile`, see `searchers.rows`. The lock file has the number of records on disk, so
+that a file that was emptied, cut, or replaced by an older copy can be recognised (`Journal.num_lost`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from searchers import rows
 from searchers.errors import JournalError
+from searchers.rows import Check, is_object
 
 Record = dict[str, object]
 
@@ -33,6 +35,7 @@ class Journal:
 
     Raises:
         JournalError: Another process has the journal open.
+        DamagedFile: It can't be read.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "journal.jsonl"
@@ -50,9 +53,9 @@ class Journal:
         self._batch_thread: int | None = None
         self._lock, known = _lock(self.path)
         try:
+            data = rows.read(self.path, missing=b"")
+            self._size = rows.complete_size(data)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            data = self.path.read_bytes()
-            self._size = _complete_size(data)
             self._count = data.count(b"\n", 0, self._size)
             self._count += _num_lost(self._count, known)  # to be found by the next reader too
             os.ftruncate(self._file, self._size)
@@ -165,63 +168,18 @@ class Journal:
         self.close()
 
     @staticmethod
-    def read(path: str | os.PathLike[str]) -> list[Record]:
+    def read(path: str | os.PathLike[str], check: Check = is_object) -> list[Record]:
         """Read all complete records; record n is line n + 1. Another process may append meanwhile.
+
+        Args:
+            path: The journal.
+            check: What each record must be, see `searchers.rows`; by default any JSON object.
 
         Raises:
             FileNotFoundError: There is no such file.
-            JournalError: A line other than the last is not a JSON object.
+            DamagedFile: It can't be read, or a line other than an incomplete last one is not a record.
         """
-        return Journal.parse(Path(path).read_bytes(), where=str(path))
-
-    @staticmethod
-    def parse(data: bytes, *, where: str) -> list[Record]:
-        """Parse the content of a journal, like `read`; `where` is its name in errors."""
-        lines = data.count(b"\n")
-        try:
-            # This takes half the time of parsing each line, which is only needed to find a damaged one.
-            whole = data[: data.rfind(b"\n")].replace(b"\n", b",")
-            records: list[Record] = json.loads(b"[%b]" % whole) if lines else []
-        except (ValueError, RecursionError):
-            records = []
-        if len(records) == lines and all(isinstance(record, dict) for record in records):
-            return records
-        return _parse_lines(data, where=where)
-
-
-def _parse_lines(data: bytes, *, where: str) -> list[Record]:
-    records: list[Record] = []
-    begin, number = 0, 1
-    while begin < len(data):
-        newline = data.find(b"\n", begin)
-        end = len(data) if newline < 0 else newline + 1
-        record = _record(data[begin:end]) if newline >= 0 else None
-        if record is None:
-            if end == len(data):  # an incomplete last line
-                break
-            shown = data[begin:end][:60]
-            raise JournalError(
-                f"{where}: line {number} is damaged: expected a JSON object, got {shown!r}; "
-                "restore the file from a backup"
-            )
-        records.append(record)
-        begin, number = end, number + 1
-    return records
-
-
-def _record(line: bytes) -> Record | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):  # also UnicodeDecodeError
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def _complete_size(data: bytes) -> int:
-    """Return the size of the data up to its last complete line; only the last two lines are parsed."""
-    end = data.rfind(b"\n") + 1
-    begin = data.rfind(b"\n", 0, max(end - 1, 0)) + 1
-    return end if end == begin or _record(data[begin:end]) is not None else begin
+        return rows.strict(rows.read(Path(path)), path, check)
 
 
 def _lock(path: Path) -> tuple[int, int]:

@@ -189,7 +189,7 @@ def _beginning_from_json(record: Mapping[str, object]) -> dict[str, Any]:
 
 def repeats_in(record: Mapping[str, Any]) -> list[int]:
     """Return the trials of a record's actions that are repeats."""
-    return [action["trial"] for action in record.get("actions", ()) if "repeat" in action]
+    return [action["trial"] for action in record.get("actions") or () if action.get("repeat")]
 
 
 def _is_index(value: object) -> bool:

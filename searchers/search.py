@@ -268,7 +268,7 @@ class Search:
         which = f"{trial}:seed" if repeat is None else f"repeat:{repeat.seed}"
         return Random(f"{self.seed}:{which}").getrandbits(31)
 
-    def replay(self, records: Iterable[Mapping[str, object]]) -> Search:
+    def replay(self, records: Iterable[Mapping[str, object]], where: object = "journal") -> Search:
         """Restore the state of the search that wrote these records in this new search, and return it.
 
         Trials that were PENDING or RUNNING are live again. A trial with a recorded `Stop` that has not ended has
@@ -280,7 +280,7 @@ class Search:
 
         Raises:
             JournalError: A record is impossible, or belongs to another search: its seed, direction or actions differ,
-                or the hyperparameters are not in the space. The message names the line.
+                or the hyperparameters are not in the space. The message names the line, and `where` it is.
         """
         for line, record in enumerate(records, start=1):
             if str(record.get("event")) not in KINDS:
@@ -288,11 +288,11 @@ class Search:
             try:
                 actions = self._replay_one(record)
             except (ValueError, TypeError) as error:
-                raise JournalError(f"journal, line {line}: {error}") from error
+                raise JournalError(f"{where}: line {line}: {error}") from error
             decided = [action_to_json(action) for action in actions]
             if decided != record.get("actions"):
                 raise JournalError(
-                    f"journal, line {line}: the recorded actions are {record.get('actions')}, but this search decides "
+                    f"{where}: line {line}: the recorded actions are {record.get('actions')}, but this search decides "
                     f"on {decided}; replay it with the searcher configuration that wrote the journal"
                 )
         return self

@@ -391,7 +391,7 @@ def _ask(question: str) -> None:
 
 def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
     """Print a journal's records as it grows, after the first ``known``."""
-    from dray.records.growing import GrowingJournal
+    from dray.records.journal import GrowingJournal
     from dray.records.logs import event_lines, followed
     from searchers.journal import Journal
 

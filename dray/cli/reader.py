@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from dray.cli.errors import BadUse
 from dray.errors import NoExperiment
-from dray.text import one_line
-from searchers.errors import JournalError
-from searchers.journal import Journal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,14 +31,6 @@ class ReadExperiment:
         from dray.records.checkpoints import list_checkpoints
 
         return [each for each in list_checkpoints(self.stored.directory, trial) if each.is_complete]
-
-    def checkpoint(self, trial: int) -> str | None:
-        """The id of the checkpoint at a trial's best validation, else of its latest checkpoint; not verified."""
-        store, best = self.stored.directory.store(trial), self.reader.trials[trial].best_batches
-        for batches in [*([] if best is None else [best]), *(batches for batches, _ in store.listed())]:
-            if store.is_complete(batches):
-                return store.id_of(batches)
-        return None
 
     def trial(self, named: str | None) -> int:
         """The number of a trial, given by number or as "best"; None: the only trial."""
@@ -69,8 +59,8 @@ def read_experiment(experiment: str) -> Iterator[ReadExperiment]:
 
     Raises:
         NoExperiment, StorageError: see ``open_experiment``.
-        BadUse: the experiment has not started, or its metrics are damaged.
-        JournalError: its journal is damaged.
+        BadUse: the experiment has not started.
+        DamagedFile: one of its files can't be read.
     """
     from dray.records.listing import open_experiment
 
@@ -81,12 +71,7 @@ def read_experiment(experiment: str) -> Iterator[ReadExperiment]:
 def opened(stored: StoredExperiment) -> ReadExperiment:
     """Read an open experiment; raises as ``read_experiment``."""
     check_started(stored)
-    try:
-        return ReadExperiment(stored, stored.read())
-    except JournalError:
-        raise
-    except ValueError as error:
-        raise BadUse(one_line(error)) from None
+    return ReadExperiment(stored, stored.read())
 
 
 def last_values(metrics: pd.DataFrame) -> dict[str, float]:
@@ -98,11 +83,13 @@ def last_values(metrics: pd.DataFrame) -> dict[str, float]:
 
 
 def check_started(stored: StoredExperiment) -> None:
-    if not stored.directory.journal.exists():
+    if not os.path.lexists(stored.directory.journal):
         raise BadUse(f"{stored.where} has not started: it has no journal yet")
 
 
 def journal(stored: StoredExperiment) -> list[dict[str, Any]]:
-    """The journal's records; `BadUse` if there is none, `JournalError` if it is damaged."""
+    """The journal's records; `BadUse` if there is none, `DamagedFile` if it is damaged."""
+    from dray.records.journal import read_journal
+
     check_started(stored)
-    return Journal.read(stored.directory.journal)
+    return read_journal(stored.directory.journal)

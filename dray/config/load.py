@@ -21,8 +21,10 @@ from dray.config.section import ConfigNotes
 from dray.config.yaml_file import check_limits, read_mapping, with_changes
 from dray.errors import ConfigError, Fault
 from dray.storage import Location
+from dray.text import one_line
 from searchers.convert import from_optuna, from_ray_tune
 from searchers.errors import FieldError
+from searchers.rows import unreadable
 from searchers.space import plain
 
 log = logging.getLogger(__name__)
@@ -80,10 +82,14 @@ def load_config(
 
 
 def stored_config(path: Path) -> ExperimentConfig:
-    """The config in an experiment's directory, without warnings: they were given when it was created."""
-    parsed = parse_config(read_mapping(path))
+    """The config in an experiment's directory, without warnings: they were given when it was created. If it can't be
+    read, `DamagedFile`."""
+    try:
+        parsed = parse_config(read_mapping(path))
+    except ConfigError as error:
+        raise unreadable(path, error.faults[0].what) from None
     if parsed.config is None:
-        raise ConfigError(parsed.faults, str(path))
+        raise unreadable(path, one_line(parsed.faults[0]))
     return parsed.config
 
 

@@ -121,9 +121,10 @@ def build_search(
     log: Callable[[Record], None],
     *,
     records: Iterable[Mapping[str, Any]] = (),
+    where: object = "journal",
     custom: Custom = _NOT_CUSTOM,
 ) -> Search:
-    """The search of a config, replayed from a journal's records."""
+    """The search of a config, replayed from a journal's records; `where` is its path in errors."""
     method, space = build_method(config, custom), replace(config.space, constraint=custom.constraint)
 
     def new_sampler() -> Sampler:
@@ -140,7 +141,7 @@ def build_search(
         sampler=new_sampler(),
         new_sampler=None if is_only_one else new_sampler,
         objectives=config.searcher.objectives,
-    ).replay(records)
+    ).replay(records, where)
 
 
 def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> ExperimentConfig:

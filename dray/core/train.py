@@ -19,6 +19,7 @@ from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.metrics.values import jsonable
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.usage import Usage
+from searchers.rows import document
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +244,7 @@ class TrainContext:
     def get_metadata(self) -> dict[str, Any] | None:
         """Return the metadata that `set_metadata` stored, None if there are none."""
         path = self._host.tensorboard_path.parent / RUN_METADATA
-        return dict(json.loads(path.read_text())) if path.exists() else None
+        return dict(document(path)) if path.exists() else None
 
     def close(self) -> None:
         """Close the TensorBoard files."""

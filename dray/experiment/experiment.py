@@ -37,6 +37,7 @@ from dray.hosts.signals import print_no_traceback
 from dray.masking import hidden_text
 from dray.observers import loggers
 from dray.observers.observer import Observers
+from dray.private import withhold_writing
 from dray.records.directory import (
     ExperimentDirectory,
     check_storage,
@@ -46,6 +47,7 @@ from dray.records.directory import (
     unlink_from_results,
 )
 from dray.records.driver_lock import DriverLock
+from dray.records.journal import read_journal
 from dray.records.logs import short_error, where
 from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
@@ -260,6 +262,7 @@ class Experiment:
         if self._server:
             return self._run_on(self._server)
         with Interrupts() as interrupts:
+            withhold_writing()
             directory = self.prepare()
             also = () if self.lent is None else (self.lent.alert,)
             notifier = Notifier(self._config.notify, directory, *also)
@@ -426,7 +429,7 @@ class Experiment:
             opened = open_search(
                 *given,
                 journal=journal,
-                records=Journal.read(directory.journal),
+                records=read_journal(directory.journal),
                 observers=observers,
                 requests=RequestFiles(directory),
                 watched=Watched.by(self._config.notify) | (Watched() if self.lent is None else self.lent.notify),
@@ -574,7 +577,7 @@ def once_ready(announce: Callable[[], None], on_message: Callable[[Message], Non
 def _raise_failure(reason: DoneReason, directory: ExperimentDirectory) -> None:
     """Raise an `ExperimentError` unless the search has completed."""
     if reason == "errored":
-        failures = [record for record in Journal.read(directory.journal) if "error" in record]
+        failures = [record for record in read_journal(directory.journal) if "error" in record]
         last = failures[-1] if failures else {}
         place = f" ({at})" if (at := where(last)) else ""
         raise ExperimentError(

@@ -86,7 +86,7 @@ class Limits:
             case "ended" | "limits" | "extended" | "requested" as event:
                 self.is_recorded = event == "ended"
             case "reported":
-                values = [record["value"]] if self._objectives is None else record.get("metrics", ())
+                values = [record.get("value")] if self._objectives is None else record.get("metrics", ())
                 values = [*map(number_from_json, values)]
                 self._validated(trial, dict(zip(self._names, values, strict=False)))  # a trial may report none
                 score = self._score(values)

@@ -24,7 +24,7 @@ from dray.records.listing import StoredExperiment
 from dray.records.numbering import number_of
 from dray.records.overview import Overview
 from dray.text import counted, cut, one_line, printable
-from searchers.errors import JournalError
+from searchers.errors import DamagedFile, JournalError
 from searchers.journal import Journal
 
 TIMEOUT_S = 10.0  # of each request to the webhook, and of the command
@@ -260,5 +260,5 @@ class Notifier:
             if self._told is not None:
                 self._told.append(stamped)
                 return
-        with contextlib.suppress(OSError, JournalError), Journal(self._directory.journal) as journal:
-            journal.append(stamped)  # suppressed: a full disk, or another driver
+        with contextlib.suppress(OSError, DamagedFile, JournalError), Journal(self._directory.journal) as journal:
+            journal.append(stamped)  # suppressed: a full disk, a damaged journal, or another driver

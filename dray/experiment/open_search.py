@@ -73,7 +73,7 @@ def open_search(
         new.append(stamped)
         observers.happened(stamped, search.trials)
 
-    search = build_search(config, log, records=records, custom=custom)
+    search = build_search(config, log, records=records, where=journal.path, custom=custom)
     opened = {"event": "opened", "version": __version__, "versions": versions(), **custom.names()}
     journal.append({**opened, "time": time.time()})
     if not search.started:

@@ -28,10 +28,10 @@ from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trainer import Trainer
 from dray.pytorch.trial import PyTorchTrial
 from dray.records.directory import ExperimentDirectory
+from dray.records.journal import read_journal
 from dray.training.errors import ShouldExit
 from dray.training.trial import by_name
 from dray.worker.lease import SharedSettings
-from searchers.journal import Journal
 
 STAGES = (
     "random numbers",
@@ -72,7 +72,7 @@ class Replay:
 
     def perform(self) -> None:
         directory, code = ExperimentDirectory(Path(self.experiment)), Path(self.code)
-        records = Journal.read(directory.journal)
+        records = read_journal(directory.journal)
         config = as_extended(directory.config(), records)
         with process_for(config) as gpu, _working_in(code):
             program = load(config, code)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from dray.records.directory import ExperimentDirectory
-from searchers.errors import IllegalEvent
+from searchers import rows
+from searchers.errors import DamagedFile, IllegalEvent
 from searchers.events import Requested
 from searchers.records import request_from_json
 
@@ -24,10 +24,15 @@ class RequestFiles:
         found = []
         for path in sorted(self._folder.glob("*.json")):
             try:
-                request = request_from_json(json.loads(path.read_text()))
-            except (OSError, ValueError, RecursionError):  # removed meanwhile, or not a request
+                request = request_from_json(rows.document(path))
+            except FileNotFoundError:  # it was removed meanwhile
                 continue
-            found.append(replace(request, id=path.stem))
+            except DamagedFile as error:
+                rows.say(str(error))
+            except ValueError as error:
+                rows.say(str(rows.unreadable(path, str(error))))
+            else:
+                found.append(replace(request, id=path.stem))
         return found
 
     def check(self, request: Requested) -> None:

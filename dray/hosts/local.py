@@ -32,6 +32,7 @@ from dray.training.parallel.distributed import DistributedContext
 from dray.training.parallel.exchange import on_failure
 from dray.training.plan import Plan
 from dray.training.units import TrainUnit
+from searchers.rows import cut_incomplete
 
 log = logging.getLogger(__name__)
 
@@ -290,6 +291,7 @@ class LocalHost:
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._metrics is None:
             self.directory.mkdir(parents=True, exist_ok=True)
+            cut_incomplete(self.directory / "metrics.jsonl")  # the run may have been killed while it wrote
             # Line-buffered: no row is lost if the process is killed.
             self._metrics = (self.directory / "metrics.jsonl").open("a", buffering=1)
             with contextlib.suppress(OSError):  # another run holds the lock, or the file system has none

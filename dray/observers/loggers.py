@@ -10,8 +10,8 @@ from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.observers.observer import Make, Observer
 from dray.records.directory import ExperimentDirectory
+from dray.records.journal import read_journal
 from dray.text import one_line
-from searchers.journal import Journal
 
 
 def check_loggers(config: ExperimentConfig) -> None:
@@ -59,7 +59,7 @@ def _made(name: str, directory: ExperimentDirectory, config: ExperimentConfig) -
 
 def identity(directory: ExperimentDirectory, config: ExperimentConfig) -> str:
     """A unique id of the experiment, even if its directory is moved: its name, and the time of its first event."""
-    [first, *_] = Journal.read(directory.journal)
+    [first, *_] = read_journal(directory.journal)
     return f"{config.name} {first['time']}"
 
 

@@ -25,10 +25,18 @@ from dray.config.schema import ExperimentConfig
 from dray.observers.loggers import identity
 from dray.observers.observer import News
 from dray.records.directory import ExperimentDirectory
+from searchers.rows import cut_incomplete, lenient, read
 from searchers.views import NEVER_BEST
 
 _LIVE = ("PENDING", "RUNNING", "PAUSED")
 _FAILED = (*NEVER_BEST, "CANCELED")
+
+
+def _was_written(row: Any) -> str:
+    match row:
+        case [int(), int() | float(), str()]:
+            return ""
+    return f"expected a trial, a time and a state, got {row!r:.60}"
 
 
 class WandBRuns:
@@ -45,14 +53,13 @@ class WandBRuns:
         self._id = hashlib.sha256(identity(directory, config).encode()).hexdigest()[:8]
         kept = directory.path / "wandb"
         kept.mkdir(exist_ok=True)
-        self._file = (kept / "written.jsonl").open("a+")
-        self._file.seek(0)
+        written = kept / "written.jsonl"
+        cut_incomplete(written)
         #: By trial: the time of its last metric, and its state.
         self._known: dict[int, tuple[float, str]] = {}
-        for line in self._file:
-            if line.endswith("\n"):  # the last one may be incomplete
-                trial, until, state = json.loads(line)
-                self._known[trial] = (until, state)
+        for trial, until, state in lenient(read(written, missing=b""), written, _was_written):
+            self._known[trial] = (until, state)
+        self._file = written.open("a")
         #: Trials of an earlier driver that have no update yet.
         self._earlier = set(self._known)
         self._runs: dict[int, wandb.Run] = {}

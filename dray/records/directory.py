@@ -24,6 +24,8 @@ from dray.records.secrets import hide_in, write_secrets
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
 from dray.storage.disk import force_to_disk
 from dray.text import file_name, some
+from searchers import rows
+from searchers.rows import has_fields
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -35,6 +37,8 @@ _LONGEST_NAME = 200
 
 CODE_ID_LENGTH = 12  # hexadecimal digits in the name of a variant of the code
 DIFF = "change.diff"  # a file of a variant: what it changes in the experiment's code
+
+_is_storage = has_fields({"location": (str,), "secrets": (dict,)})
 
 PROBE_S = 10.0
 """How long an unreachable object store is retried before a run begins."""
@@ -116,9 +120,10 @@ class ExperimentDirectory:
     @cached_property
     def storage(self) -> Location:
         """The place of the checkpoints: this directory, or an object store."""
-        if not self.storage_file.exists():
+        try:
+            stored = rows.document(self.storage_file, _is_storage)
+        except FileNotFoundError:
             return Location.of(self.path)
-        stored = json.loads(self.storage_file.read_text())
         return Location(stored["location"], tuple(stored["secrets"].items()))
 
     def store(self, trial_id: int) -> CheckpointStore:
@@ -161,13 +166,17 @@ class ExperimentDirectory:
     def open(cls, path: Path) -> ExperimentDirectory:
         """The directory of an existing experiment; `NoExperiment` if there is none."""
         directory = cls(path)
-        if not directory.config_file.exists():
+        if not os.path.lexists(directory.config_file):
             reject_local_run(path)
             raise NoExperiment(f"no experiment in {path}: it has no {directory.config_file.name}")
         return directory
 
+    def config_text(self) -> str:
+        """The text of experiment.yaml."""
+        return rows.read(self.config_file).decode(errors="replace")
+
     def config(self) -> ExperimentConfig:
-        """The config that the experiment was created with."""
+        """The config that the experiment was created with; `DamagedFile` if it can't be read."""
         from dray.config.load import stored_config  # lists do without this import
 
         return stored_config(self.config_file)

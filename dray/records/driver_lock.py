@@ -18,10 +18,14 @@ import time
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import NoneType
 
 from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
 from dray.storage import Location, RemoteDirectory, StorageError
+from searchers import rows
+from searchers.errors import DamagedFile
+from searchers.rows import NUMBER, has_fields
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,9 @@ class Driver:
         if not self.runs:
             return False
         return True if abs(time.time() - self.time) < SILENT_S else None
+
+
+_is_driver = has_fields({"directory": (str,), "host": (str,), "path": (str,), "time": NUMBER, "runs": (bool, NoneType)})
 
 
 class DriverLock:
@@ -171,10 +178,10 @@ def read_driver(remote: RemoteDirectory) -> Driver | None:
     """The driver recorded in a store; None if there is none."""
     for _ in range(3):  # a file that is replaced while it is read may be cut to its former size
         try:
-            return Driver(**json.loads(remote.read(FILE)))
+            return Driver(**rows.parse_document(remote.read(FILE), FILE, _is_driver))
         except FileNotFoundError:
             break
-        except (ValueError, TypeError):
+        except (DamagedFile, TypeError):
             continue
     return None
 
@@ -187,5 +194,5 @@ def _driver_of(directory: ExperimentDirectory, path: Path) -> Driver:
     file = directory.path / FILE  # created on first use
     if not file.exists():
         file.write_text(json.dumps({"directory": uuid.uuid4().hex}))
-    mine = str(json.loads(file.read_text())["directory"])
+    mine = rows.document(file, has_fields({"directory": (str,)}))["directory"]
     return Driver(directory=mine, host=platform.node(), path=str(path), time=time.time())

@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,7 +14,8 @@ import yaml
 from dray.records.overview import compared_by
 from dray.records.spending import totals_of
 from dray.text import one_line
-from searchers.errors import FieldError
+from searchers import rows
+from searchers.errors import DamagedFile
 from searchers.objectives import Objectives
 
 
@@ -30,10 +32,10 @@ class Heading:
     repeat: Mapping[str, Any] | None
 
     @classmethod
-    def of(cls, config: str) -> Heading:
-        """Raises ValueError if the text can't be read."""
+    def of(cls, config: Path) -> Heading:
+        """Read a config file; `DamagedFile` if that fails."""
         try:
-            raw = _parsed(_sections(config))
+            raw = _parsed(_sections(rows.read(config).decode()))
             if not isinstance(raw, Mapping):
                 raise TypeError("it has no fields")
             return cls(
@@ -45,8 +47,10 @@ class Heading:
                 prices=raw.get("prices") or {},
                 repeat=raw.get("repeat"),
             )
-        except (yaml.YAMLError, KeyError, TypeError, AttributeError, FieldError, RecursionError) as error:
-            raise ValueError(f"its experiment.yaml can't be read: {one_line(error)}") from None
+        except DamagedFile:
+            raise
+        except (yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise rows.unreadable(config, one_line(error)) from None
 
 
 def _sections(config: str) -> str:

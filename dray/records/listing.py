@@ -53,8 +53,8 @@ class StoredExperiment:
         return Location.of(self.where).name
 
     def read(self) -> ExperimentReader:
-        """A reader that has read the experiment. Raises `JournalError` if the journal is damaged, and ValueError or
-        OSError if the config or the metrics are."""
+        """A reader that has read the experiment. Raises `DamagedFile` if one of its files can't be
+        read."""
 
         def seems_to_run() -> bool | None:
             driver = read_driver(RemoteDirectory(self.directory.storage, patience_s=PATIENCE_S))

@@ -6,12 +6,12 @@ A run's directory has `metrics.jsonl`, with a line per report, and its checkpoin
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from dray.config.yaml_file import read_mapping
@@ -20,12 +20,19 @@ from dray.records.overview import compared_by
 from dray.records.trial_record import TrialRecord
 from dray.storage import CheckpointStore
 from dray.storage.manifest import MANIFEST
+from searchers import rows
+from searchers.rows import NUMBER, OPTIONAL_NUMBER, has_fields
 
 if TYPE_CHECKING:
     import pandas as pd
 
 METRICS = "metrics.jsonl"
 LOCAL = "local"
+_METRICS = (dict, NoneType)
+_check = has_fields(
+    {"batches": (int,), "epochs": OPTIONAL_NUMBER, "time": NUMBER, "training": _METRICS, "validation": _METRICS}
+    | {"system": _METRICS}
+)
 
 
 def is_local_run(path: Path) -> bool:
@@ -59,8 +66,7 @@ class LocalRun:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """The reports, except for an incomplete last one."""
-        lines = (self.path / METRICS).read_text().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return rows.lenient(rows.read(self.path / METRICS), self.path / METRICS, _check)
 
     @property
     def state(self) -> Literal["RUNNING", "COMPLETED", "STOPPED", "UNKNOWN"]:

@@ -16,7 +16,6 @@ from dray.storage.logs import NAME
 from dray.text import cut, printable, shown
 from dray.training.units import amount
 from searchers.domains import searched
-from searchers.errors import JournalError
 from searchers.space import Space
 
 POLL_S = 0.3
@@ -110,11 +109,7 @@ def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
     """A journal in readable form: one line per record, omitting those that only the driver needs."""
     metric, unit, space = config.searcher.first_metric, config.searcher.unit, config.space
     for record in records:
-        try:
-            line = _event_line(record, metric, unit, space)
-        except (KeyError, TypeError, AttributeError):
-            raise JournalError(f"not a record of an experiment's journal: {record}") from None
-        if line is not None:
+        if (line := _event_line(record, metric, unit, space)) is not None:
             at = record.get("time")
             stamp = "" if at is None else datetime.datetime.fromtimestamp(at).strftime("%b %d %H:%M:%S  ")
             yield stamp + line
@@ -182,7 +177,7 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
             return f"{trial} started: {' '.join(f'{name}={shown(value)}' for name, value in drawn.items())}"
         case "reported":
             at = amount(shown(record["step"]), unit)
-            return f"{trial} at {at}: {metric} {shown(record['value'])}{_decided(record)}"
+            return f"{trial} at {at}: {metric} {shown(record.get('value'))}{_decided(record)}"
         case "exited":
             return f"{trial} {_ENDED.get(record['reason'], record['reason'])}{_decided(record)}"
         case "restarted":
@@ -217,19 +212,20 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
 
 
 def _limits(record: Mapping[str, Any]) -> str:
-    budget = {name: total for name, total in (record["budget"] or {}).items() if total is not None}
-    given = {**{f"budget.{name}": total for name, total in budget.items()}, **flatten({"until": record["until"] or {}})}
+    budget = {name: total for name, total in (record.get("budget") or {}).items() if total is not None}
+    given = {f"budget.{name}": total for name, total in budget.items()}
+    given |= flatten({"until": record.get("until") or {}})
     given |= flatten({"prices": record.get("prices") or {}})
-    given |= {} if record["patience"] is None else {"patience": record["patience"]}
+    given |= {} if record.get("patience") is None else {"patience": record["patience"]}
     return ", ".join(f"{name} {shown(value)}" for name, value in given.items())
 
 
 def _requested(record: Mapping[str, Any]) -> str:
-    if "trial" in record:
+    if record.get("trial") is not None:
         return f"stop trial {record['trial']}"
     created = next(action["trial"] for action in record["actions"] if action["action"] == "create")
     source = record.get("source")
-    begins = "" if source is None else f", from trial {source['trial']} at batch {source['batches']}"
+    begins = "" if source is None else f", from trial {source['trial']} at batch {source.get('batches')}"
     values = flatten(dict(record.get("hparams") or {}))
     return f"trial {created}{begins}{''.join(f', {name}={shown(value)}' for name, value in values.items())}"
 
@@ -255,6 +251,6 @@ def _decided(record: Mapping[str, Any]) -> str:
         else:
             whose = "" if action["trial"] == record.get("trial") else f" trial {action['trial']}"
             words.append(f"{action['action']}{whose}")
-    repeats = dict.fromkeys(action["repeat"]["trial"] for action in record.get("actions", ()) if "repeat" in action)
+    repeats = dict.fromkeys(action["repeat"]["trial"] for action in record.get("actions", ()) if action.get("repeat"))
     words += [f"repeat trial {', '.join(map(str, repeats))}"] if repeats else []
     return f" -> {', '.join(words)}" if words else ""

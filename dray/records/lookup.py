@@ -96,7 +96,9 @@ def experiment_directories(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
     # Hidden directories are incomplete copies.
-    found = [path for path in root.iterdir() if not path.name.startswith(".") and (path / "experiment.yaml").is_file()]
+    found = [
+        path for path in root.iterdir() if not path.name.startswith(".") and os.path.lexists(path / "experiment.yaml")
+    ]
     return [path.resolve() if path.is_symlink() else path for path in sorted([*found, *local_runs(root)])]
 
 
@@ -104,7 +106,7 @@ def newest_first(experiments: Sequence[Path]) -> list[Path]:
     """Sorted by creation time, the newest first; local runs by that of their latest report."""
 
     def made(path: Path) -> tuple[float, str]:
-        return (path / (METRICS if is_local_run(path) else "experiment.yaml")).stat().st_mtime, path.name
+        return (path / (METRICS if is_local_run(path) else "experiment.yaml")).lstat().st_mtime, path.name
 
     return sorted(experiments, key=made, reverse=True)
 

@@ -12,7 +12,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dray.errors import ExperimentError
 from dray.records.by_trial import ByTrial
 from dray.text import one_line
+from searchers import rows as row_files
+from searchers.errors import DamagedFile
+from searchers.rows import NUMBER, OPTIONAL_NUMBER, has_fields
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,6 +55,18 @@ ROWS_PER_PART = 50_000
 PACK_EVERY_S = 5.0
 PACK_SHARE = 0.01
 """The largest share of the driver's time for writing parts: slow writes happen less often."""
+_MOST_TRIALS = 2**27  # a row of another trial is not one of dray's
+_fields_of = has_fields(
+    {
+        "trial_id": (int,),
+        "batches": (int,),
+        "epochs": OPTIONAL_NUMBER,
+        "kind": (str,),
+        "name": (str,),
+        "value": (*OPTIONAL_NUMBER, bool),
+        "time": NUMBER,
+    }
+)
 
 
 class MetricsLog:
@@ -64,20 +79,22 @@ class MetricsLog:
         #: For each trial, the last batch in the full parts, and the first batch that was measured again since.
         self._last = ByTrial()
         self._remeasured: dict[int, int] = {}
-        self._full, self._open = 0, SCHEMA.empty_table()
+        #: The full parts, and the number and the rows of the one that is not.
+        self._full = list[Path]()
+        self._number, self._open = 1, SCHEMA.empty_table()
         parts = _parts(directory)
         for path in parts:
-            part = _read_part(path)
+            part, self._number = _read_part(path), int(path.stem.removeprefix("part-"))
             if path == parts[-1] and part.num_rows < ROWS_PER_PART:
                 self._open = part
             else:
                 self._count_full(part)
-        self._rows, end = _whole(self._tail)
+        row_files.cut_incomplete(self._tail)
+        self._rows = _tail_rows(directory)
         for row in self._rows:
             self._note(row["trial_id"], row["batches"])
         self._due = clock()
         self._file = self._tail.open("ab")
-        self._file.truncate(end)
 
     def append(self, trial_id: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows of one trial. They survive the death of this process once the call returns."""
@@ -107,7 +124,8 @@ class MetricsLog:
             self._remeasured[trial_id] = min(batches, self._remeasured.get(trial_id, batches))
 
     def _count_full(self, part: pa.Table) -> None:
-        self._full += 1
+        self._full.append(self._path(self._number))
+        self._number += 1
         last = part.select(["trial_id", "batches"]).group_by("trial_id").aggregate([("batches", "max")])
         for trial_id, batches in zip(last["trial_id"].to_pylist(), last["batches_max"].to_pylist(), strict=True):
             self._last[trial_id] = max(batches, self._last[trial_id])
@@ -118,7 +136,7 @@ class MetricsLog:
         if self._rows:
             packed = _deduplicated(pa.concat_tables([self._open, _table(self._rows)]))
             self._drop_remeasured(packed)
-            self._write(self._full + 1, packed)
+            self._write(self._path(self._number), packed)
             self._open = packed
             if packed.num_rows >= ROWS_PER_PART:
                 self._count_full(packed)
@@ -139,8 +157,8 @@ class MetricsLog:
     def _drop_remeasured(self, packed: pa.Table) -> None:
         if not self._remeasured:
             return
-        for number in range(1, self._full + 1):
-            part = _read_part(self._path(number))
+        for path in self._full:
+            part = _read_part(path)
             trials = part["trial_id"].to_numpy()
             since = np.array(
                 [self._remeasured.get(trial, np.iinfo(np.int64).max) for trial in trials.tolist()], np.int64
@@ -148,20 +166,20 @@ class MetricsLog:
             if (part["batches"].to_numpy() >= since).any():
                 kept = _deduplicated(pa.concat_tables([part, packed]), among=part.num_rows)
                 if kept.num_rows < part.num_rows:
-                    self._write(number, kept)
+                    self._write(path, kept)
         self._remeasured.clear()
 
     def _path(self, number: int) -> Path:
         return self._directory / f"part-{number:05}.parquet"
 
-    def _write(self, number: int, table: pa.Table) -> None:
-        temporary = self._directory / f".part-{number:05}.tmp"
+    def _write(self, path: Path, table: pa.Table) -> None:
+        temporary = path.with_name(f".{path.stem}.tmp")
         with temporary.open("wb") as file:
-            pq.write_table(table, file)
+            pq.write_table(table, file, write_page_checksum=True)
             file.flush()
             # A power failure must not replace a complete part with an empty one.
             os.fsync(file.fileno())
-        os.replace(temporary, self._path(number))
+        os.replace(temporary, path)
 
 
 def read_metrics(directory: Path) -> pd.DataFrame:
@@ -199,24 +217,23 @@ def _read(
     directory: Path, *, system: bool, trials: list[int] | None = None, series: tuple[str, str] | None = None
 ) -> pd.DataFrame:
     # The tail first: rows that move to a part meanwhile are read twice rather than never.
-    rows, _ = _whole(directory / TAIL)
     chosen = None if trials is None else set(trials)
     tail = _table(
         [
             row
-            for row in rows
-            if (chosen is None or row.get("trial_id") in chosen)
-            and (series is None or (row.get("kind"), row.get("name")) == series)
+            for row in _tail_rows(directory)
+            if (chosen is None or row["trial_id"] in chosen)
+            and (series is None or (row["kind"], row["name"]) == series)
         ]
     )
     wanted: list[tuple[str, str, Any]] = [] if trials is None else [("trial_id", "in", trials)]
     wanted += [] if series is None else [("kind", "==", series[0]), ("name", "==", series[1])]
-    try:
-        parts = [
-            pq.read_table(path, columns=SCHEMA.names, filters=wanted or None).cast(SCHEMA) for path in _parts(directory)
-        ]
-    except pa.ArrowInvalid as error:
-        raise ExperimentError(f"the metrics in {directory} can't be read: {one_line(error)}") from error
+    parts = []
+    for path in _parts(directory):
+        with _readable(path):
+            content = pa.BufferReader(path.read_bytes())
+            part = pq.read_table(content, columns=SCHEMA.names, filters=wanted or None, page_checksum_verification=True)
+            parts.append(part.cast(SCHEMA))
     table = pa.concat_tables([*parts, tail])
     order = _latest(table)
     is_system = np.array(table["kind"].to_pylist(), object) == SYSTEM
@@ -251,30 +268,48 @@ def _latest(table: pa.Table) -> np.ndarray[Any, Any]:
 
 
 def _parts(directory: Path) -> list[Path]:
-    return sorted(directory.glob("part-*.parquet"))
+    return [path for path in sorted(directory.glob("part-*.parquet")) if path.stem.removeprefix("part-").isdecimal()]
 
 
 def _read_part(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     names = [name for name in NAMES if pa.types.is_dictionary(schema.field(name).type)]
-    # `read_table` takes three times as long for a small part.
-    part = pq.ParquetFile(pa.BufferReader(path.read_bytes()), read_dictionary=names)
-    table = part.read(columns=schema.names, use_threads=False)
-    return table if table.schema.equals(schema) else table.cast(schema)
+    with _readable(path):
+        # `read_table` takes three times as long for a small part.
+        content = pa.BufferReader(path.read_bytes())
+        part = pq.ParquetFile(content, read_dictionary=names, page_checksum_verification=True)
+        table = part.read(columns=schema.names, use_threads=False)
+        table = table if table.schema.equals(schema) else table.cast(schema)
+        for name, most in (("trial_id", _MOST_TRIALS), ("batches", 2**63)):
+            numbers = numpy_of(table[name])
+            if not (0 <= numbers.min(initial=0) <= numbers.max(initial=0) < most):  # NaN where one is missing
+                raise ValueError(f"a {name} is missing, or not from 0 to {most}")
+    return table
 
 
-def _whole(tail: Path) -> tuple[list[dict[str, Any]], int]:
-    """The rows of a tail, which need not exist, before the first incomplete one, and the offset of their end.
+@contextmanager
+def _readable(part: Path) -> Iterator[None]:
+    """Raise `DamagedFile` if a part can't be read."""
+    try:
+        with row_files.readable(part):
+            yield
+    except DamagedFile:
+        raise
+    except (pa.ArrowException, ValueError, KeyError) as error:
+        raise row_files.unreadable(part, f"{one_line(error)}; or move it away to go on without its rows") from None
 
-    After a kill only the last row can be incomplete; after a power failure, any row.
-    """
-    rows, end = list[dict[str, Any]](), 0
-    for line in tail.read_bytes().split(b"\n")[:-1] if tail.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-        end += len(line) + 1
-    return rows, end
+
+def check(row: Any) -> str:
+    """What is wrong with a row of a tail; "" if it may have been written."""
+    if what := _fields_of(row):
+        return what
+    for name, most in (("trial_id", _MOST_TRIALS), ("batches", 2**63)):
+        if not 0 <= row[name] < most:
+            return f"{name} is {row[name]}"
+    return ""
+
+
+def _tail_rows(directory: Path) -> list[dict[str, Any]]:
+    return row_files.lenient(row_files.read(directory / TAIL, missing=b""), directory / TAIL, check)
 
 
 def _table(rows: list[dict[str, Any]]) -> pa.Table:
@@ -282,3 +317,15 @@ def _table(rows: list[dict[str, Any]]) -> pa.Table:
     for name in ("epochs", "value", "time"):  # Arrow does not accept a bool as a number
         columns[name] = [None if value is None else float(value) for value in columns[name]]
     return pa.table(columns, SCHEMA)
+
+
+def numpy_of(column: pa.ChunkedArray | pa.Array) -> Any:
+    """A column of numbers; null is NaN. Arrow's own methods import pandas, which takes half a second."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    present, values = array.buffers()
+    kind = np.dtype(str(array.type).replace("double", "float64"))
+    found = np.frombuffer(values or b"", kind, len(array), array.offset * kind.itemsize)
+    if not array.null_count:
+        return found
+    bits = np.unpackbits(np.frombuffer(present, np.uint8), bitorder="little", count=array.offset + len(array))
+    return np.where(bits[array.offset :], found, math.nan)

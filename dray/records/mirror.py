@@ -21,13 +21,14 @@ from dray.errors import ExperimentError, NoExperiment
 from dray.records import driver_lock
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.driver_lock import PATIENCE_S
+from dray.records.journal import read_journal
 from dray.records.lookup import parse_location
 from dray.records.lost_records import lost_records
 from dray.storage import Location, RemoteDirectory
 from dray.storage.errors import Outage
 from dray.storage.logs import BYTES_PER_S, NAME, stored_as
 from dray.text import some
-from searchers.journal import Journal, lock_content, lock_path
+from searchers.journal import lock_content, lock_path
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ def fetch_to(path: Path, location: Location) -> None:
     driver_lock.wait_for_silence(location)
     trials = fetch_without_trials(location, directory)
     directory.code.mkdir(exist_ok=True)
-    records = Journal.read(directory.journal)
+    records = read_journal(directory.journal)
     started = {record.get("trial") for record in records if record["event"] == "started"}
     # Checkpoints may be newer than the copy, but not than no journal at all.
     if why := lost_records(directory, len(records), started, () if records else trials, where=location):

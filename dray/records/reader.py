@@ -13,24 +13,25 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dray.records.best_so_far import BestSoFar
-from dray.records.growing import GrowingJournal, GrowingMetrics, numpy_of
+from dray.records.growing import GrowingMetrics
 from dray.records.heading import Heading
 from dray.records.hparams import unread_line
+from dray.records.journal import GrowingJournal
 from dray.records.last_values import LastValues
 from dray.records.lost_records import lost_records
-from dray.records.metrics import SYSTEM
+from dray.records.metrics import SYSTEM, numpy_of
 from dray.records.overview import ExperimentState, Overview, drawn_by
 from dray.records.ranking import RankedTrials, no_collections
 from dray.records.spending import Spending, totals_of
 from dray.records.time_left import TimeLeft, of_budget, rounded
 from dray.records.trial_record import EndedBy, TrialRecord
 from dray.storage import Location
-from dray.text import one_line
 from dray.training.metrics.checks import is_loss
-from searchers.errors import JournalError
+from searchers.errors import DamagedFile
 from searchers.events import Repeat
 from searchers.journal import Journal
 from searchers.records import hparams_from_json
+from searchers.rows import damaged_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +66,7 @@ class ExperimentReader(RankedTrials):
         derived: values that views have cached.
 
     Raises:
-        ValueError: experiment.yaml can't be read.
+        DamagedFile: experiment.yaml can't be read.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class ExperimentReader(RankedTrials):
         self.is_running: bool | None = False
         self.lock = threading.RLock()
         self.version = 0
-        self._heading = Heading.of(directory.config_file.read_text())
+        self._heading = Heading.of(directory.config_file)
         super().__init__(self._heading.repeat)
         self.objectives = self._heading.objectives
         self._names = frozenset(self.objectives.names)
@@ -118,15 +119,15 @@ class ExperimentReader(RankedTrials):
         self.version += 1
 
     def refresh(self, *, max_age_s: float = 0.0) -> None:
-        """Read new records, unless the last refresh is at most this old. Raises `JournalError` if the journal is
-        damaged, and ValueError if the metrics are."""
+        """Read new records, unless the last refresh is at most this old. Raises `DamagedFile` if a file
+        can't be read, or the journal has a damaged line; those of the metrics are left out."""
         with self.lock:
             if time.monotonic() - self._read_at < max_age_s:
                 return
             with no_collections():
                 try:
                     self._refresh()
-                except JournalError:
+                except DamagedFile:
                     self._begin()  # the file may belong to another experiment now
                     self._refresh()
             self._read_at = time.monotonic()
@@ -142,24 +143,20 @@ class ExperimentReader(RankedTrials):
         records, is_another = self._journal.new_records()
         if is_another:
             self._begin(self._journal)
-        self.records += len(records)
         for record in records:
+            self.records += 1
             try:
                 self._happened(record)
-            except (KeyError, TypeError, AttributeError):
+            except (LookupError, TypeError, AttributeError, ValueError):  # such as a trial that was never created
+                sentence = damaged_line(self.directory.journal, self.records, f"it does not fit those before: {record}")
                 self._begin()
-                raise JournalError(f"not a record of an experiment's journal: {record}") from None
-        try:
-            parts, rows = self._metrics.new_rows()
-            if parts is not None:
-                self._load(parts)
-            for row in rows:
-                if row["kind"] != SYSTEM:
-                    self._reported(row)
-        except Exception as error:  # rows that dray has not written may raise anything
-            self._begin()
-            why = f"{type(error).__name__}: {one_line(error)}"
-            raise ValueError(f"the metrics in {self.directory.metrics} can't be read: {why}") from error
+                raise DamagedFile(sentence) from None
+        parts, rows = self._metrics.new_rows()
+        if parts is not None:
+            self._load(parts)
+        for row in rows:
+            if row["kind"] != SYSTEM:
+                self._reported(row)
         if was_running != self.is_running or (records and not self.is_running):
             self._note_interrupted()
         self.version += bool(records or rows or parts is not None)
@@ -231,12 +228,12 @@ class ExperimentReader(RankedTrials):
             case "ended":
                 self._ended = record["reason"]
             case "limits":
-                self._ended, self._config, self._budget = "", None, totals_of(record["budget"])
+                self._ended, self._config, self._budget = "", None, totals_of(record.get("budget"))
                 self._spending.prices = record.get("prices") or {}
                 self._extended.append(record)
             case "requested":
                 self._done = self._ended = ""
-                self._requested += "trial" not in record  # else a trial was to stop
+                self._requested += record.get("trial") is None  # else a trial was to stop
             case "extended":
                 self._done, self._ended, self._config, self._rungs = "", "", None, None
                 self._time_left.reset()
@@ -249,7 +246,7 @@ class ExperimentReader(RankedTrials):
                 case "create":
                     trial = self.trials[action["trial"]] = self._record(action["trial"])
                     if source := action.get("source"):
-                        trial.source_trial, trial.source_batches = source["trial"], source["batches"]
+                        trial.source_trial, trial.source_batches = source["trial"], source.get("batches")
                         trial.begin = source["step"]
                         trial.code = self.trials[source["trial"]].code
                     if repeat := action.get("repeat"):
@@ -381,7 +378,7 @@ class ExperimentReader(RankedTrials):
         left = of_budget(budget, self._spending.usage.per_s)
         try:
             search = self._time_left.seconds(self.config, self.trials, live, self._requested)
-        except ConfigError:  # its config names classes that are not importable here
+        except (ConfigError, DamagedFile):  # its config names classes that are not importable here
             search = None
         return rounded(left if search is None else min(left, search))
 

@@ -17,6 +17,8 @@ import yaml
 from dray import private
 from dray.errors import ConfigError
 from dray.masking import MASK, PLACES, hidden, leaves
+from dray.text import one_line
+from searchers import rows
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -51,10 +53,14 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
     with suppress(OSError):
         path.chmod(0o600)  # it may have been written by hand
     try:
-        found = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        found = yaml.safe_load(rows.read(path).decode())
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise rows.unreadable(path, one_line(error)) from None
+    except FileNotFoundError:
         what = f"is missing: secrets stay on the machine that they were given on; write all of them to {path}"
         raise ConfigError([(name, what) for name in masked]) from None
+    if not isinstance(found, dict):
+        raise rows.unreadable(path, f"expected a mapping, got {found!r:.60}")
     if not found.keys() & _secrets(config).keys():  # written by hand: only the contents of data.secrets
         found = {_DATA: found}
     data, environment, notify = dict(config.data), config.environment, config.notify

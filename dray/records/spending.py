@@ -8,10 +8,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any
 
 from dray.text import seconds_of
+from searchers import rows
+from searchers.rows import NUMBER, Fields, by_kind
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -23,6 +25,20 @@ then."""
 AFTER_S = 0.5
 """How long after that a run may have been alive, as its driver looks a few times a second, and its workers end last."""
 _HOUR_S = 3600.0
+_GROUP: Fields = {"group": (str,)}
+check = by_kind(
+    "event",
+    {
+        "starts": {**_GROUP, "slots": NUMBER},
+        "ends": _GROUP,
+        "arrived": _GROUP,
+        "joined": _GROUP,
+        "granted": {**_GROUP, "trial": (int,), "gpu_type": (str, NoneType), "slot_type": (str, NoneType)},
+        "left": {**_GROUP, "trial": (int,)},
+    },
+    {"time": NUMBER},
+)
+"""What is wrong with an event of a timeline; "" if it may have been written."""
 _NO_PRICES: Mapping[str, float] = MappingProxyType({})
 
 
@@ -64,20 +80,16 @@ class Spending:
         self._is_open = self._needs_slots = False
         self._now = self._time_s = 0.0
         self._slot_s: defaultdict[str, float] = defaultdict(float)  # by slot type
-        self._read = 0  # bytes of the file
+        self._read = self._lines = 0  # bytes and lines of the file
 
     def read(self, directory: Path) -> None:
         """Add the events that were written to the timeline in a directory of metrics since the last call."""
-        try:
-            with (directory / FILE).open("rb") as file:
-                file.seek(self._read)
-                data = file.read()
-        except FileNotFoundError:
-            return
-        lines = data[: data.rfind(b"\n") + 1]
-        self._read += len(lines)
-        for line in lines.splitlines():
-            self.add(json.loads(line))
+        data = rows.read(directory / FILE, self._read, missing=b"")
+        data = data[: data.rfind(b"\n") + 1]
+        for event in rows.lenient(data, directory / FILE, check, first=self._lines + 1):
+            self.add(event)
+        self._read += len(data)
+        self._lines += data.count(b"\n")
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Add an event of the timeline."""
@@ -141,10 +153,8 @@ class Spending:
             return
         event = {"event": "closed", "time": now}
         self.add(event)
-        with (directory / FILE).open("r+b") as file:
-            data = file.read()
-            file.truncate(data.rfind(b"\n") + 1)  # it may have been killed while it wrote
-            file.seek(0, 2)
+        rows.cut_incomplete(directory / FILE)  # it may have been killed while it wrote
+        with (directory / FILE).open("ab") as file:
             file.write(json.dumps(event).encode() + b"\n")
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from dray.records.spending import FILE, Spending
+from dray.records.spending import FILE, Spending, check
+from searchers import rows
 
 PHASES = ("starting", "training", "data", "validating", "checkpointing", "waiting", "ending", "idle", "booting")
 """Phases of a trial: "starting", before its first batch; "data", waiting for data; "waiting", for the search's
@@ -38,9 +38,7 @@ class Timeline:
         self._slots: dict[str, float] = {}  # by group
         self._trains: set[str] = set()  # groups that have a trial
         path = directory / FILE
-        if path.exists():
-            data = path.read_bytes()
-            os.truncate(path, data.rfind(b"\n") + 1)
+        rows.cut_incomplete(path)
         self._file = path.open("ab")
         self.spending = spending or Spending()
         self._note("opened", **({"lent": True} if lent else {}))
@@ -109,9 +107,9 @@ def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:
             becomes one row for each of its phases, in the order of `PHASES`.
     """
     reports, times = _Reports(system), sorted(system["time"].unique())
-    rows = [row for stretch in _stretches(_events(directory), times) for row in reports.split(stretch)]
-    slots = "float64" if any(isinstance(row[1], float) for row in rows) else "int64"
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"slots": slots, "trial_id": "int64"})
+    found = [row for stretch in _stretches(_events(directory), times) for row in reports.split(stretch)]
+    slots = "float64" if any(isinstance(row[1], float) for row in found) else "int64"
+    return pd.DataFrame(found, columns=list(COLUMNS)).astype({"slots": slots, "trial_id": "int64"})
 
 
 def leases(directory: Path, times: Iterable[float]) -> dict[int, list[tuple[float, float, float]]]:
@@ -141,16 +139,14 @@ def gpu_types(directory: Path) -> dict[int, str]:
     """The GPU types that each trial ran on, in order, as text; {} if all are unknown."""
     found: dict[int, dict[str, None]] = {}
     for event in _events(directory, b'"gpu_type"'):
-        found.setdefault(event["trial"], {})[event["gpu_type"]] = None
+        if event.get("gpu_type"):
+            found.setdefault(event["trial"], {})[event["gpu_type"]] = None
     return {trial: ", ".join(types) for trial, types in found.items()}
 
 
 def _events(directory: Path, containing: bytes = b"") -> list[dict[str, Any]]:
     path = directory / FILE
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    # All lines at once: a third of the time of one by one.
-    found: list[dict[str, Any]] = json.loads(b"[%b]" % b",".join([line for line in lines if containing in line]))
-    return found
+    return rows.lenient(rows.read(path, missing=b""), path, check, containing=containing)
 
 
 _Row = tuple[str, float, int, str, float, float, str]
@@ -177,7 +173,7 @@ def _stretches(events: list[dict[str, Any]], report_times: list[float]) -> Itera
             continue
         # The desk and the driver may be on two machines, with different clocks.
         now, group = max(now, event["time"]), event.get("group", "")
-        slots, trial, *_ = groups.get(group, (event.get("slots", 1), -1))
+        slots, trial, *_ = groups.get(group, (event.get("slots") or 1, -1))
         match event["event"]:
             case "closed":
                 for one in list(groups):
@@ -205,7 +201,7 @@ def _gpu_types_of_starts(events: list[dict[str, Any]]) -> dict[int, str]:
     """The GPU type of each start, by its index among the events; it is known from the group's first trial on."""
     found, later = dict[int, str](), dict[str, str]()
     for number, event in reversed(list(enumerate(events))):
-        if "gpu_type" in event:
+        if event.get("gpu_type"):
             later[event["group"]] = event["gpu_type"]
         elif event["event"] == "starts":
             found[number] = later.pop(event["group"], "")
@@ -217,8 +213,8 @@ class _Reports:
 
     def __init__(self, system: pd.DataFrame) -> None:
         found: dict[int, dict[float, dict[str, float]]] = {}
-        rows = system[system["name"].isin([f"{phase}_s" for phase in PHASES])]
-        columns = (rows[name].tolist() for name in ("trial_id", "time", "name", "value"))
+        phases = system[system["name"].isin([f"{phase}_s" for phase in PHASES])]
+        columns = (phases[name].tolist() for name in ("trial_id", "time", "name", "value"))
         for trial, at, name, value in zip(*columns, strict=True):
             found.setdefault(trial, {}).setdefault(at, {})[name.removesuffix("_s")] = value
         self._by_trial = {trial: sorted(seconds.items(), key=lambda item: item[0]) for trial, seconds in found.items()}

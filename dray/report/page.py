@@ -13,6 +13,7 @@ import pandas as pd
 
 from dray._version import __version__
 from dray.config.searcher import SamplingSearcher
+from dray.records.journal import read_journal
 from dray.records.listing import open_experiment
 from dray.records.logs import grouped_failures, short_error, where
 from dray.records.lookup import Name
@@ -23,7 +24,6 @@ from dray.report.data import ReportData
 from dray.report.figures import RANK_SCALE, Figure
 from dray.text import counted, duration, shown, some
 from searchers.domains import ranges
-from searchers.journal import Journal
 
 ASSETS = Path(__file__).parent
 PLOTS = ASSETS / "plots.js"
@@ -46,7 +46,7 @@ def write_report(path: Name, out: str | os.PathLike[str] | None = None) -> Path:
 
     Raises:
         NoExperiment: there is no such experiment.
-        JournalError: the journal is damaged.
+        DamagedFile: one of its files can't be read.
     """
     with open_experiment(path) as stored, closing(stored.read()) as reader:
         if out is None:
@@ -210,7 +210,7 @@ class _Page:
 
     def _rungs(self) -> str:
         report = self.report
-        found = rung_estimates(report.config, Journal.read(report.directory.journal)[: report.records])
+        found = rung_estimates(report.config, read_journal(report.directory.journal)[: report.records])
         if not any(each.compared for each in found):
             return ""
         rows = [
@@ -287,7 +287,7 @@ Drag along an axis to select trials. {report.left_out(len(report.shown))}</p>
 
     def _config(self) -> str:
         return f"""<section><h2>Config</h2><details><summary>experiment.yaml, with all defaults</summary>
-<pre>{escape(self.report.directory.config_file.read_text())}</pre></details>
+<pre>{escape(self.report.directory.config_text())}</pre></details>
 <p class="quiet">Written by dray {__version__}.</p></section>"""
 
     # ------------------------------------------------------------------ pieces

@@ -18,6 +18,9 @@ from pathlib import Path
 from dray import private
 from dray.errors import ConfigError
 from dray.private import is_loopback
+from searchers import rows
+from searchers.errors import DamagedFile
+from searchers.rows import has_fields
 
 FILE = ".server.json"
 URL, TOKEN = "DRAY_SERVER", "DRAY_SERVER_TOKEN"  # variables of the environment
@@ -33,6 +36,9 @@ class Address:
     token: str  # "" if unknown
     pid: int = 0  # the server's process on ``machine``; 0 if unknown, or if the server has ended
     machine: str = ""
+
+
+_is_address = has_fields({"url": (str,), "token": (str,), "pid": (int,), "machine": (str,)})
 
 
 def find(results: Path, url: str | None = None) -> Address | None:
@@ -52,13 +58,13 @@ def read(results: Path) -> Address | None:
         descriptor = os.open(results / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
-    with os.fdopen(descriptor) as file:
+    with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
         # Another user's file would send this user's code to that user.
         if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
             return None
-        with suppress(ValueError, TypeError):
-            return Address(**json.load(file))
+        with suppress(DamagedFile):  # there is no server, until the next one writes it
+            return Address(**rows.parse_document(file.read(), results / FILE, _is_address))
     return None
 
 

@@ -16,7 +16,7 @@ from dray.serve.control import NotSubmitted, WrongState
 from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
 from dray.text import one_line
-from searchers.errors import JournalError
+from searchers.errors import DamagedFile, JournalError
 from searchers.records import number_to_json
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return refuse(400, "it is nested too deeply")
     except (NotSubmitted, NoExperiment) as error:
         return refuse(404, str(error))
-    except (WrongState, JournalError) as error:
+    except (WrongState, JournalError, DamagedFile) as error:
         return refuse(409, str(error))
     except StorageError as error:
         return refuse(502, str(error))

@@ -20,7 +20,7 @@ from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
 from dray.code.ignore import leads_to_code
 from dray.config.search import CHANGEABLE
 from dray.config.yaml_file import MAX_BYTES
-from dray.errors import ConfigError, ExperimentError
+from dray.errors import ConfigError
 from dray.experiment import requests
 from dray.records import copies
 from dray.records.directory import ExperimentDirectory
@@ -38,7 +38,6 @@ from dray.serve.requests import ask, import_in_fork
 from dray.serve.tokens import STATE, Tokens, account
 from dray.storage.disk import scratch
 from dray.text import one_line
-from searchers.errors import JournalError
 from searchers.events import Requested
 
 T = TypeVar("T")
@@ -244,12 +243,7 @@ class Api:
         path, clock = experiment_path(self._results, name), asyncio.get_running_loop().time
         until = clock() + wait_s
         while True:
-            try:
-                news = await _call(self._readers, logs.events_after, self._control, path, after)
-            except (BadInput, JournalError):
-                raise
-            except ValueError as error:
-                raise ExperimentError(f"{name} can't be read: {one_line(error)}") from error
+            news = await _call(self._readers, logs.events_after, self._control, path, after)
             if news["lines"] or news["state"] not in ACTIVE or clock() >= until or self._ending.is_set():
                 return answer(news)
             after = news["next"]  # records without a line

@@ -19,12 +19,12 @@ from urllib.parse import quote, urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from dray.errors import ConfigError
 from dray.private import is_loopback
 from dray.serve.answers import refuse
 from dray.serve.control import API, Verb
 from dray.serve.root_path import RootPath
 from dray.serve.tokens import Token, Tokens
+from searchers.errors import DamagedFile
 
 Need = Literal["nothing", "read", "submit", "own", "operate"]
 """What a request needs: a token with a scope; for "own", submit if the experiment is the token's own, else operate. The
@@ -105,7 +105,7 @@ def guard(tokens: Tokens, hosts: Collection[str], owner_of: Callable[[str], str]
                 token = tokens.bearer(secret) if scheme == "Bearer" else None
             else:
                 token = tokens.cookie(request.cookies.get(_cookie_name(request), ""))
-        except ConfigError:
+        except DamagedFile:
             return refuse(503, "the server's tokens can't be read; its operator sees why with: dray serve token list")
         if token is None and given:
             return refuse(401, "the token is not this server's, or it was revoked")

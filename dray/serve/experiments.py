@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dray.errors import ExperimentError, NoExperiment
+from dray.errors import NoExperiment
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import local_overview
 from dray.records.local_runs import METRICS, LocalRun, local_runs
@@ -21,7 +21,6 @@ from dray.records.reader import ExperimentReader
 from dray.serve.curves import Wanted, curves
 from dray.serve.figures import CPU_SHARE, CURVES_SHARE, CachedFigures, cached, figures_of
 from dray.text import one_line
-from searchers.errors import JournalError
 
 SCAN_S = 5.0  # how often the directory is searched for new experiments, and experiments that do not run are checked
 FRESH_S = 1.0  # how often a running experiment is checked for the list
@@ -208,8 +207,7 @@ class Experiments:
 
         Raises:
             NoExperiment: there is none of this name.
-            JournalError: its journal is damaged.
-            ExperimentError: another of its files is damaged.
+            DamagedFile: one of its files can't be read.
         """
         entry = self._entry(name)
         entry.viewed_at = time.monotonic()
@@ -217,12 +215,7 @@ class Experiments:
             if self._follower is None:
                 self._follower = threading.Thread(target=self._follow, name="dray-follow", daemon=True)
                 self._follower.start()
-        try:
-            return self._refreshed(entry, max_age_s=VIEW_S)
-        except JournalError:
-            raise
-        except ValueError as error:
-            raise ExperimentError(f"{name} can't be read: {one_line(error)}") from error
+        return self._refreshed(entry, max_age_s=VIEW_S)
 
     def with_trial(self, name: str, trial: int) -> ExperimentReader:
         """As `open`; also `NoExperiment` if it has no such trial."""
@@ -302,6 +295,6 @@ def experiment_path(results: Path, name: str) -> Path:
     if name and not name.startswith(".") and "/" not in name and "\0" not in name:
         # `link_into_results` makes links to directories of the same name.
         is_ours = not path.is_symlink() or Path(os.readlink(path)).name == name
-        if is_ours and (path / "experiment.yaml").is_file():
+        if is_ours and os.path.lexists(path / "experiment.yaml"):
             return path.resolve()
     raise NoExperiment(f"no experiment {name[:100]!r} in the results directory")

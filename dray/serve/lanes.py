@@ -24,6 +24,9 @@ from dray.groups.effects import EndGroup, StartGroup
 from dray.groups.lender import OnPool
 from dray.groups.slots import Slots
 from dray.serve.scheduler import experiment_of
+from searchers import rows
+from searchers.errors import DamagedFile
+from searchers.rows import NUMBER, has_fields
 
 MAX_BARS = 4000  # most trials that have left their lanes and are remembered
 KEEP_S = 24 * 3600.0  # how long they are at most
@@ -49,6 +52,18 @@ class Bar:
 
 
 FIELDS = tuple(each.name for each in fields(Bar))
+_has_fields = has_fields(
+    {"experiment": (str,), "trial": (int,), "kind": (str,), "lanes": (list,), "part": (int,), "parts": (int,)}
+    | {"began": NUMBER, "ended": NUMBER, "outcome": (str,), "trials": (int,)}
+)
+
+
+def _is_bar(record: Any) -> str:
+    if what := _has_fields(record):
+        return what
+    if more := record.keys() - FIELDS:
+        return f"{min(more)} is not a field"
+    return "" if all(type(lane) is int for lane in record["lanes"]) else f"lanes is {record['lanes']!r:.60}"
 
 
 @dataclass(slots=True)
@@ -219,14 +234,12 @@ class LaneFile:
         self._rewrite()
 
     def _read(self) -> list[dict[str, Any]]:
-        found = []
-        with contextlib.suppress(OSError):
-            for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
-                with contextlib.suppress(ValueError, TypeError):  # the last one may be torn
-                    record = json.loads(line)
-                    if Bar(**record).ended is not None and record["ended"] > time.time() - KEEP_S:
-                        found.append(record)
-        return found[-MAX_BARS:]
+        try:
+            found = rows.lenient(rows.read(self._path, missing=b""), self._path, _is_bar)
+        except DamagedFile as error:  # the next server has lanes again
+            rows.say(str(error))
+            return []
+        return [each for each in found if each["ended"] > time.time() - KEEP_S][-MAX_BARS:]
 
     def _rewrite(self) -> None:
         self._lines = len(self.kept)

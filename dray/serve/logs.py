@@ -13,6 +13,7 @@ from typing import Any, cast
 from dray.config.load import stored_config
 from dray.config.schema import ExperimentConfig
 from dray.records.directory import ExperimentDirectory
+from dray.records.journal import check, read_journal
 from dray.records.listing import StoredExperiment
 from dray.records.log_lines import MOST_LINES, MOST_MATCHES, FileLines, JoinedLines, Lines, ListedLines
 from dray.records.logs import OutputLine, event_lines, log_files, read_output, with_ranks
@@ -20,6 +21,8 @@ from dray.serve.answers import BadInput
 from dray.serve.control import ACTIVE, Control, NotSubmitted
 from dray.storage.disk import scratch_until_exit
 from dray.storage.logs import EVERY_S, NAME, fetch_logs
+from searchers import rows
+from searchers.errors import DamagedFile
 from searchers.journal import Journal
 
 MAX_READ = 1 << 20  # most bytes of a journal read at once
@@ -46,9 +49,9 @@ def events_after(control: Control, path: Path, after: int) -> dict[str, Any]:
         raise BadInput(f"after={after} is not where a line begins; give next of an earlier answer, or 0")
     while not lines and (whole := _lines_from(directory.journal, after)):
         after += len(whole)
-        records = Journal.parse(whole, where=str(directory.journal))
+        records = _records(directory.journal, whole)
         exited += [cast(int, record["trial"]) for record in records if record.get("event") == "exited"]
-        lines = list(event_lines(_config(directory.config_file, directory.config_file.stat().st_mtime_ns), records))
+        lines = list(event_lines(_config(directory.config_file, _modified(directory.config_file)), records))
     failed = None if lines or state in ACTIVE else StoredExperiment.here(directory).overview().failed
     return {"lines": lines, "exited": exited, "next": after, "state": state, "failed": failed, "error": error}
 
@@ -56,7 +59,7 @@ def events_after(control: Control, path: Path, after: int) -> dict[str, Any]:
 def _end(journal: Path) -> int:
     """The end of a journal's last complete line: one may be being written."""
     try:
-        with journal.open("rb") as file:
+        with rows.readable(journal), journal.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - MAX_READ)
             file.seek(start)
             return start + file.read().rfind(b"\n") + 1
@@ -75,7 +78,7 @@ def _begins_line(journal: Path, at: int) -> bool:
 def _lines_from(journal: Path, start: int) -> bytes:
     """The complete lines of a journal from an offset on, up to a limit."""
     try:
-        with journal.open("rb") as file:
+        with rows.readable(journal), journal.open("rb") as file:
             file.seek(start)
             data = file.read(MAX_READ)
             if len(data) == MAX_READ and b"\n" not in data:
@@ -85,6 +88,15 @@ def _lines_from(journal: Path, start: int) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
+def _records(journal: Path, lines: bytes) -> list[dict[str, Any]]:
+    """The records of some lines of a journal."""
+    try:
+        return rows.strict(lines, journal, check)
+    except DamagedFile:
+        read_journal(journal)  # whose error has the line's number
+        raise
+
+
 def _state(control: Control, directory: ExperimentDirectory) -> tuple[str, str]:
     try:
         submitted = control.experiment(directory.path.name)
@@ -92,6 +104,11 @@ def _state(control: Control, directory: ExperimentDirectory) -> tuple[str, str]:
         is_running = Journal.writer(directory.journal) is not None
         return "RUNNING" if is_running else StoredExperiment.here(directory).overview().state, ""
     return submitted.state, submitted.error
+
+
+def _modified(config: Path) -> int:
+    with rows.readable(config):
+        return config.stat().st_mtime_ns
 
 
 @functools.lru_cache(maxsize=64)
@@ -110,13 +127,14 @@ class _Events:
     def of(self, directory: ExperimentDirectory) -> Lines:
         """The lines now."""
         with self._lock:
-            status = directory.journal.stat() if directory.journal.exists() else None
+            with rows.readable(directory.journal):
+                status = directory.journal.stat() if os.path.lexists(directory.journal) else None
             if status is None or status.st_ino != self._inode or status.st_size < self._read:
                 self._lines, self._inode, self._read = [], 0 if status is None else status.st_ino, 0
-            config = _config(directory.config_file, directory.config_file.stat().st_mtime_ns)
+            config = _config(directory.config_file, _modified(directory.config_file))
             while whole := _lines_from(directory.journal, self._read):
                 self._read += len(whole)
-                self._lines += event_lines(config, Journal.parse(whole, where=str(directory.journal)))
+                self._lines += event_lines(config, _records(directory.journal, whole))
             return ListedLines(self._lines.copy())
 
 

@@ -52,13 +52,12 @@ from dray.serve.guess import guessed
 from dray.serve.lanes import LaneFile, Lanes
 from dray.serve.meters import Meters
 from dray.serve.processes import ExperimentProcess, Spares
-from dray.serve.queue import Queue
+from dray.serve.queue import open_queue
 from dray.serve.quota import UNITS, OverQuota, Use, check_room
 from dray.serve.scheduler import ProcessEnd
 from dray.serve.tokens import STATE, Tokens
 from dray.storage import StorageFull
 from dray.text import one_line
-from searchers.errors import JournalError
 from searchers.journal import Journal
 
 log = logging.getLogger(__name__)
@@ -99,7 +98,7 @@ class Manager:
         self._loop = EventLoop("dray-server")
         self._loop.listen(ray.util.get_node_ip_address())
         plan = LendingPlan(own_cluster=cluster.own, idle_s=idle_s)
-        self._queue = Queue(Journal.read(self._journal.path), self._journal.append)
+        self._queue = open_queue(self._journal)
         file = LaneFile(self._directory / "lanes.jsonl")
         self._core = ServerCore(
             self._queue,
@@ -341,7 +340,7 @@ def _end_of(process: ExperimentProcess, path: Path) -> ProcessEnd:
     message = "" if failure is None else failure.message
     try:
         state = StoredExperiment.here(ExperimentDirectory(path)).overview().state
-    except (OSError, JournalError, ValueError) as error:
+    except (OSError, ValueError) as error:
         return ProcessEnd(kind="ERROR", error=one_line(error))
     if state in (*COMPLETED, "ERROR"):
         return ProcessEnd(kind="ERROR" if state == "ERROR" else "COMPLETED", error=message)

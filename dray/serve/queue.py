@@ -9,9 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, get_args
 
 from dray.serve.control import NotSubmitted, Share, WrongState
+from searchers.errors import DamagedFile
+from searchers.journal import Journal
+from searchers.rows import NUMBER, by_kind, damaged_line, has_fields
 
 ItemState = Literal["run", "pause", "stop", "COMPLETED", "ERROR"]
 """The state that the user wants for an experiment, or the outcome of its search."""
@@ -24,6 +28,43 @@ TRANSITIONS: Mapping[ItemState, tuple[ItemState, ...]] = {
     "COMPLETED": (),  # until it is extended or reopened
     "ERROR": ("run",),
 }
+
+
+_fields_of = by_kind(
+    "event",
+    {
+        "submitted": {"path": (str,), "time": NUMBER, "share": (dict,), "owner": (str, NoneType)}
+        | {"budget": (dict, NoneType), "request": (str, NoneType)},
+        "wanted": {"wanted": (str,), "error": (str, NoneType)},
+        "ended": {"state": (str,), "error": (str,)},
+        "died": {"error": (str,), "has_trained": (bool,)},
+        "extended": {"extension": (dict,), "budget": (dict, NoneType)},
+        "share": {"share": (dict,)},
+        "annotated": {"tags": (list,), "notes": (str,)},
+        "spent": {"spent": (dict,)},
+    },
+    {"name": (str,)},
+)
+_share = has_fields({"priority": (int,), "weight": NUMBER, "max_slots": (int, NoneType)})
+
+
+def check(record: Any) -> str:
+    """What is wrong with a record of the queue; "" if it may have been written."""
+    if what := _fields_of(record):
+        return what
+    if (state := record.get("wanted") or record.get("state") or "run") not in _ALL:
+        return f"its state is {state!r:.60}"
+    if (share := record.get("share")) is not None and (what := _share(share)):
+        return f"in share, {what}"
+    for name in ("budget", "spent"):
+        if any(type(total) not in NUMBER for total in (record.get(name) or {}).values()):
+            return f"{name} is {record[name]!r:.60}"
+    return ""
+
+
+def open_queue(journal: Journal) -> Queue:
+    """The queue that a server's journal records; `DamagedFile` if it can't be read."""
+    return Queue(Journal.read(journal.path, check), journal.append, where=journal.path)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,13 +100,17 @@ class Queue:
         records: Iterable[Mapping[str, Any]],
         append: Callable[[Mapping[str, Any]], None],
         *,
+        where: object = "queue",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._items: dict[str, Item] = {}
         self.deleted_spent: dict[str, dict[str, float]] = {}
         self._append, self._clock = append, clock
-        for record in records:
-            self._apply(record)
+        for line, record in enumerate(records, start=1):
+            try:
+                self._apply(record)
+            except (LookupError, TypeError):  # such as an experiment that was never submitted
+                raise DamagedFile(damaged_line(where, line, f"it does not fit those before: {record}")) from None
 
     def add(
         self,
@@ -161,9 +206,9 @@ class Queue:
         if event == "submitted":
             self._forget(name)  # a deleted one may have had the same name
             share, path = Share(**record["share"]), Path(record["path"])
-            known = {"owner": record.get("owner", ""), "budget": record.get("budget", {})}
-            known["request"] = record.get("request", "")
-            self._items[name] = Item(name=name, path=path, submitted=record["time"], share=share, **known)
+            item = self._items[name] = Item(name=name, path=path, submitted=record["time"], share=share)
+            item.owner, item.budget = record.get("owner") or "", record.get("budget") or {}
+            item.request = record.get("request") or ""
             return
         item = self._items[name]
         match event:

@@ -16,7 +16,7 @@ from dray.config.entrypoint import ClassName
 from dray.experiment import requests
 from dray.experiment.request_files import RequestFiles
 from dray.records.directory import ExperimentDirectory
-from dray.records.growing import GrowingJournal
+from dray.records.journal import GrowingJournal
 from dray.records.listing import StoredExperiment
 from dray.records.reader import ExperimentReader
 from dray.serve.answers import BadInput

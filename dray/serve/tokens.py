@@ -19,11 +19,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, get_args
 
 from dray import private
 from dray.errors import ConfigError, Fault
 from dray.serve.quota import Quota, Use
+from searchers import rows
+from searchers.errors import DamagedFile
+from searchers.rows import NUMBER, OPTIONAL_NUMBER, has_fields
 
 STATE = ".server"
 """The directory of the server's own files, in the results directory."""
@@ -33,6 +37,14 @@ Scope = Literal["read", "submit", "operate"]
 others."""
 OPERATOR = "operator"
 """The name of the server's own token, which no other has."""
+_has_tokens = has_fields({"tokens": (list,)})
+_is_token = has_fields(
+    {"name": (str,), "scope": (str,), "hash": (str,), "quota": (dict,), "created": NUMBER, "revoked": OPTIONAL_NUMBER}
+)
+_is_quota = has_fields(
+    dict.fromkeys(("slots", "slot_hours", "usd", "experiments", "priority"), OPTIONAL_NUMBER)
+    | {"prices": (dict,), "sandbox": (bool, NoneType)}
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -61,7 +73,7 @@ class Token:
 class Tokens:
     """The tokens of a running server: its own, and those of the file, as it is now. Thread-safe.
 
-    If the file can't be read, `all` raises a `ConfigError`, and so do the others for a token that is not the server's.
+    If the file can't be read, `all` raises a `DamagedFile`, and so do the others for a token that is not the server's.
     """
 
     def __init__(self, results: Path, own: str) -> None:
@@ -81,7 +93,7 @@ class Tokens:
 
     def quota(self, owner: str) -> Quota:
         """The quota of an owner, revoked or not. While the file can't be read, it is what it was."""
-        with suppress(ConfigError):
+        with suppress(DamagedFile):
             self.all()
         found = self._known[1].get(owner)
         return Quota() if found is None else found.quota
@@ -114,16 +126,20 @@ def account(token: Token, use: Use) -> dict[str, Any]:
 def read(file: Path) -> dict[str, Token]:
     """The tokens in a file, by name."""
     try:
-        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as opened:
+        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
             found = os.fstat(opened.fileno())
             if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-                raise ValueError("others can read or change it, so it may not be yours; chmod 600 it if it is")
-            content = json.load(opened)
-        return {each["name"]: Token(**{**each, "quota": Quota(**each["quota"])}) for each in content["tokens"]}
+                what = "others can read or change it, so it may not be yours; chmod 600 it if it is"
+                raise DamagedFile(f"{file} can't be read: {what}")
+            content = rows.parse_document(opened.read(), file, _has_tokens)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError([Fault(FILE, f"can't be read: {error}")], str(file)) from None
+    except OSError as error:
+        raise rows.unreadable(file, error.strerror or str(error)) from None
+    for each in content["tokens"]:
+        if what := _is_token(each) or _is_quota(each["quota"]):
+            raise rows.unreadable(file, f"in tokens, {what}")
+    return {each["name"]: Token(**{**each, "quota": Quota(**each["quota"])}) for each in content["tokens"]}
 
 
 def create(results: Path, name: str, scope: str, quota: Quota) -> str:

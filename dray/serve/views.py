@@ -144,7 +144,7 @@ class Views:
     def config(self, request: web.Request) -> bytes:
         """``config``: the text of experiment.yaml."""
         reader = self._all.open(request.match_info["name"])
-        return _encoded({"config": reader.directory.config_file.read_text()})
+        return _encoded({"config": reader.directory.config_text()})
 
     def trials(self, request: web.Request) -> bytes:
         """See `table.page`."""

@@ -12,7 +12,7 @@ import dray
 from dray.experiment import requests
 from dray.experiment.request_files import RequestFiles
 from dray.records.directory import ExperimentDirectory
-from dray.records.growing import GrowingJournal
+from dray.records.journal import GrowingJournal
 from dray.records.reader import ExperimentReader
 from searchers import Requested
 from tests.ray.harness import (

@@ -11,9 +11,9 @@ import duckdb
 import pandas as pd
 import pytest
 
-from dray.errors import ExperimentError
 from dray.records import metrics as metrics_log
 from dray.records.metrics import TAIL, MetricsLog, read_metrics
+from searchers.errors import DamagedFile
 from tests.storage.power import Disk
 
 
@@ -149,15 +149,15 @@ def test_a_torn_last_line_is_skipped_and_cut_off(tmp_path: Path) -> None:
     assert [found[1] for found in values(tmp_path)] == [1, 2, 4]
 
 
-def test_rows_before_the_damage_survive_a_power_failure(tmp_path: Path) -> None:
+def test_a_power_failure_costs_only_the_rows_that_were_not_written(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path)
     log.append(0, [row(1), row(2), row(3)])
     tail = tmp_path / TAIL
     lines = tail.read_bytes().splitlines(keepends=True)
     tail.write_bytes(lines[0] + b"\0" * (len(lines[1]) - 1) + b"\n" + lines[2])  # a block that was not written
-    assert [found[1] for found in values(tmp_path)] == [1]
+    assert [found[1] for found in values(tmp_path)] == [1, 3]
     MetricsLog(tmp_path).append(0, [row(4)])
-    assert [found[1] for found in values(tmp_path)] == [1, 4]
+    assert [found[1] for found in values(tmp_path)] == [1, 3, 4]
 
 
 def test_a_part_is_on_the_disk_before_it_replaces_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,10 +203,25 @@ def test_a_process_killed_while_packing_neither_loses_nor_repeats_rows(
     assert [found[1] for found in values(tmp_path)] == [1, 2, 3]
 
 
-def test_a_damaged_part_is_an_error_that_names_the_directory(tmp_path: Path) -> None:
-    (tmp_path / "part-00001.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ExperimentError, match=r"^the metrics in .* can't be read: .*Parquet"):
-        read_metrics(tmp_path)
+def test_a_damaged_part_is_an_error_that_names_it(tmp_path: Path) -> None:
+    part = tmp_path / "part-00001.parquet"
+    part.write_bytes(b"PAR1")
+    for reading in (read_metrics, MetricsLog):
+        with pytest.raises(DamagedFile, match=rf"^{part} can't be read: .*Parquet"):
+            reading(tmp_path)
+
+
+def test_a_part_that_was_moved_away_costs_only_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_log, "ROWS_PER_PART", 2)
+    log = MetricsLog(tmp_path)
+    for first in (1, 3, 5):
+        log.append(0, [row(first), row(first + 1)])
+    log.close()
+    (tmp_path / "part-00002.parquet").unlink()
+    again = MetricsLog(tmp_path)
+    again.append(0, [row(2, value=0.7), row(7)])
+    again.close()
+    assert [found[1:] for found in values(tmp_path)] == [(1, 0.5), (2, 0.7), (5, 0.5), (6, 0.5), (7, 0.5)]
 
 
 def test_numbers_that_are_not_finite_come_back(tmp_path: Path) -> None:
@@ -268,6 +283,6 @@ def test_one_metric_is_read_from_parts_and_tail(tmp_path: Path, small_parts: Non
 
 def test_rows_are_sorted_even_if_their_key_needs_more_than_64_bits(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path)
-    log.append(2**40, [row(2**40), row(3), row(3, value=0.7)])
+    log.append(2**26, [row(2**40), row(3), row(3, value=0.7)])
     log.append(0, [row(2**40)])
-    assert values(tmp_path) == [(0, 2**40, 0.5), (2**40, 3, 0.7), (2**40, 2**40, 0.5)]
+    assert values(tmp_path) == [(0, 2**40, 0.5), (2**26, 3, 0.7), (2**26, 2**40, 0.5)]

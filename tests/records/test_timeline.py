@@ -27,11 +27,13 @@ def system(*samples: tuple[int, float, dict[str, float]]) -> pd.DataFrame:
 
 
 def write(directory: Path, events: str) -> None:
-    """Events, separated by semicolons: when, the event, the group, and its slots, or the trial with the type of GPU."""
+    """Events, separated by semicolons: when, the event, the group, and its slots or its trial, with the type of GPU."""
     lines = []
     for event in events.split("; "):
         at, name, *more = event.split()
         fields: dict[str, Any] = {"time": float(at), "event": name, **dict(zip(["group"], more, strict=False))}
+        if name == "starts":
+            fields["slots"] = 1
         if more[1:]:
             fields["slots" if name == "starts" else "trial"] = json.loads(more[1])
         lines.append(json.dumps(fields | ({"gpu_type": more[2]} if more[2:] else {})) + "\n")

@@ -1,0 +1,104 @@
+"""The records of an experiment's journal: those of its search, and those of its driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from searchers import rows
+from searchers.journal import Journal
+from searchers.rows import NUMBER, OPTIONAL_NUMBER, Fields, by_kind, has_fields
+
+_TRIAL: Fields = {"trial": (int,)}
+_FAILURE: Fields = {**_TRIAL, "why": (str, NoneType), "where": (str, NoneType), "batches": OPTIONAL_NUMBER}
+_fields_of = by_kind(
+    "event",
+    {
+        "opened": {"version": (str, NoneType), "versions": (dict, NoneType)},
+        "start": {},
+        "started": {**_TRIAL, "hparams": (dict, NoneType)},
+        "reported": {**_TRIAL, "step": NUMBER, "value": (*NUMBER, str, NoneType), "metrics": (list, NoneType)},
+        "exited": {**_TRIAL, "reason": (str,)},
+        "extended": {"max_trials": (int, NoneType), "max_length": OPTIONAL_NUMBER},
+        "requested": {"trial": (int, NoneType), "source": (dict, NoneType)},
+        "restarted": _FAILURE,
+        "gave_up": _FAILURE,
+        "damaged": _TRIAL,
+        "ended": {"reason": (str,)},
+        "alert": {"id": (int,), "kind": (str,), "text": (str,)},
+        "told": {"id": (int,)},
+        "limits": {"budget": (dict, NoneType), "until": (dict, NoneType), "patience": (int, NoneType)}
+        | {"prices": (dict, NoneType)},
+        "rejected": {"id": (str,), "error": (str,)},
+        "unread": {"unread": (list,), "read": (list,)},
+    },
+    {"time": OPTIONAL_NUMBER},
+)
+_action = by_kind(
+    "action",
+    {
+        "create": {**_TRIAL, "source": (dict, NoneType), "repeat": (dict, NoneType), "code": (str, NoneType)},
+        "stop": _TRIAL,
+        "pause": _TRIAL,
+        "resume": _TRIAL,
+        "done": {"reason": (str,)},
+    },
+)
+_source = has_fields({**_TRIAL, "step": NUMBER, "batches": (int, NoneType)})
+_repeat = has_fields({**_TRIAL, "seed": (int,)})
+_LATEST = 1e11  # Unix time in s, after the year 5000
+
+
+def check(record: Any) -> str:
+    """What is wrong with a record; "" if it may have been written."""
+    if what := _fields_of(record):
+        return what
+    if not 0 <= (record.get("time") or 0) < _LATEST:
+        return f"time is {record['time']!r}"
+    if record["event"] == "unread" and not all(type(name) is str for name in (*record["unread"], *record["read"])):
+        return "a name of a hyperparameter is not text"
+    if type(actions := record.get("actions", [])) is not list:
+        return f"actions is {actions!r:.60}"
+    for action in actions:
+        what = _action(action)
+        if not what and action.get("source"):
+            what = _source(action["source"])
+        if not what and action.get("repeat"):
+            what = _repeat(action["repeat"])
+        if what:
+            return f"in actions, {what}"
+    if record["event"] == "requested" and record.get("trial") is None:
+        if not any(action["action"] == "create" for action in actions):
+            return "its actions have no new trial"
+        return _source(record["source"]) if record.get("source") else ""
+    return ""
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """All complete records. Raises as `Journal.read`."""
+    return Journal.read(path, check)
+
+
+class GrowingJournal:
+    """The records of a journal, which need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._end = 0  # offset of the first unread byte
+        self._lines = 0  # before it
+
+    def new_records(self) -> tuple[list[dict[str, Any]], bool]:
+        """The records since the last call, and whether the file was read anew because it has become shorter."""
+        try:
+            with rows.readable(self._path):
+                is_another = self._path.stat().st_size < self._end
+            self._end, self._lines = (0, 0) if is_another else (self._end, self._lines)
+            data = rows.read(self._path, self._end)
+        except FileNotFoundError:
+            return [], False
+        data = data[: rows.complete_size(data)]  # a line that reached the disk only in part is removed by resuming
+        records = rows.strict(data, self._path, check, first=self._lines + 1)
+        self._end += len(data)
+        self._lines += len(records)
+        return records, is_another
