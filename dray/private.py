@@ -7,6 +7,12 @@ from pathlib import Path
 from typing import TextIO
 
 
+def withhold_writing() -> None:
+    """Let nobody else write to the files that this process and its children make, whatever their parent's umask: code
+    and configs that others can change would run as this user."""
+    os.umask(os.umask(0o077) | 0o022)
+
+
 def create(path: Path) -> TextIO:
     """Open a new file that only this user may read, in place of any file or link at this path."""
     path.unlink(missing_ok=True)  # an existing file would keep its permissions

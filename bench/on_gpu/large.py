@@ -1,4 +1,4 @@
-"""A trial with a state of 10 GB, most of it AdamW's moments, for the cost of its checkpoints."""
+"""A trial with a state of 2 GB, most of it AdamW's moments, for the cost of its checkpoints."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from part import DEVICE, ON_GPU, clock
 
 from dray import pytorch
 
-LAYERS, WIDTH = 13, 8192
-"""10.5 GB: 13 times 67 million weights in float32, and two moments of each. With gradients, 14 GB of GPU memory."""
+LAYERS, WIDTH = 10, 4096
+"""2 GB: 10 times 17 million weights in float32, and two moments of each. With gradients, 2.7 GB of GPU memory."""
 TINY_LAYERS, TINY_WIDTH = 2, 64
 BATCH = 64
 

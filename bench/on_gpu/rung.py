@@ -1,4 +1,4 @@
-"""The time that the GPU of a 10 GB trial idles at a rung that the trial passes, in a search on Ray."""
+"""The time that the GPU of a 2 GB trial idles at a rung that the trial passes, in a search on Ray."""
 
 from __future__ import annotations
 

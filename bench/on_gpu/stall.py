@@ -1,4 +1,4 @@
-"""How long training stops for a checkpoint of 10 GB: dray, which writes in the background, and torch.save by hand.
+"""How long training stops for a checkpoint of 2 GB: dray, which writes in the background, and torch.save by hand.
 
 A stall is the time from one batch to the next with a checkpoint between them, less the median of those with none.
 """

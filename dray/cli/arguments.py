@@ -75,11 +75,13 @@ CheckpointArg: TypeAlias = Annotated[
     ),
 ]
 Batches: TypeAlias = Annotated[
-    int | None,
+    str,
     typer.Option(
+        "--at",
         "--batches",
         "-b",
-        help="Take the checkpoint after this many batches; by default, the one at the trial's best validation.",
+        metavar="best|last|BATCHES",
+        help="Take the checkpoint of the trial's best validation, the last one, or the one after this many batches.",
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]

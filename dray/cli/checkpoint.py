@@ -117,7 +117,7 @@ def verify(experiment: CheckpointArg, trial: TrialOrAllArg = None, json: Json = 
 
 @app.command()
 def download(
-    experiment: CheckpointArg, trial: TrialOrBestArg = "best", batches: Batches = None, output: Output = None
+    experiment: CheckpointArg, trial: TrialOrBestArg = "best", at: Batches = "best", output: Output = None
 ) -> None:
     """Download a checkpoint to a directory and verify it. The default is the experiment's best checkpoint.
 
@@ -129,7 +129,7 @@ def download(
     """
     from dray.records.checkpoints import download
 
-    with _chosen(experiment, trial, batches) as (place, name):
+    with _chosen(experiment, trial, at) as (place, name):
         path = target(output, name)
         download(place, path)
     typer.echo(path)
@@ -139,7 +139,7 @@ def download(
 def export(
     experiment: CheckpointArg,
     trial: TrialOrBestArg = "best",
-    batches: Batches = None,
+    at: Batches = "best",
     output: Output = None,
     form: FormatOption = "state-dict",
 ) -> None:
@@ -155,7 +155,7 @@ def export(
     """
     from dray.records.checkpoints import export
 
-    with _chosen(experiment, trial, batches) as (place, name):
+    with _chosen(experiment, trial, at) as (place, name):
         try:
             files = export(place, target(output, f"{name}-weights"), form)
         except ValueError as error:
@@ -165,13 +165,15 @@ def export(
 
 
 @contextmanager
-def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[Location, str]]:
+def _chosen(experiment: str, trial: str, at: str) -> Iterator[tuple[Location, str]]:
     """A checkpoint, and a name for a directory with it.
 
     Raises, also for errors in the block:
         NoExperiment: there is no such checkpoint.
         BadUse: the checkpoint is damaged.
     """
+    from dray.records.checkpoints import NoCheckpoint, choose, reading
+
     try:
         if (one := _one(experiment)) is not None:
             yield one, one.name
@@ -180,19 +182,12 @@ def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[
             number = read.trial(trial)
             if trial == "best":
                 number = read.reader.best_run(number).id
-            store = read.stored.directory.store(number)
-            if batches is None:
-                path = read.checkpoint(number)
-            else:
-                path = store.id_of(batches) if store.is_complete(batches) else None
-            if path is None:
-                others = ", ".join(str(each) for each, _ in store.listed())
-                wanted = "no checkpoint" if batches is None else f"no checkpoint after {batches} batches"
-                more = f"; there are checkpoints after {others} batches" if others else ""
-                raise NoExperiment(f"trial {number} of {read.stored.name} has {wanted}{more}")
+            directory, record = read.stored.directory, read.reader.trials[number]
+            path = choose(directory, record, at)
             place = Location.of(path).with_secrets_of(read.stored.directory.storage)
-            yield place, f"{read.stored.name}-trial_{number}-{place.name}"
-    except FileNotFoundError as error:
+            with reading(directory, record, path):
+                yield place, f"{read.stored.name}-trial_{number}-{place.name}"
+    except (NoCheckpoint, FileNotFoundError) as error:
         raise NoExperiment(str(error)) from None
     except CheckpointError as error:
         raise BadUse(str(error)) from None

@@ -27,6 +27,7 @@ from dray.cli import (
     trial,
 )
 from dray.cli.errors import handle_errors, run
+from dray.private import withhold_writing
 
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
 
@@ -96,6 +97,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    withhold_writing()
     run(_command(), arguments)
 
 

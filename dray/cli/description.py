@@ -170,9 +170,10 @@ def describe(read: ReadExperiment) -> None:
             ("trials", f"{of_all}: {states}" if states else of_all),
             ("best", best_line),
             ("Pareto front", front and f"{counted(len(front), 'trial')}: {some(front, _FRONT_SHOWN)}"),
-            ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
+            ("checkpoint", "" if best is None else best["checkpoint"] or show.red(best["checkpoint_error"])),
             ("best of the longest", longest_line),
             ("failures", "\n".join(_failure_lines(reader.failures))),
+            ("processes", "\n".join(reader.new_processes)),
             ("alerts", "\n".join(map(_alert_line, reader.alerts[-_ALERTS_SHOWN:]))),
             ("next", reader.next_summary() if seen.reason else ""),
             ("resume with", f"dray experiment resume {read.stored.where}" if seen.state == "STOPPED" else ""),
@@ -200,9 +201,19 @@ def _best(read: ReadExperiment, trial: TrialRecord | None) -> dict[str, Any] | N
         "metric": run.best_metric,
         "batches": run.best_batches,
         "hparams": trial.drawn,
-        "checkpoint": read.checkpoint(run.id),
+        **_checkpoint(read, run),
         "repeated": None if (mean := read.reader.mean_of_repeats(trial.id)) is None else asdict(mean),
     }
+
+
+def _checkpoint(read: ReadExperiment, run: TrialRecord) -> dict[str, str | None]:
+    """The checkpoint of a run's best validation, or why it can't be used."""
+    from dray.records.checkpoints import NoCheckpoint, choose
+
+    try:
+        return {"checkpoint": choose(read.stored.directory, run), "checkpoint_error": None}
+    except NoCheckpoint as error:
+        return {"checkpoint": None, "checkpoint_error": str(error)}
 
 
 def _front(read: ReadExperiment) -> list[dict[str, Any]] | None:

@@ -3,6 +3,7 @@ code is a traceback of the user's files; a bug in dray is a whole traceback."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -31,8 +32,26 @@ from searchers.errors import DamagedFile, JournalError
 FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
 SIGNALLED = 128  # added to the number of the signal that stopped the command, as shells do
 _UNKNOWN = "no such command"
-_MEANT = {"run": "create", "train": "create", "start": "create", "compare": "diff", "show": "describe"}
-"""Commands by their names in other tools."""
+_GROUPS = {"exp": "experiment", "job": "experiment", "run": "experiment", "ckpt": "checkpoint"}
+"""Groups by their names in other tools, also in the plural."""
+_MEANT = {
+    **dict.fromkeys(("run", "train", "start", "submit", "launch", "new"), "create"),
+    **dict.fromkeys(("show", "status", "info", "inspect", "get", "view"), "describe"),
+    **dict.fromkeys(("cancel", "abort", "terminate", "down"), "stop"),
+    **dict.fromkeys(("rm", "remove"), "delete"),
+    **dict.fromkeys(("ps", "ls", "queue"), "list"),
+    **dict.fromkeys(("log", "tail"), "logs"),
+    **dict.fromkeys(("pull", "get-model"), "download"),
+    "compare": "diff",
+}
+"""Commands by their names in Determined, SkyPilot, W&B and Docker."""
+_MEANT_IN = {
+    "trial": {"kill": "stop", "create": "add"},
+    "checkpoint": {"describe": "list"},
+}
+"""Commands that have another name in one group."""
+_ENDS_MORE = frozenset({"kill", "stop", "delete"})
+"""Never suggested from another group: what ends a trial there ends an experiment."""
 
 # click's classes of usage errors, or those of the copy of click in newer versions of Typer.
 _UsageError: Any
@@ -53,7 +72,8 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
         if message:  # empty without a command: then the help was printed
             known = ""
             if _UNKNOWN in message:
-                known = _elsewhere(error) or _of_determined(sys.argv[1:] if arguments is None else arguments)
+                words = sys.argv[1:] if arguments is None else arguments
+                known = _of_determined(words) or _elsewhere(error)
             see = f"; see {error.ctx.command_path} --help" if error.ctx else ""
             code = _print_error(f"{_UNKNOWN}; {known}" if known else message + see, BAD_INPUT)
     except _ClickException as error:
@@ -96,7 +116,13 @@ def handle_errors() -> Iterator[None]:
         message = f"{one_line(error)}; this command needs all requirements of dray: pip install dray-train '{RAY}'"
         raise typer.Exit(_print_error(message, FAILED)) from None
     except OSError as error:
-        if (full := is_full(error)) is None or users_line(error, None):
+        if users_line(error, None):
+            raise
+        if error.errno == errno.EROFS:
+            what = f"can't write to {error.filename2 or error.filename}: {error.strerror}"
+            cure = "set DRAY_HOME, or the config's checkpoint_storage, to a directory that you can write to"
+            raise typer.Exit(_print_error(f"{what}; {cure}", FAILED)) from None
+        if (full := is_full(error)) is None:
             raise
         where = f" to {written}" if (written := full.filename2 or full.filename) else ""  # of a copy, not what was read
         message = f"can't write{where}: {full.strerror}; free some space: all records are intact"
@@ -168,15 +194,22 @@ def _signal_name(number: signal.Signals) -> str:
 
 
 def _elsewhere(error: Any) -> str:
-    """A suggestion of commands with this name in other groups; "" if there is none."""
+    """A suggestion of a command with this meaning in the same group or, unless it ends something, in other groups; ""
+    if there is none."""
     word = error.message.split("'")[1] if "'" in error.message else ""
+    groups = {name: group for name, group in error.ctx.find_root().command.commands.items() if not group.hidden}
+    here = error.ctx.command.name if error.ctx.parent is not None else ""
+    here = next((name for name in groups if here and name[0] == here), here)  # e, t, c
+    group = _GROUPS.get(single := word.removesuffix("s"), single)
+    if not here and hasattr(groups.get(group), "commands"):
+        return f"did you mean dray {group}"
     word = _MEANT.get(word, word)
-    groups = error.ctx.find_root().command.commands
-    meant = [
-        f"dray {name} {word}"
-        for name, group in groups.items()
-        if not group.hidden and word in getattr(group, "commands", {})
-    ]
+    word = _MEANT_IN.get(here, {}).get(word, word)
+    if word in getattr(groups.get(here), "commands", {}):
+        return f"did you mean dray {here} {word}"
+    if here and word in _ENDS_MORE:
+        return ""
+    meant = [f"dray {name} {word}" for name, group in groups.items() if word in getattr(group, "commands", {})]
     return f"did you mean {' or '.join(meant)}" if meant else ""
 
 

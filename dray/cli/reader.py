@@ -32,14 +32,6 @@ class ReadExperiment:
 
         return [each for each in list_checkpoints(self.stored.directory, trial) if each.is_complete]
 
-    def checkpoint(self, trial: int) -> str | None:
-        """The id of the checkpoint at a trial's best validation, else of its latest checkpoint; not verified."""
-        store, best = self.stored.directory.store(trial), self.reader.trials[trial].best_batches
-        for batches in [*([] if best is None else [best]), *(batches for batches, _ in store.listed())]:
-            if store.is_complete(batches):
-                return store.id_of(batches)
-        return None
-
     def trial(self, named: str | None) -> int:
         """The number of a trial, given by number or as "best"; None: the only trial."""
         name, trials, best = self.stored.name, self.reader.trials, self.reader.best()

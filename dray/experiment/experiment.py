@@ -37,6 +37,7 @@ from dray.hosts.signals import print_no_traceback
 from dray.masking import hidden_text
 from dray.observers import loggers
 from dray.observers.observer import Observers
+from dray.private import withhold_writing
 from dray.records.directory import (
     ExperimentDirectory,
     check_storage,
@@ -261,6 +262,7 @@ class Experiment:
         if self._server:
             return self._run_on(self._server)
         with Interrupts() as interrupts:
+            withhold_writing()
             directory = self.prepare()
             also = () if self.lent is None else (self.lent.alert,)
             notifier = Notifier(self._config.notify, directory, *also)

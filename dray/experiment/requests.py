@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dray.code.trial_import import Importer, import_in_new_process
 from dray.experiment import variants
 from dray.experiment.request_files import DIRECTORY
+from dray.records.checkpoints import LAST, NoCheckpoint, choose
 from dray.records.hparams import flatten
 from dray.records.journal import GrowingJournal
 from dray.text import shown
@@ -185,25 +186,23 @@ def source_of(reader: ExperimentReader, trial: int, at: str = "best") -> Source:
     """The checkpoint from which a fork of a trial begins.
 
     Args:
-        at: "best" or "latest" of those that are kept, or a number of batches.
+        at: "best", that of its best validation; "last" of those that are kept, or "latest"; or a number of batches.
 
     Raises:
         IllegalEvent: there is no such checkpoint with a validation.
     """
     record = _trial(reader, trial)
     store = reader.directory.store(trial)
-    validated = sorted(batches for batches, _ in store.listed() if batches in record.at)
-    saved = {str(batches): batches for batches in validated if store.is_complete(batches)}
-    wanted = {"best": record.best_of(saved.values()), "latest": max(saved.values(), default=None)}.get(at, at)
-    if not saved:
+    validated = sorted(batches for batches, _ in store.listed() if batches in record.at and store.is_complete(batches))
+    if not validated:
         raise IllegalEvent(f"trial {trial} has no checkpoint with a validation yet")
-    if at not in ("best", "latest") and not at.isdigit():
-        raise IllegalEvent(f"the checkpoint must be best, latest or a number of batches, got {at}")
-    if str(wanted) not in saved:
-        named = f"at batch {at}" if at.isdigit() else at
-        has = f"it has validated checkpoints at batches {', '.join(saved)}"
-        raise IllegalEvent(f"trial {trial} has no checkpoint {named} with a validation; {has}")
-    batches = saved[str(wanted)]
+    if at.isdigit() and int(at) not in validated:
+        has = f"it has validated checkpoints at batches {', '.join(map(str, validated))}"
+        raise IllegalEvent(f"trial {trial} has no checkpoint at batch {at} with a validation; {has}")
+    try:
+        batches = store.batches_of(choose(reader.directory, record, validated[-1] if at in LAST else at))
+    except NoCheckpoint as error:
+        raise IllegalEvent(str(error)) from None
     match reader.config.searcher.unit:
         case "batches":
             step: float = batches

@@ -164,14 +164,15 @@ class MLflowRuns:
         self._client.log_artifact(self._parent, str(self._directory.config_file))
         try:
             best = Result(self._directory.path).best_trial
-        except ExperimentError:  # no trial has validated, or none has a checkpoint
+            checkpoint = str(best.checkpoint.path)
+        except ExperimentError:  # no trial has validated, or the best one's checkpoint is missing
             return
         summary = {
             "trial_id": best.trial_id,
             "hparams": dict(best.hparams),
             "metric": best.metric,
             "batches": best.batches,
-            "checkpoint": str(best.checkpoint.path),
+            "checkpoint": checkpoint,
         }
         self._client.log_dict(self._parent, summary, "best_trial.json")
         self._client.set_tag(self._parent, "dray.best_trial", str(best.trial_id))

@@ -11,14 +11,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
 from dray.storage import CheckpointError, Location, RemoteDirectory, opened
 from dray.storage.manifest import MANIFEST
+from dray.text import counted, shown, some
+
+if TYPE_CHECKING:
+    from dray.records.trial_record import TrialRecord
 
 Form: TypeAlias = Literal["state-dict", "safetensors"]
 
+LAST = ("last", "latest")
+_SHOWN = 8
 _FILE = re.compile(r"trial_(\d+)/checkpoint_(\d+)/(.+)")
 
 
@@ -60,6 +67,65 @@ def list_checkpoints(directory: ExperimentDirectory, only: int | None = None) ->
         )
         for (trial, batches), size in sorted(sizes.items())
     ]
+
+
+class NoCheckpoint(ExperimentError):
+    """The checkpoint that was asked for is missing or damaged; the message says which others there are."""
+
+
+def choose(directory: ExperimentDirectory, trial: TrialRecord, at: str | int = "best") -> str:
+    """The id of a checkpoint of a trial. Another one is never taken instead.
+
+    Args:
+        at: "best", that of its best validation, or the last one if it has not validated; "last"; or a number of
+            batches.
+
+    Raises:
+        NoCheckpoint: the checkpoint is missing, or damaged as far as its files' sizes tell, or ``at`` is none of these.
+    """
+    store, batches = directory.store(trial.id), trial.best_batches
+    if at not in ("best", *LAST) and not str(at).isdigit():
+        raise NoCheckpoint(f"the checkpoint must be best, last or a number of batches, got {at}")
+    if at in LAST or (at == "best" and batches is None):
+        batches = next((each for each, _ in store.listed() if store.is_complete(each)), None)
+    elif at != "best":
+        batches = int(at)
+    if batches is None:
+        raise NoCheckpoint(f"trial {trial.id} of {directory.path.name} has no checkpoint yet")
+    if why := store.fault(batches):
+        raise missing(directory, trial, batches, why)
+    return store.id_of(batches)
+
+
+def missing(directory: ExperimentDirectory, trial: TrialRecord, batches: int, why: str) -> NoCheckpoint:
+    """The error that a trial's checkpoint can't be used, with the others that there are."""
+    store, values = directory.store(trial.id), dict(zip(trial.at, trial.values, strict=True))
+
+    def named(batches: int) -> str:
+        metric = f" ({trial.objectives.first.name} {shown(values[batches])})" if batches in values else ""
+        return f"{counted(batches, 'batch')}{metric}"
+
+    others = [named(each) for each, _ in store.listed()[::-1] if each != batches and store.is_complete(each)]
+    instead = "there are no others"
+    if others:
+        instead = (
+            f"there are checkpoints after {some(others, _SHOWN)}; to take another one, say so: --at last or --at "
+            "BATCHES, in Python at='last' or at=BATCHES"
+        )
+    name = f"trial {trial.id} of {directory.path.name}"
+    if batches != trial.best_batches and batches not in dict(store.listed()):
+        return NoCheckpoint(f"{name} has no checkpoint after {named(batches)}; {instead}")
+    best = "best " if batches == trial.best_batches else ""
+    return NoCheckpoint(f"the {best}checkpoint of {name}, after {named(batches)}, can't be used: {why}; {instead}")
+
+
+@contextmanager
+def reading(directory: ExperimentDirectory, trial: TrialRecord, checkpoint: str) -> Iterator[None]:
+    """Turn damage that is found within the block into a `NoCheckpoint`."""
+    try:
+        yield
+    except (CheckpointError, FileNotFoundError) as error:
+        raise missing(directory, trial, directory.store(trial.id).batches_of(checkpoint), str(error)) from None
 
 
 def damage(checkpoint: Location) -> str | None:

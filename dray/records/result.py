@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import pandas as pd
 from dray.code.factory import FromDirectory
 from dray.config.schema import ExperimentConfig
 from dray.errors import ExperimentError
+from dray.records.checkpoints import choose, reading
 from dray.records.listing import open_experiment
 from dray.records.lookup import Name
 from dray.records.metrics import read_metrics, read_system
@@ -39,7 +40,7 @@ SHOWN = 10
 """Most trials in a notebook's table."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BestTrial:
     """The trial with the best validation of an experiment.
 
@@ -49,7 +50,9 @@ class BestTrial:
         metric: the searcher's metric, or the first objective, at its best validation.
         metrics: all metrics of the searcher at that validation, by name.
         batches: batches trained at that validation.
-        checkpoint: the checkpoint of that validation, or the trial's latest if ``checkpoint_policy`` kept none there.
+        checkpoint: the checkpoint of that validation; if it is missing or damaged, an `ExperimentError` that names it
+            and the others.
+        checkpoint_at: returns another one: ``checkpoint_at("last")``, or ``checkpoint_at(352)`` after so many batches.
         repeated: the mean of its repeats and its 95% confidence interval (``mean``, ``low``, ``high``, ``runs``); None
             without repeats. ``metric``, ``batches`` and ``checkpoint`` are then those of its best run, which may be a
             repeat.
@@ -60,8 +63,12 @@ class BestTrial:
     metric: float
     metrics: Mapping[str, float]
     batches: int
-    checkpoint: Checkpoint
+    checkpoint_at: Callable[[str | int], Checkpoint] = field(repr=False, compare=False)
     repeated: Interval | None = None
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        return self.checkpoint_at("best")
 
 
 class Result:
@@ -180,8 +187,7 @@ class Result:
         ``best_trials`` with the best first objective.
 
         Raises:
-            ExperimentError: no trial has validated, all trials that have failed or exceed a limit, or the best trial
-                has no checkpoint.
+            ExperimentError: no trial has validated, or all trials that have failed or exceed a limit.
         """
         return self._best(self.reader.best())
 
@@ -204,25 +210,24 @@ class Result:
         run = self.reader.best_run(trial.id)
         assert run.best_batches is not None
         assert run.best_metric is not None
-        store = self._directory.store(run.id)
-        checkpoint = store.find(run.best_batches) or store.latest()
-        if checkpoint is None:
-            raise ExperimentError(
-                f"trial {run.id} of {self.path} is the best, but it has no checkpoint; checkpoint_policy sets which "
-                "are saved, and checkpoint_storage.save_trial_best how many are kept"
-            )
-        from ray.train import Checkpoint
-
-        filesystem, path = store.filesystem_of(checkpoint)
         return BestTrial(
             trial_id=trial.id,
             hparams=dict(trial.drawn or {}),
             metric=run.best_metric,
             metrics=run.best_metrics,
             batches=run.best_batches,
-            checkpoint=Checkpoint(path, filesystem),
+            checkpoint_at=partial(self._checkpoint, run),
             repeated=self.reader.mean_of_repeats(trial.id),
         )
+
+    def _checkpoint(self, run: TrialRecord, at: str | int) -> Checkpoint:
+        from ray.train import Checkpoint
+
+        found, store = choose(self._directory, run, at), self._directory.store(run.id)
+        with reading(self._directory, run, found):
+            store.verify(found)
+        filesystem, path = store.filesystem_of(found)
+        return Checkpoint(path, filesystem)
 
     def compare(self, a: int | Result, b: int | None = None) -> Comparison:
         """The difference between two trials, by their repeats with the same seeds if they have any.
@@ -249,14 +254,19 @@ class Result:
             return compare(self.reader, mine.id, a.reader, other.id)
         raise TypeError(f"compare() takes two trials' numbers, or another Result; got {a!r:.60} and {b!r:.60}")
 
-    def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None) -> Any:
+    def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None, *, at: str | int = "best") -> Any:
         """Your own trial with the weights of ``best_trial.checkpoint``, in eval mode, on this machine's first device.
 
         Args:
             trial_kwargs: further arguments of its constructor besides ``context``.
+            at: another checkpoint of it: ``"last"``, or a number of batches.
+
+        Raises:
+            ExperimentError: there is no best trial, or the checkpoint is missing or damaged.
         """
         from dray.pytorch import load_trial_from_checkpoint_path
 
+        chosen = self.best_trial.checkpoint_at(at)
         entrypoint = self.config.entrypoint
         trial = self._trial
         if trial is None:
@@ -265,7 +275,7 @@ class Result:
             found = FromDirectory(entrypoint=entrypoint, directory=str(code))()
             # A program's checkpoints name the class that it trains.
             trial = None if isinstance(found, Script) else found
-        with self.best_trial.checkpoint.as_directory() as checkpoint:
+        with chosen.as_directory() as checkpoint:
             return load_trial_from_checkpoint_path(checkpoint, trial_class=trial, trial_kwargs=dict(trial_kwargs or {}))
 
     def study(self, storage: str | optuna.storages.BaseStorage | None = None) -> optuna.Study:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -139,14 +139,6 @@ class TrialRecord:
 
     def _losses(self, place: int) -> Losses | None:
         return self.objectives.normalised(tuple([self.measured[name][place] for name in self.objectives.names]))
-
-    def best_of(self, validated: Iterable[int]) -> int | None:
-        """The batches of the best one of some validations; None if none of them has a value."""
-        places = [self.at.index(batches) for batches in validated]
-        ranks = [
-            (losses.violation, losses.values[0], self.at[each]) for each in places if (losses := self._losses(each))
-        ]
-        return min(ranks)[2] if ranks else None
 
     def loss(self, series: tuple[str, str], batches: int, value: float) -> None:
         if not math.isfinite(value):

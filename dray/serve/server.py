@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from dray import private
 from dray.cluster.connection import connect
 from dray.config.notify import ServerNotify
 from dray.errors import ExperimentError
@@ -16,7 +17,7 @@ from dray.serve import address as addresses
 from dray.serve.app import AT_ROOT, listening
 from dray.serve.manager import Manager, why_full
 from dray.serve.root_path import RootPath
-from dray.serve.tokens import Tokens
+from dray.serve.tokens import STATE, Tokens
 
 IDLE_S = 600.0  # how long a worker group may be idle before it ends, by default
 
@@ -47,6 +48,7 @@ def serve(
     """
     results = results_root().resolve()
     results.mkdir(parents=True, exist_ok=True)
+    private.make_directory(results / STATE)  # can't be written to: said before Ray starts
     if full := why_full(results):
         raise ExperimentError(full)
     token = addresses.token_for(host, results)

@@ -126,6 +126,22 @@ class CheckpointStore:
             return None
         return self.id_of(batches)
 
+    def verify(self, checkpoint: str) -> None:
+        """Verify a checkpoint; in a remote store only the names and sizes of its files. Raises as `open`."""
+        self._check(checkpoint)
+
+    def fault(self, batches: int) -> str:
+        """Why the checkpoint at this number of batches can't be used, by the names and sizes of its files; "" if it
+        can."""
+        try:
+            self._check_sizes(self.id_of(batches))
+        except FileNotFoundError:
+            kept = "it was deleted, or not kept (checkpoint_policy, save_trial_best)"
+            return f"{self.id_of(batches)} does not exist: {kept}"
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
     def is_complete(self, batches: int) -> bool:
         """Whether the checkpoint has a manifest; otherwise it is being written or deleted."""
         try:
@@ -215,6 +231,9 @@ class CheckpointStore:
     def _check(self, checkpoint: str) -> None:
         verify(Path(checkpoint))
 
+    def _check_sizes(self, checkpoint: str) -> None:
+        verify(Path(checkpoint), only=(MANIFEST,))
+
 
 class RemoteStore(CheckpointStore):
     """The checkpoints of one trial in an object store. Their ids are URIs; they are staged and opened in the local
@@ -265,6 +284,8 @@ class RemoteStore(CheckpointStore):
     def _check(self, checkpoint: str) -> None:
         directory = self._remote(self._location(checkpoint))
         check_files(directory.sizes(), parse_manifest(directory.read(MANIFEST), checkpoint), checkpoint)
+
+    _check_sizes = _check
 
 
 def store_at(location: Location, scratch: Path) -> CheckpointStore:

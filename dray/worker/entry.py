@@ -18,6 +18,7 @@ from dray.cluster.checks.node import UnfitNode, name_of_this_node
 from dray.cluster.view import GPU_TYPE, slot_type
 from dray.desk.connection import Connection, DeskUnreachable
 from dray.environment import set_variables, visible_gpus
+from dray.private import withhold_writing
 from dray.text import one_line
 from dray.worker.ranks import Place, Ranks
 from dray.worker.spec import WorkerSpec
@@ -83,6 +84,7 @@ def skip_rays_exit_handlers() -> None:
 
 def _serve_leases(worker: WorkerSpec, ranks: Ranks) -> None:
     skip_rays_exit_handlers()
+    withhold_writing()
     # "" on a CPU slot, where Ray leaves all GPUs of the node visible.
     set_variables(visible_gpus(ranks.gpus))
     # Set before torch is imported, because torch reads some of them.

@@ -68,6 +68,7 @@ class RayHost:
         self.reports = Reports(self._link, lease, settings, is_program=is_program)
         self.metrics: Sequence[str] = self.reports.checks.compared
         self._progress: Callable[[], tuple[int, int]] = _not_yet
+        self._begin = 0
         self._commits = 0
 
     # ------------------------------------------------------------------ the lease
@@ -114,12 +115,19 @@ class RayHost:
         return contextlib.nullcontext()  # the driver shows the progress of all trials
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
+        if not self.has_trained:
+            self._begin = progress()[0]
         self._progress = progress
 
     @property
     def has_trained(self) -> bool:
         """Whether this rank has begun to train."""
         return self._progress is not _not_yet
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether this rank has trained a batch, or its trial has reported, in this lease."""
+        return self.batches > self._begin or self.reports.life.state != "idle"
 
     @property
     def batches(self) -> int:

@@ -164,7 +164,7 @@ def test_conditions_select_by_keyboard_alone(site: Site) -> None:
     ):
         box = site.one(CONDITIONS)
         box.send_keys(ALL, wrong)
-        site.until(lambda told=told: told in site.texts("#parallel [role=status]"), told)
+        site.until(lambda told=told: told in site.texts("#parallel [role=status]")[0], told)
     site.one(CONDITIONS).send_keys(ALL, "optimizer=adam|sgd hidden>=0", Keys.ENTER)
     site.until(lambda: selected(site) == set(range(64)), "all")
 

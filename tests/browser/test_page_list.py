@@ -313,3 +313,19 @@ def test_a_name_that_does_not_exist_is_named_with_a_way_back(site: Site) -> None
     assert site.texts("main p a") == ["digits-1", "All experiments"]
     site.js("document.querySelector('main p:last-child a:last-child').click()")
     site.until(lambda: site.texts("h1") == ["Experiments"])
+
+
+def test_local_runs_are_listed_on_demand_with_the_command_that_opens_them(site: Site) -> None:
+    run = site.results / "local" / "mine"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"batches": 5, "time": 7.0, "final": true, "decides": true}\n')
+    try:
+        site.open("#/")
+        site.until(lambda: "with 1 local run" in site.one(".status").text, "its number")
+        assert "mine" not in names(site)
+        site.js("document.querySelector('.status input[type=checkbox]').click()")
+        site.until(lambda: "mine" in names(site), "the local run")
+        assert f"dray experiment describe {run}" in row(site, "mine")
+        assert "local=1" in site.browser.current_url
+    finally:
+        shutil.rmtree(run)

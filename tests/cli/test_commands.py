@@ -187,6 +187,41 @@ def test_a_trial_that_is_missing_is_one_line(command: str, home: Path, dray: Dra
 
 
 @pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("trial kill 7", "did you mean dray trial stop"),
+        ("t kill 7 2", "did you mean dray trial stop"),
+        ("trial cancel 7", "did you mean dray trial stop"),
+        ("trial create 7", "did you mean dray trial add"),
+        ("trial run 7", "did you mean dray trial add"),
+        ("trial status 7", "did you mean dray trial describe"),
+        ("experiment status 7", "did you mean dray experiment describe"),
+        ("e ps", "did you mean dray experiment list"),
+        ("experiment rm 7", "did you mean dray experiment delete"),
+        ("experiment submit a.yaml", "did you mean dray experiment create"),
+        ("exp list", "did you mean dray experiment"),
+        ("jobs", "did you mean dray experiment"),
+        ("submit a.yaml", "did you mean dray experiment create"),
+        ("kill 7", "did you mean dray experiment kill"),
+        ("rm 7", "did you mean dray experiment delete"),
+        ("ps", "dray experiment list"),
+        ("status", "dray experiment describe"),
+        ("e cancel 7", "dray experiment stop"),
+    ],
+)
+def test_the_verbs_of_other_tools_lead_to_ours(typed: str, meant: str, dray: Dray) -> None:
+    assert meant in dray(*typed.split()).is_one_line()
+
+
+@pytest.mark.parametrize(
+    "typed", ["checkpoint kill 7", "checkpoint rm 7", "trial rm 7", "trial delete 7", "trial kill 7"]
+)
+def test_no_hint_ends_more_than_was_typed(typed: str, dray: Dray) -> None:
+    message = dray(*typed.split()).is_one_line()
+    assert not any(f"experiment {verb}" in message for verb in ("kill", "stop", "delete"))
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["experiment", "lits"], "id you mean"),
@@ -224,7 +259,8 @@ def test_nothing_is_written_over(home: Path, dray: Dray) -> None:
     (home.parent / "copy").mkdir()
     (home.parent / "copy" / "mine").touch()
     for command in ("experiment download", "checkpoint download", "checkpoint export"):
-        assert "copy already exists" in dray(*command.split(), "digits", "-o", "copy").is_one_line()
+        at = ["--at", "last"] if command.startswith("checkpoint") else []
+        assert "copy already exists" in dray(*command.split(), "digits", *at, "-o", "copy").is_one_line()
     assert os.listdir(home.parent / "copy") == ["mine"]
 
 
@@ -334,11 +370,16 @@ def test_describe_shows_the_best_trial_and_its_checkpoint(digits: ExperimentDire
     assert found["best"]["metric"] == pytest.approx(best["best_metric"])
     assert found["best"]["hparams"]["hidden"] == best["hparams.hidden"]
     assert type(found["best"]["hparams"]["hidden"]) is int, "also where a table would make a float of it"
-    assert found["best"]["checkpoint"] == str(digits.trial(trial) / "checkpoint_10"), "the only one that there is"
+    assert found["best"]["checkpoint"] is None, "it was not kept"
+    assert "; there are checkpoints after 10 batches" in found["best"]["checkpoint_error"]
+    for command in ("download", "export"):
+        said = dray("c", command, "digits")
+        assert said.code == 2
+        assert said.err == f"dray: {found['best']['checkpoint_error']}\n"
     assert sum(found["states"].values()) == TRIALS
     shown = dray("e", "describe", "digits").out
     assert f"trial {trial}: validation_loss" in shown
-    assert str(digits.trial(trial) / "checkpoint_10") in shown
+    assert "can't be used: " in shown
 
 
 def test_describe_shows_the_best_of_the_longest_trials_if_it_is_another_one(home: Path, dray: Dray) -> None:

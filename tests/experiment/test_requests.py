@@ -70,7 +70,6 @@ def created(story: Story) -> list[Create]:
 
 
 def test_a_driver_answers_with_the_number_of_the_new_trial(story: Story, experiment: Experiment) -> None:
-    story.validate(3, 12, 0.001, save=False)  # the best, but it has no checkpoint
     story.validate(3, 15, 0.5)
     with answering(story):
         assert experiment.fork(3, lr=0.15) == 5
@@ -83,6 +82,15 @@ def test_a_driver_answers_with_the_number_of_the_new_trial(story: Story, experim
     assert sources == [best, latest, latest, None]
     assert [each.hparams for each in created(story)] == [{"lr": 0.15}, {}, {}, {"lr": 0.125}]
     assert story.search.trials[3].stop_requested
+
+
+def test_a_fork_of_a_best_checkpoint_that_is_missing_is_an_error(story: Story, experiment: Experiment) -> None:
+    story.validate(3, 12, 0.001, save=False)
+    with pytest.raises(ValueError, match=r"the best checkpoint of trial 3 .* after 12 batches .* after 10 b"):
+        experiment.fork(3)
+    with answering(story):
+        assert experiment.fork(3, at="last") == 5
+    assert [each.source for each in created(story)] == [Source(trial=3, step=10, batches=10)]
 
 
 def test_the_command_shows_what_it_was_given(story: Story) -> None:

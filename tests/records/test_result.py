@@ -161,10 +161,27 @@ def test_largest_is_the_best_if_the_search_maximises(tmp_path: Path) -> None:
     assert (best.trial_id, best.metric, best.batches) == (0, 0.5, 20)
 
 
-def test_latest_checkpoint_replaces_a_best_one_that_was_not_kept(story: Story) -> None:
+@pytest.mark.parametrize("fault", ["not kept", "no manifest", "cut", "changed"])
+def test_another_checkpoint_replaces_the_best_one_only_on_request(story: Story, fault: str) -> None:
     story.validate(3, 15, 0.125, save=False)
+    place, store = story.directory.trial(3) / "checkpoint_15", story.directory.store(3)
+    if fault != "not kept":
+        (staging := store.stage(15)).joinpath("state").write_bytes(b"state")
+        store.commit(staging, 15)
+    if fault == "no manifest":
+        (place / "manifest.json").unlink()
+    elif fault != "not kept":
+        (place / "state").write_bytes(b"stat" if fault == "cut" else b"stale")
     best = story.result.best_trial
-    assert (best.trial_id, best.batches, Path(best.checkpoint.path).name) == (3, 15, "checkpoint_10")
+    assert (best.trial_id, best.batches, best.metric) == (3, 15, 0.125)
+    for use in (lambda: best.checkpoint, story.result.load_best_trial):
+        with pytest.raises(ExperimentError) as error:
+            use()
+        says = str(error.value)
+        assert "the best checkpoint of trial 3 of experiment, after 15 batches (error 0.125), can't be used: " in says
+        assert f": {place} " in says
+        assert "; there are checkpoints after 10 batches (error 0.375); to take another one, say so: --at last" in says
+    assert Path(best.checkpoint_at(10).path).name == "checkpoint_10"
 
 
 def test_no_best_trial_is_an_error_that_says_why(tmp_path: Path) -> None:
@@ -173,8 +190,8 @@ def test_no_best_trial_is_an_error_that_says_why(tmp_path: Path) -> None:
         _ = story.result.best_trial
     story.happen(Started(trial=0))
     story.validate(0, 10, 0.5, save=False)
-    with pytest.raises(ExperimentError, match=r"trial 0 of .* is the best, but it has no checkpoint"):
-        _ = story.result.best_trial
+    with pytest.raises(ExperimentError, match=r"the best checkpoint of trial 0 of e, .* does not exist.*no others"):
+        _ = story.result.best_trial.checkpoint
 
 
 def test_a_result_is_found_as_the_command_finds_it(

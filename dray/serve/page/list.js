@@ -4,7 +4,7 @@ import { html, useEffect, useMemo, useRef, useState } from "./lib/preact.js";
 import { useData } from "./data.js";
 import { useKeys } from "./keys.js";
 import { Columns } from "./menu.js";
-import { Chips, Copy, Empty, Search, Skeleton, State, useMedia } from "./parts.js";
+import { Check, Chips, Copy, Empty, Search, Skeleton, State, useMedia } from "./parts.js";
 import { compareAddress } from "./selection.js";
 import { meaning, word } from "./states.js";
 import { Table } from "./table.js";
@@ -44,7 +44,7 @@ const slotsOf = ({ submitted }) => [submitted?.slots > 0 && `on ${plural(submitt
 const COLUMNS = [
   { key: "name", label: "experiment", main: true, value: it => it.title.toLowerCase(),
     cell: it => html`<span class="clamp" title=${it.title}>${it.title}</span>`,
-    more: it => html`<small class="path" title=${it.name}>${it.number !== null && `#${it.number} `}${it.title === it.name ? "" : it.name}${it.is_local ? " local run" : ""}</small>` },
+    more: it => html`<small class="path" title=${it.name}>${it.number !== null && `#${it.number} `}${it.title === it.name ? "" : it.name}${it.is_local ? html` local run, for commands only: <code>dray experiment describe ${it.path}</code>` : ""}</small>` },
   { key: "state", label: "state", width: "172px", value: it => word(it.state),
     cell: it => html`<${State} state=${it.state} why=${whyOf(it)} />${slotsOf(it) && html`<small>${slotsOf(it)}</small>`}${whyOf(it) && html`<small class="why" title=${whyOf(it)}>${whyOf(it)}</small>`}` },
   { key: "trials", label: "trials ended", width: "144px", value: share, down: true, cell: it => html`<${Progress} it=${it} />` },
@@ -120,7 +120,8 @@ export function List() {
   const [search] = useParam("search"), [sort] = useParam("sort", "began"), [order] = useParam("order"), [text] = useParam("columns");
   const [picked, setPicked] = useParam("sel"), last = useRef(null);
   const medium = useMedia("(min-width: 1000px)"), large = useMedia("(min-width: 1300px)"), huge = useMedia("(min-width: 1470px)");
-  const all = data?.experiments ?? [], { chips, found, filtered } = useFound(all, search);
+  const [local] = useParam("local"), every = data?.experiments, locals = every?.filter(it => it.is_local).length ?? 0;
+  const all = useMemo(() => (every ?? []).filter(it => local === "1" || !it.is_local), [every, local]), { chips, found, filtered } = useFound(all, search);
   const natural = COLUMNS.find(each => each.key === sort)?.down ? "down" : "up", up = (order || natural) === "up";
   const rows = useMemo(() => sorted(found, sort, up), [found, sort, up]);
   useEffect(() => { document.title = "Experiments · dray"; }, []);
@@ -144,6 +145,7 @@ export function List() {
       <span key=${name}><span class="quiet">${name}</span> <${Chips} name=${name} label="Filter by ${name}" options=${chips[at]} /></span>`)}</div>`}
     <div class="status"><p class="quiet" role="status">${found.length === all.length ? plural(all.length, "experiment") : `${count(found.length)} of ${plural(all.length, "experiment")}`}
         ${data.unread > 0 && `, ${count(data.unread)} still to be read`}</p>
+      ${locals > 0 && html`<${Check} name="local" label=${`with ${plural(locals, "local run")}`} />`}
       ${filtered && html`<button class="plain" onclick=${() => setParams({ search: null, state: null, method: null, tag: null, owner: null })}>Clear filters</button>`}
       ${rows.length > 0 && html`<button class="plain" onclick=${() => select([...selected, ...rows.map(it => it.name)])}>Select all ${count(rows.length)}</button>`}<${Columns} every=${COLUMNS.slice(1)} keys=${shown} first=${usual} /></div>
     <${Selected} rows=${all.filter(it => selected.has(it.name))} me=${me} clear=${() => setPicked("")} />
