@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,7 +111,29 @@ def test_its_state_says_whether_it_runs_and_how_it_ended(script: Path, dray: Dra
     assert f'fit(..., latest_checkpoint="{script}/checkpoint_4")' in dray("e", "describe", "train").out
 
 
-@pytest.mark.parametrize("command", [["report", "latest"], ["e", "resume", "train"], ["trial", "list", "train"]])
+@pytest.mark.parametrize("name", ["latest", "digits"])
+def test_what_only_experiments_can_do_passes_over_local_runs(
+    script: Path, home: Path, dray: Dray, name: str
+) -> None:
+    script.rename(script.with_name("digits-20261128-120000-ab12"))
+    assert dray("e", "describe", "latest", "--json").value["name"] == "digits-20261128-120000-ab12"
+    assert {each["trial"] for each in dray("trial", "list", name, "--json").value} == set(range(8))
+    for command in (["e", "logs", name], ["checkpoint", "list", name], ["diff", f"{name}/0", f"{name}/1"]):
+        assert dray(*command).code == 0, command
+    assert package.Result(name).path == home / "digits-1"
+
+
+def test_a_local_run_whose_whole_name_is_given_is_not_replaced_by_an_experiment(script: Path, dray: Dray) -> None:
+    script.rename(script.with_name("digits"))  # a part of the name of digits-1
+    assert "digits is a local run" in dray("e", "delete", "digits").is_one_line()
+
+
+def test_where_there_are_only_local_runs_the_latest_is_refused_by_its_name(script: Path, home: Path, dray: Dray) -> None:
+    shutil.rmtree(home / "digits-1")
+    assert f"{script.name} is a local run, not an experiment" in dray("trial", "list", "latest").is_one_line()
+
+
+@pytest.mark.parametrize("command", [["report", "train"], ["e", "resume", "train"], ["trial", "list", "train"]])
 def test_what_only_experiments_can_do_says_what_to_use_instead(script: Path, dray: Dray, command: list[str]) -> None:
     said = dray(*command).is_one_line()
     assert f"{script.name} is a local run, not an experiment: look at it with dray experiment describe" in said
