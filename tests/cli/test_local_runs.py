@@ -112,9 +112,7 @@ def test_its_state_says_whether_it_runs_and_how_it_ended(script: Path, dray: Dra
 
 
 @pytest.mark.parametrize("name", ["latest", "digits"])
-def test_what_only_experiments_can_do_passes_over_local_runs(
-    script: Path, home: Path, dray: Dray, name: str
-) -> None:
+def test_what_only_experiments_can_do_passes_over_local_runs(script: Path, home: Path, dray: Dray, name: str) -> None:
     script.rename(script.with_name("digits-20261128-120000-ab12"))
     assert dray("e", "describe", "latest", "--json").value["name"] == "digits-20261128-120000-ab12"
     assert {each["trial"] for each in dray("trial", "list", name, "--json").value} == set(range(8))
@@ -128,7 +126,9 @@ def test_a_local_run_whose_whole_name_is_given_is_not_replaced_by_an_experiment(
     assert "digits is a local run" in dray("e", "delete", "digits").is_one_line()
 
 
-def test_where_there_are_only_local_runs_the_latest_is_refused_by_its_name(script: Path, home: Path, dray: Dray) -> None:
+def test_where_there_are_only_local_runs_the_latest_is_refused_by_its_name(
+    script: Path, home: Path, dray: Dray
+) -> None:
     shutil.rmtree(home / "digits-1")
     assert f"{script.name} is a local run, not an experiment" in dray("trial", "list", "latest").is_one_line()
 

@@ -42,7 +42,9 @@ def test_local_runs_are_not_the_latest_experiment(server: Server, served: Served
     digits = simulated(served.results / "digits-1", 2).path
     run = served.results / "local" / "digits-mine"
     run.mkdir(parents=True)
-    (run / "metrics.jsonl").write_text(f'{{"batches": 5, "time": {time.time() + 60}, "final": true, "decides": true}}\n')
+    (run / "metrics.jsonl").write_text(
+        f'{{"batches": 5, "time": {time.time() + 60}, "final": true, "decides": true}}\n'
+    )
     assert [each["name"] for each in server.experiments()] == [digits.name, run.name]
     assert server.named("latest") == server.named("digits") == digits.name
 
