@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 METRICS = "metrics.jsonl"
 LOCAL = "local"
-_METRICS = (dict, NoneType)
+_METRICS, _TEXT = (dict, NoneType), (str, NoneType)
 _check = has_fields(
     {"batches": (int,), "epochs": OPTIONAL_NUMBER, "time": NUMBER, "training": _METRICS, "validation": _METRICS}
-    | {"system": _METRICS}
+    | {"system": _METRICS, "ended": _TEXT, "error": _TEXT}
 )
 
 
@@ -71,8 +71,8 @@ class LocalRun:
         return rows.lenient(rows.read(self.path / METRICS), self.path / METRICS, _check)
 
     @property
-    def state(self) -> Literal["RUNNING", "COMPLETED", "STOPPED", "UNKNOWN"]:
-        """UNKNOWN: the run was killed or failed, or it is a program with the core API, whose end is not recorded."""
+    def state(self) -> Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN"]:
+        """UNKNOWN: the run was killed."""
         with (self.path / METRICS).open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -80,10 +80,21 @@ class LocalRun:
                 return "RUNNING"
             except OSError:  # the file system has no locks
                 return "UNKNOWN"
-        last = self.rows[-1] if self.rows else {}
-        if not last.get("final"):
-            return "UNKNOWN"
-        return "COMPLETED" if last.get("decides") else "STOPPED"
+        match self._last:
+            case {"ended": "COMPLETED" | "STOPPED" | "ERROR" as state}:
+                return state
+            case {"final": True}:
+                return "COMPLETED" if self._last.get("decides") else "STOPPED"
+        return "UNKNOWN"
+
+    @property
+    def failure(self) -> str:
+        """The error that ended the run, in one line, or ""."""
+        return self._last.get("error") or ""
+
+    @property
+    def _last(self) -> dict[str, Any]:
+        return self.rows[-1] if self.rows else {}
 
     @cached_property
     def searcher(self) -> dict[str, Any]:

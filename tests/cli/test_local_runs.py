@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -18,6 +19,7 @@ import dray as package
 from dray import pytorch
 from dray.errors import NoExperiment
 from dray.pytorch import Batch
+from dray.records.local_runs import LocalRun, local_runs
 from tests.cli.said import Said
 from tests.model_code import imports_undone
 from tests.pytorch.fakes import OneWeight
@@ -139,6 +141,52 @@ def test_what_only_experiments_can_do_says_what_to_use_instead(script: Path, dra
     assert f"{script.name} is a local run, not an experiment: look at it with dray experiment describe" in said
     with pytest.raises(NoExperiment, match="is a local run"):
         package.Result(script.name)
+
+
+FAILING = """
+from tests.pytorch.fakes import OneWeight
+
+
+class Trial(OneWeight):
+    def at_init(self):
+        if self.context.get_hparam("where") == "constructor":
+            raise ValueError("the password is hunter22")
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        if self.context.get_hparam("where") == f"batch {batch_idx}":
+            raise ValueError("the password is hunter22")
+        return super().train_batch(batch, epoch_idx, batch_idx)
+"""
+
+
+@pytest.mark.parametrize(("where", "batches"), [("constructor", 0), ("batch 0", 0), ("batch 5", 5)])
+def test_a_run_that_failed_is_listed_with_its_error(
+    home: Path, config: Path, dray: Dray, where: str, batches: int
+) -> None:
+    (config.parent / "model" / "my_trial.py").write_text(FAILING)
+    changes = [f"hyperparameters.where={where}", "environment.environment_variables=[PASSWORD=hunter22]"]
+    options = [word for each in changes for word in ("--config", each)]
+    with pytest.raises(ValueError, match="hunter22"):
+        dray("e", "create", config, config.parent / "model", "--local", *options)
+    [there] = [each for each in dray("e", "list", "--json").value if each["name"] != "digits-1"]
+    assert (there["state"], there["trials"], there["failed"]) == ("ERROR", 1, 1)
+    assert there["failure"] == "ValueError: the password is xxxxxxxx"
+    assert dray("e", "describe", "one", "--json").value["batches"] == batches
+    told = dray("e", "describe", "latest").out
+    assert f"{there['name']}  ERROR" in told
+    assert re.search("^failed with +ValueError: the password is xxxxxxxx$", told, re.MULTILINE)
+    assert ("--local --path" in told) == (batches >= 4)
+
+
+def test_a_run_whose_failure_was_caught_has_failed(home: Path) -> None:
+    class Failing(OneWeight):
+        def at_batch(self, batch_idx: int) -> None:
+            raise ValueError(batch_idx)
+
+    with pytorch.init() as context, contextlib.suppress(ValueError):
+        pytorch.Trainer(Failing(context), context).fit(max_length=Batch(4))
+    [run] = local_runs(home)
+    assert (LocalRun(run).state, LocalRun(run).failure) == ("ERROR", "ValueError: 0")
 
 
 def test_local_is_named_after_its_config_stopped_by_ctrl_c_and_resumed_by_the_command_that_it_says(
