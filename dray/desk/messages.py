@@ -49,7 +49,6 @@ class DeskReport:
     value: float | None = None  # the metric that the search compares
     metrics: Sequence[float | None] = ()  # with several metrics, all of them in the search's order; None: missing
     final: bool = False  # the trial has completed
-    warning: str = ""  # a warning for the user, or ""
     read: Sequence[str] | None = None  # the hyperparameters that the trial has read; None: unknown
 
     @property
@@ -179,7 +178,6 @@ class ReportReceived(_Event):
     trial: int
     rows: Sequence[Row]
     step: float | None
-    warning: str
 
 
 @wire

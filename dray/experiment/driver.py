@@ -19,7 +19,7 @@ from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Messag
 from dray.desk.wire import Malformed
 from dray.display.counts import Counts
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
-from dray.experiment.effects import Answered, Append, Bind, Effect, EndRun, Fail, ShowFailure, ToDesk
+from dray.experiment.effects import Answered, Append, Bind, Effect, EndRun, Fail, ToDesk
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.restarts import Restarts
 from dray.experiment.results import PendingResults
@@ -225,9 +225,7 @@ class ExperimentDriver:
             raise Malformed(f"a report of trial {trial} with other rows than metrics, or at step {report.step}")
         self.has_trained = True
         self.counts.reports += 1
-        if report.warning:
-            self._emit(Say(f"warning: trial {trial}: {report.warning}"))
-        self._emit(ReportReceived(lease=lease, trial=trial, rows=rows, step=report.step, warning=report.warning))
+        self._emit(ReportReceived(lease=lease, trial=trial, rows=rows, step=report.step))
         if report.read is not None and (
             record := self._unread.add(self.search.space.root, self.search.params(trial), report.read)
         ):
@@ -462,7 +460,6 @@ class ExperimentDriver:
         if left.fatal and self.search.code_of(trial) is not None:  # the other trials have other code
             left = replace(left, fatal=False, no_restart="a restart would not change its code")
         if left.fatal:
-            self._emit(ShowFailure(trial=trial, error=left.error))
             field_path, _, fault = left.error.partition(": ")
             self._emit(Fail(FoundInTraining([(field_path, fault)])))
         elif (reason := self._restarts.end_of(left)) is not None:

@@ -66,7 +66,7 @@ class RayHost:
         self.lease, self.settings, self._store = lease, settings, lease.store
         self._link = TrialLink(driver, desk, lease)
         self.reports = Reports(self._link, lease, settings, is_program=is_program)
-        self.metrics: Sequence[str] = self.reports.checks.compared
+        self.metrics: Sequence[str] = self.reports.checks.metrics
         self._progress: Callable[[], tuple[int, int]] = _not_yet
         self._begin = 0
         self._commits = 0
@@ -165,7 +165,7 @@ class RayHost:
     def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         staged, message = self.reports.unsaved.take(staging), self.reports.carried(report)
         metric = staged.value if message.value is None else message.value
-        carried = asdict(replace(message, rows=[*staged.rows, *message.rows], warning=""))
+        carried = asdict(replace(message, rows=[*staged.rows, *message.rows]))
         carried |= {"decides": report.decides, "batches": report.batches, "metric": metric}
         (staging / REPORT_FILE).write_text(json.dumps(carried))
         self._link.confirm_commit()
