@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError, NoExperiment
@@ -26,6 +26,7 @@ from searchers.rows import NUMBER, OPTIONAL_NUMBER, has_fields
 if TYPE_CHECKING:
     import pandas as pd
 
+LocalState: TypeAlias = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN"]
 METRICS = "metrics.jsonl"
 LOCAL = "local"
 _METRICS, _TEXT = (dict, NoneType), (str, NoneType)
@@ -71,7 +72,7 @@ class LocalRun:
         return rows.lenient(rows.read(self.path / METRICS), self.path / METRICS, _check)
 
     @property
-    def state(self) -> Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN"]:
+    def state(self) -> LocalState:
         """UNKNOWN: the run was killed."""
         with (self.path / METRICS).open() as file:
             try:
@@ -80,12 +81,12 @@ class LocalRun:
                 return "RUNNING"
             except OSError:  # the file system has no locks
                 return "UNKNOWN"
-        match self._last:
-            case {"ended": "COMPLETED" | "STOPPED" | "ERROR" as state}:
-                return state
-            case {"final": True}:
-                return "COMPLETED" if self._last.get("decides") else "STOPPED"
-        return "UNKNOWN"
+        ended: LocalState | None = next(
+            (each for each in get_args(LocalState) if each == self._last.get("ended")), None
+        )
+        if ended is None and self._last.get("final"):
+            return "COMPLETED" if self._last.get("decides") else "STOPPED"
+        return ended or "UNKNOWN"
 
     @property
     def failure(self) -> str:
