@@ -216,18 +216,9 @@ class Result:
             metric=run.best_metric,
             metrics=run.best_metrics,
             batches=run.best_batches,
-            checkpoint_at=partial(self._checkpoint, run),
+            checkpoint_at=partial(_checkpoint, self._directory, run),
             repeated=self.reader.mean_of_repeats(trial.id),
         )
-
-    def _checkpoint(self, run: TrialRecord, at: str | int) -> Checkpoint:
-        from ray.train import Checkpoint
-
-        found, store = choose(self._directory, run, at), self._directory.store(run.id)
-        with reading(self._directory, run, found):
-            store.verify(found)
-        filesystem, path = store.filesystem_of(found)
-        return Checkpoint(path, filesystem)
 
     def compare(self, a: int | Result, b: int | None = None) -> Comparison:
         """The difference between two trials, by their repeats with the same seeds if they have any.
@@ -333,3 +324,13 @@ def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = Non
     table["started"] = pd.to_datetime(numbers(each.started for each in trials), unit="s")
     table["ended"] = pd.to_datetime(numbers(each.ended for each in trials), unit="s")
     return table
+
+
+def _checkpoint(directory: ExperimentDirectory, run: TrialRecord, at: str | int) -> Checkpoint:
+    from ray.train import Checkpoint
+
+    found, store = choose(directory, run, at), directory.store(run.id)
+    with reading(directory, run, found):
+        store.verify(found)
+    filesystem, path = store.filesystem_of(found)
+    return Checkpoint(path, filesystem)
