@@ -16,6 +16,7 @@ from dray.code.factory import FromDirectory
 from dray.config.schema import ExperimentConfig
 from dray.errors import ExperimentError
 from dray.records.checkpoints import choose, reading
+from dray.records.directory import ExperimentDirectory
 from dray.records.listing import open_experiment
 from dray.records.lookup import Name
 from dray.records.metrics import read_metrics, read_system
