@@ -63,6 +63,7 @@ class TrialRecord:
     source_batches: int | None = None
     begin: float = 0.0
     repeat: Repeat | None = None
+    is_requested: bool = False
     code: str | None = None
     drawn: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)

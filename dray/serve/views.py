@@ -166,7 +166,14 @@ class Views:
                 "lineage": lineage(reader.trials, number),
                 "best": None
                 if best is None
-                else plain({"trial": best.id, "metric": best.best_metric, "hparams": best.hparams}),
+                else plain(
+                    {
+                        "trial": best.id,
+                        "metric": reader.value_of(best),
+                        "best_by": reader.valued_by(best),
+                        "hparams": best.hparams,
+                    }
+                ),
                 "varying": reader.varying,
                 "trials": len(reader.trials),
                 "submitted": self._submitted(request.match_info["name"]) is not None,
