@@ -223,6 +223,7 @@ class TrialRecord:
             "metric": self.metric,
             "best_metric": self.best_metric,
             "best_batches": self.best_batches,
+            "best_by": None if self.losses is None else "one seed",
             "nan_since": self.nan_since,
             "restarts": self.restarts,
             "source_trial": self.source_trial,

@@ -163,6 +163,7 @@ class Views:
                 "rank": ranked.index(trial) + 1 if trial in ranked else None,
                 "of": len(ranked),
                 "drawn": plain(trial.drawn),
+                "repeated": None if (mean := reader.mean_of_repeats(number)) is None else plain(asdict(mean)),
                 "lineage": lineage(reader.trials, number),
                 "best": None
                 if best is None
