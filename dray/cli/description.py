@@ -185,10 +185,12 @@ def describe(read: ReadExperiment) -> None:
 
 
 def _result(reader: ExperimentReader, best: Mapping[str, Any]) -> str:
-    what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {best['batches']} batches"
+    what, after = f"trial {best['trial']}: {reader.metric}", f"after {best['batches']} batches"
     if (mean := best["repeated"]) is not None:
-        runs = counted(mean["runs"], "seed")
-        what += f"; {interval_text(Interval(**mean))} when it was trained again with {runs}"
+        run = f"{shown(best['checkpoint_metric'])} {after} in its best run"
+        what += f" {interval_text(Interval(**mean))}, {best['best_by']}; {run}"
+    else:
+        what += f" {shown(best['metric'])} {after}{', from one seed' if reader.finalists() else ''}"
     return f"{what}\n{shown(flatten(best['hparams']))}"
 
 
@@ -198,7 +200,9 @@ def _best(read: ReadExperiment, trial: TrialRecord | None) -> dict[str, Any] | N
     run = read.reader.best_run(trial.id)
     return {
         "trial": trial.id,
-        "metric": run.best_metric,
+        "metric": read.reader.value_of(trial),
+        "best_by": read.reader.valued_by(trial),
+        "checkpoint_metric": run.best_metric,
         "batches": run.best_batches,
         "hparams": trial.drawn,
         **_checkpoint(read, run),

@@ -6,6 +6,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -132,6 +133,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
         from dray.records.lineage import lineage, relatives
         from dray.records.metrics import read_trials
         from dray.records.reader import nan_since_text
+        from dray.records.repeats import interval_text
         from dray.records.timeline import gpu_types
 
         directory = read.stored.directory
@@ -140,11 +142,13 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
         failed = [record for record in read.reader.failures if record["trial"] == trial_.id]
         metrics = last_values(read_trials(directory.metrics, [trial_.id]))
         logs = directory.trial(trial_.id) / "logs"
+        mean = read.reader.mean_of_repeats(trial_.id)
         diff, family = _diff(directory, trial_), lineage(read.reader.trials, trial_.id)
         if json:
             show.as_json(
                 {
                     **_json(trial_, gpu_types(directory.metrics)),
+                    "repeated": None if mean is None else asdict(mean),
                     "lineage": family,
                     "metrics": metrics,
                     "checkpoints": [{"batches": each.batches, "path": each.location.uri} for each in checkpoints],
@@ -155,6 +159,8 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
             )
             return
         best = "" if trial_.best_metric is None else f"{shown(trial_.best_metric)} after {trial_.best_batches} batches"
+        if mean is not None:
+            best += f", from one seed; {interval_text(mean)} is the {read.reader.valued_by(trial_)}"
         show.fields(
             [
                 ("trial", f"{trial_.id} of {read.stored.name}  {trial_.state}"),

@@ -171,6 +171,7 @@ class MLflowRuns:
             "trial_id": best.trial_id,
             "hparams": dict(best.hparams),
             "metric": best.metric,
+            "best_by": best.best_by,
             "batches": best.batches,
             "checkpoint": checkpoint,
         }

@@ -121,6 +121,7 @@ def local_overview(run: LocalRun) -> Overview:
         metric=compared_by(run.searcher).first.name if run.searcher else "",
         best=None if run.best is None else run.best[0],
         best_trial=None if run.best is None else 0,
+        best_by="" if run.best is None else "one seed",
         began=min(times, default=None),
         last=max(times, default=None),
         ran_s=max(times, default=0.0) - min(times, default=0.0),

@@ -43,25 +43,26 @@ SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class BestTrial:
-    """The trial with the best validation of an experiment.
+    """The best trial of an experiment, by the rule in docs/comparing.md.
 
     Attributes:
         trial_id: its number.
         hparams: its hyperparameters.
-        metric: the searcher's metric, or the first objective, at its best validation.
-        metrics: all metrics of the searcher at that validation, by name.
+        metric: its value of the searcher's metric, or of the first objective.
+        best_by: what that value is: "one seed", at its best validation, or "mean of 3 seeds", if it was repeated.
+        metrics: all metrics of the searcher, by name, at the best validation of its best run, which may be a repeat.
         batches: batches trained at that validation.
         checkpoint: the checkpoint of that validation; if it is missing or damaged, an `ExperimentError` that names it
             and the others.
         checkpoint_at: returns another one: ``checkpoint_at("last")``, or ``checkpoint_at(352)`` after so many batches.
         repeated: the mean of its repeats and its 95% confidence interval (``mean``, ``low``, ``high``, ``runs``); None
-            without repeats. ``metric``, ``batches`` and ``checkpoint`` are then those of its best run, which may be a
-            repeat.
+            without repeats. ``batches`` and ``checkpoint`` are those of its best run.
     """
 
     trial_id: int
     hparams: Mapping[str, Any]
     metric: float
+    best_by: str
     metrics: Mapping[str, float]
     batches: int
     checkpoint_at: Callable[[str | int], Checkpoint] = field(repr=False, compare=False)
@@ -125,6 +126,7 @@ class Result:
         seen = self.overview
         ended = "" if seen.ended == seen.trials else f"{seen.ended} of "
         best = "" if seen.best is None else f", best {seen.metric} {shown(seen.best)} by trial {seen.best_trial}"
+        best += f" ({seen.best_by})" if self.reader.finalists() else ""
         return f"{seen.label}, {seen.state}, {ended}{counted(seen.trials, 'trial')}{' ended' if ended else ''}{best}"
 
     @property
@@ -184,8 +186,8 @@ class Result:
 
     @cached_property
     def best_trial(self) -> BestTrial:
-        """The trial with the best validation among those that did not fail; with several metrics, the one of
-        ``best_trials`` with the best first objective.
+        """The best trial among those that did not fail, by the rule in docs/comparing.md; with several metrics, the one
+        of ``best_trials`` with the best first objective.
 
         Raises:
             ExperimentError: no trial has validated, or all trials that have failed or exceed a limit.
@@ -210,11 +212,13 @@ class Result:
             raise ExperimentError(f"{self.path}: {why}" if why else none)
         run = self.reader.best_run(trial.id)
         assert run.best_batches is not None
-        assert run.best_metric is not None
+        value = self.reader.value_of(trial)
+        assert value is not None
         return BestTrial(
             trial_id=trial.id,
             hparams=dict(trial.drawn or {}),
-            metric=run.best_metric,
+            metric=value,
+            best_by=self.reader.valued_by(trial),
             metrics=run.best_metrics,
             batches=run.best_batches,
             checkpoint_at=partial(_checkpoint, self._directory, run),

@@ -147,7 +147,8 @@ def _best(seen: Overview, reader: ExperimentReader) -> str:
     if seen.best_trial is None:
         return reader.no_best_reason() or "no trial has validated yet"
     front = f", {counted(len(seen.front), 'trial')} on the Pareto front" if seen.front else ""
-    return f"best {seen.metric} {shown(seen.best)} of trial {seen.best_trial}{front}"
+    by = f" ({seen.best_by})" if reader.finalists() else ""
+    return f"best {seen.metric} {shown(seen.best)} of trial {seen.best_trial}{by}{front}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class _Page:
         report, now, phases = self.report, time.time(), self.report.timeline
         path = str(report.directory.path)
         none = "none yet" if report.ranked.empty else "none"
-        best = none if report.best is None else shown(report.ranked.iloc[0]["best_metric"])
+        best = none if report.best is None else shown(report.overview.best)
         slot_s = float(((phases["end"] - phases["start"]) * phases["slots"]).sum())
         tiles = [
             (f"best {report.metric}", best),
@@ -149,6 +149,9 @@ class _Page:
         if (trial := report.best) is None:
             return f"<section><h2>The best trial</h2><p>{escape(report.no_best_reason)}.</p></section>"
         row = report.trials.loc[trial]
+        had = f" after {row['best_batches']:,} batches"
+        if report.repeats:
+            had = f" ({report.overview.best_by})" if report.overview.best_by != "one seed" else f"{had}, from one seed"
         hparams = html.table(
             ["hyperparameter", "value"], [(name, shown(value)) for name, value in report.best_hparams.items()]
         )
@@ -179,7 +182,7 @@ class _Page:
         ten = html.table(["trial", "state", "batches", report.metric, *optional, *report.varying], rows)
         return f"""<section><h2>The best trial</h2>
 <p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(report.metric)}
-<b>{shown(row["best_metric"])}</b> after {row["best_batches"]:,} batches.</p>
+<b>{shown(report.overview.best)}</b>{had}.</p>
 {self._repeats()}
 {hparams}
 <p>Get it from a shell or from Python:</p>
