@@ -184,7 +184,7 @@ def describe(read: ReadExperiment) -> None:
 
 
 def _result(reader: ExperimentReader, best: Mapping[str, Any]) -> str:
-    what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {best['batches']} batches"
+    what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {counted(best['batches'], 'batch')}"
     if (mean := best["repeated"]) is not None:
         runs = counted(mean["runs"], "seed")
         what += f"; {interval_text(Interval(**mean))} when it was trained again with {runs}"
@@ -260,13 +260,13 @@ def describe_local(run: LocalRun, overview: Overview) -> None:
     resume = f'fit(..., latest_checkpoint="{found["checkpoints"][0]["path"]}")' if resumable else ""
     if resumable and run.searcher:  # it has a config; of a script it may be one of its own
         resume = f"dray experiment create ... --local --path {run.path}\nin a script: {resume}"
-    best = "" if run.best is None else f"{overview.metric} {shown(run.best[0])} after {run.best[1]} batches"
+    best = "" if run.best is None else f"{overview.metric} {shown(run.best[0])} after {counted(run.best[1], 'batch')}"
     show.fields(
         [
             ("local run", f"{overview.name}  {overview.state}"),
             ("stored in", overview.path),
             ("started", f"{show.clock(overview.began, exact=True)}, ran for {duration(overview.ran_s)}"),
-            ("trained for", f"{found['batches']} batches"),
+            ("trained for", counted(found["batches"], "batch")),
             ("best", best),
             ("last metrics", "\n".join(f"{name} = {shown(value)}" for name, value in found["metrics"].items())),
             ("checkpoints", "\n".join(each["path"] for each in found["checkpoints"])),

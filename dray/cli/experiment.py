@@ -35,7 +35,7 @@ from dray.cli.server import Detach, NoServer
 from dray.serve.address import URL
 from dray.serve.client import Server
 from dray.serve.control import Submitted
-from dray.text import size
+from dray.text import counted, size
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -333,7 +333,7 @@ def delete(
         last_driver(stored.directory)  # raises if one runs it on another machine
         if not yes:
             checkpoints = list_checkpoints(stored.directory)
-            what = f"{len(checkpoints)} checkpoints, {size(sum(each.size for each in checkpoints))}"
+            what = f"{counted(len(checkpoints), 'checkpoint')}, {size(sum(each.size for each in checkpoints))}"
             storage = stored.directory.storage
             places = stored.where if stored.is_copy or storage.is_local else f"{stored.where} and {storage}"
             _ask(f"Delete {places} ({what})?")

@@ -30,7 +30,7 @@ from dray.errors import AlreadyEnded, NoExperiment
 from dray.experiment import requests
 from dray.serve.client import Server
 from dray.serve.control import NotSubmitted
-from dray.text import printable, shown
+from dray.text import counted, printable, shown
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
 from searchers.journal import Journal
@@ -154,7 +154,9 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 }
             )
             return
-        best = "" if trial_.best_metric is None else f"{shown(trial_.best_metric)} after {trial_.best_batches} batches"
+        best = ""
+        if trial_.best_batches is not None:
+            best = f"{shown(trial_.best_metric)} after {counted(trial_.best_batches, 'batch')}"
         show.fields(
             [
                 ("trial", f"{trial_.id} of {read.stored.name}  {trial_.state}"),
@@ -164,7 +166,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 ("repeated by", relatives(family["repeats"])),
                 ("code", trial_.code),
                 ("hyperparameters", "\n".join(f"{name} = {shown(value)}" for name, value in trial_.hparams.items())),
-                ("trained for", f"{trial_.batches} batches"),
+                ("trained for", counted(trial_.batches, "batch")),
                 ("diverged", show.red(nan_since_text(trial_.nan_since))),
                 (f"best {read.reader.metric}", best),
                 ("last metrics", "\n".join(f"{key} = {_reported(value)}" for key, value in metrics.items())),

@@ -179,7 +179,7 @@ class _Page:
         ten = html.table(["trial", "state", "batches", report.metric, *optional, *report.varying], rows)
         return f"""<section><h2>The best trial</h2>
 <p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(report.metric)}
-<b>{shown(row["best_metric"])}</b> after {row["best_batches"]:,} batches.</p>
+<b>{shown(row["best_metric"])}</b> after {counted(row["best_batches"], "batch", ",")}.</p>
 {self._repeats()}
 {hparams}
 <p>Get it from a shell or from Python:</p>
