@@ -439,7 +439,7 @@ def _request(
                 if answer is not None:
                     typer.echo(requests.told(requests.decided(answer)))
                 elif Journal.writer(journal) is None:
-                    typer.echo(f"requested; carried out after: dray experiment resume {stored.name}", err=True)
+                    typer.echo(f"requested; carried out after: dray experiment resume {stored.typed}", err=True)
                 else:
                     silent = f"which it has not done for {requests.ANSWER_S:.0f} s"
                     typer.echo(f"requested; carried out once the driver responds, {silent}", err=True)

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import traceback
@@ -25,6 +26,7 @@ from dray.experiment import requests
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.records.metrics import TAIL
+from dray.records.numbering import take_number
 from dray.records.result import Result
 from searchers.journal import Journal
 from tests.cli.conftest import TRIALS, WEIGHT, checkpoint
@@ -340,6 +342,30 @@ def test_list_shows_states_and_the_best_newest_last(digits: ExperimentDirectory,
     assert "broken can't be read" in table.err
 
 
+def test_list_shows_the_newest_of_some_states(home: Path, dray: Dray) -> None:
+    for number in (2, 3):
+        shutil.copytree(home / "digits-1", home / f"digits-{number}")
+    (home / "broken").mkdir()
+    (home / "broken" / "experiment.yaml").write_text("{")
+
+    def listed(*arguments: object) -> list[str]:
+        return [each["name"] for each in dray("e", "list", *arguments, "--json").value]
+
+    assert listed() == ["broken", "digits-1", "digits-2", "digits-3"]
+    assert listed("--limit", 2) == ["digits-2", "digits-3"]
+    assert listed("--state", "damaged") == ["broken"]
+    assert listed("--state", "COMPLETED", "--limit", 1) == ["digits-3"]
+    assert listed("--state", "COMPLETED", "--state", "DAMAGED") == listed()
+    assert listed("--state", "RUNNING") == []
+    assert "no experiments are RUNNING" in dray("e", "list", "--state", "running").err
+    told = dray("e", "list", "--state", "done").is_one_line()
+    assert "--state DONE: must be one of COMPLETED, DAMAGED, " in told
+    assert "PARTLY_FAILED" in told
+    shown = dray("e", "list", "--limit", 1)
+    assert [line.split()[1] for line in shown.out.splitlines()] == ["name", "digits-3"]
+    assert shown.err == "3 older ones are not shown\n"
+
+
 def test_commands_that_only_read_files_load_neither_torch_nor_ray_nor_pandas(home: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model_def.py").write_text("from determined import pytorch\n")
@@ -626,7 +652,9 @@ def test_a_running_experiment_is_shown_as_running_and_cannot_be_deleted(
     assert digits.config_file.exists()
     held.close()
     assert dray("e", "list", "--json").value[0]["state"] == "STOPPED"
-    assert f"dray experiment resume {digits.path}" in dray("e", "describe", "digits").out
+    assert "dray experiment resume digits-1" in dray("e", "describe", "digits").out
+    take_number(digits.path)
+    assert re.search(r"resume with +dray experiment resume 1$", dray("e", "describe", "1").out, re.MULTILINE)
 
 
 def test_logs_are_followed_until_the_trial_has_ended(

@@ -19,6 +19,7 @@ from dray.display.display import Display
 from dray.display.text import sparkline
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
+from dray.records.numbering import take_number
 from dray.records.trial_record import TrialRecord
 from searchers.asha import ASHA
 from searchers.events import Event, Exited, Reason, Reported, Requested, Started
@@ -291,6 +292,24 @@ def test_picture_shows_as_many_searched_hyperparameters_as_fit() -> None:
     assert max(map(len, narrow)) <= 60
 
 
+def test_headings_are_whole_where_there_is_room() -> None:
+    made = search(Started(trial=1), space={"lr": {"type": "categorical", "vals": [0.5]}})
+    board = Board(name="digits", metric="validation_loss", smaller_is_better=True, unit="epochs", clock=Clock())
+    board.begin(made, {})
+
+    def heading(width: int) -> list[str]:
+        console = Console(file=io.StringIO(), width=width, height=24)
+        with console.capture() as captured:
+            console.print(board.picture(Counts(), 1, 1, width=width, height=24))
+        lines = captured.get().splitlines()
+        assert max(map(len, lines)) <= width
+        return lines[-2].split()
+
+    assert heading(100) == ["trial", "epochs", "validation_loss", "batch/s"]
+    assert heading(60) == ["trial", "epochs", "validation_loss", "batch/s"]
+    assert heading(52) == ["trial", "epochs", "validation_…", "batch/s"]
+
+
 def test_picture_fits_the_terminal_and_shows_the_best_trials() -> None:
     events: list[Event] = [Started(trial=trial) for trial in range(8)]
     events += [Reported(trial=trial, step=1, value=value) for trial, value in ((5, 0.1), (2, 0.3), (7, 0.2))]
@@ -489,10 +508,17 @@ def test_table_of_the_best_fits(tmp_path: Path) -> None:
     assert lines[10] == "(not shown: net.hidden, accuracy, size)"
 
 
-def test_an_experiment_in_the_default_storage_is_called_by_its_name(
+def test_an_experiment_in_the_default_storage_is_called_by_its_number_or_else_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path))
-    screen = Screen(path=tmp_path / "digits-1")
-    screen.display.interrupted()
-    assert screen.text.endswith("resume with: dray experiment resume digits-1\n")
+    path = tmp_path / "digits-1"
+
+    def told() -> str:
+        screen = Screen(path=path)
+        screen.display.interrupted()
+        return screen.text
+
+    assert told().endswith("resume with: dray experiment resume digits-1\n")
+    assert take_number(path) == 1
+    assert told().endswith("resume with: dray experiment resume 1\n")
