@@ -192,6 +192,7 @@ def describe(read: ReadExperiment) -> None:
             ("checkpoint", "" if best is None else best["checkpoint"] or show.red(best["checkpoint_error"])),
             ("best of the longest", longest_line),
             ("failures", "\n".join(_failure_lines(reader.failures))),
+            ("processes", "\n".join(reader.new_processes)),
             ("alerts", "\n".join(map(_alert_line, reader.alerts[-_ALERTS_SHOWN:]))),
             ("next", reader.next_summary() if seen.reason else ""),
             ("resume with", f"dray experiment resume {read.stored.typed}" if seen.state == "STOPPED" else ""),

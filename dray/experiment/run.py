@@ -379,7 +379,7 @@ class Run:
             case messages.GroupReady():
                 self._timeline.ready(message.group, message.time)
             case messages.GroupRetired():
-                if self._config.resources.reuse_workers:
+                if message.reason and self._config.resources.reuse_workers:
                     self._display.retired(message.group, message.trial, message.reason)
             case messages.LeaseGranted():
                 if self._lending is None:  # the group is this experiment's for the duration of the lease

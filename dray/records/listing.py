@@ -114,7 +114,7 @@ def _overview_of_local(path: Path, number: int | None) -> Overview:
 
 
 def local_overview(run: LocalRun) -> Overview:
-    state, times = run.state, [row["time"] for row in run.rows]
+    times, state = [row["time"] for row in run.rows], run.state
     return Overview(
         name=run.path.name,
         path=str(run.path),

@@ -37,7 +37,9 @@ _check = has_fields(
 
 def is_local_run(path: Path) -> bool:
     """Whether this is the directory of a local run. Its checkpoints have metrics too, but are not runs."""
-    return (path / METRICS).is_file() and not (path / MANIFEST).exists() and not (path / "experiment.yaml").exists()
+    return (
+        os.path.lexists(path / METRICS) and not (path / MANIFEST).exists() and not (path / "experiment.yaml").exists()
+    )
 
 
 def local_runs(root: Path, *, without: Container[str] = ()) -> list[Path]:

@@ -99,6 +99,7 @@ class ExperimentReader(RankedTrials):
         self._begin_trials()
         self.failures: list[Mapping[str, Any]] = []
         self.alerts: list[dict[str, Any]] = []
+        self.new_processes: list[str] = []  # which trials get new processes, and why, as lines for users
         self.is_end_told = False
         self.metrics: set[tuple[str, str]] = set()
         self.last = LastValues()
@@ -212,6 +213,8 @@ class ExperimentReader(RankedTrials):
                 self.failures.append(record)
                 self.trials[record["trial"]].restarts += event == "restarted"
                 self.trials[record["trial"]].derived.clear()
+            case "new_processes":
+                self.new_processes.append(record["text"])
             case "alert":
                 what = {"event": record["kind"], "text": record["text"], "error": None}
                 self.alerts.append({"id": record["id"], "time": at, **what})

@@ -59,7 +59,7 @@ def test_trials_are_forked_added_and_stopped(served: Served, story: Story) -> No
     ("path", "body", "status", "says"),
     [
         ("/trials/9/fork", {}, 400, "the experiment has no trial 9"),
-        ("/trials/3/fork", {"at": "first"}, 400, "the checkpoint must be best, latest or a number"),
+        ("/trials/3/fork", {"at": "first"}, 400, "the checkpoint must be best, last or a number"),
         ("/trials/3/fork", {"lr": 0.1}, 400, "give hparams"),
         ("/trials", {"hparams": [1]}, 400, "give hparams"),
         ("/trials", {"hparams": {"rate": 1}}, 400, "rate: is not a hyperparameter of the space"),

@@ -107,7 +107,7 @@ def test_foreign_pages_are_refused_below_a_path_too(below: Served, headers: Mapp
     login = below.send("GET", f"/lab/dray/login?token={TOKEN}", headers={})
     mine = {"Cookie": login.headers["Set-Cookie"].partition(";")[0]}
     if headers.get("Host"):  # the cookie has the port of the address that the browser sees
-        mine["Cookie"] = mine["Cookie"].replace(f"dray-{below.port}", "dray-80")
+        mine["Cookie"] = mine["Cookie"].replace(f"dray-{below.port}", f"dray-{80}")
     reply = below.send("POST", f"/lab/dray{STOP}", headers={**mine, "X-Dray": "1", **headers})
     assert reply.status == (200 if is_ours else 403), reply.body
     assert below.send("POST", f"/lab/dray{STOP}", headers={**mine, **headers}).status == 403, "without X-Dray"
