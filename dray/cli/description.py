@@ -204,7 +204,7 @@ def describe(read: ReadExperiment) -> None:
 
 
 def _result(reader: ExperimentReader, best: Mapping[str, Any]) -> str:
-    what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {counted(best['batches'], 'batch')}"
+    what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {best['best_batches']} of {counted(best['batches'], 'batch')}"
     if (mean := best["repeated"]) is not None:
         runs = counted(mean["runs"], "seed")
         what += f"; {interval_text(Interval(**mean))} when it was trained again with {runs}"
@@ -218,7 +218,8 @@ def _best(read: ReadExperiment, trial: TrialRecord | None) -> dict[str, Any] | N
     return {
         "trial": trial.id,
         "metric": run.best_metric,
-        "batches": run.best_batches,
+        "batches": run.batches,
+        "best_batches": run.best_batches,
         "hparams": trial.drawn,
         **_checkpoint(read, run),
         "repeated": None if (mean := read.reader.mean_of_repeats(trial.id)) is None else asdict(mean),

@@ -96,6 +96,7 @@ def list_(
             "trial": [each.id for each in trials],
             "state": [each.state for each in trials],
             "batches": [each.batches for each in trials],
+            "best at": [each.best_batches for each in trials],
             "last": [_reported(each.metric) for each in trials],
             "best": [each.best_metric for each in trials],
         }

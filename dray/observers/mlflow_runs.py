@@ -172,6 +172,7 @@ class MLflowRuns:
             "hparams": dict(best.hparams),
             "metric": best.metric,
             "batches": best.batches,
+            "best_batches": best.best_batches,
             "checkpoint": checkpoint,
         }
         self._client.log_dict(self._parent, summary, "best_trial.json")

@@ -49,12 +49,13 @@ class BestTrial:
         hparams: its hyperparameters.
         metric: the searcher's metric, or the first objective, at its best validation.
         metrics: all metrics of the searcher at that validation, by name.
-        batches: batches trained at that validation.
+        batches: how far it trained.
+        best_batches: batches trained at that validation.
         checkpoint: the checkpoint of that validation; if it is missing or damaged, an `ExperimentError` that names it
             and the others.
         checkpoint_at: returns another one: ``checkpoint_at("last")``, or ``checkpoint_at(352)`` after so many batches.
         repeated: the mean of its repeats and its 95% confidence interval (``mean``, ``low``, ``high``, ``runs``); None
-            without repeats. ``metric``, ``batches`` and ``checkpoint`` are then those of its best run, which may be a
+            without repeats. ``metric``, ``batches``, ``best_batches`` and ``checkpoint`` are then those of its best run, which may be a
             repeat.
     """
 
@@ -63,6 +64,7 @@ class BestTrial:
     metric: float
     metrics: Mapping[str, float]
     batches: int
+    best_batches: int
     checkpoint_at: Callable[[str | int], Checkpoint] = field(repr=False, compare=False)
     repeated: Interval | None = None
 
@@ -109,12 +111,18 @@ class Result:
             return f"<p>{escape(repr(self))}</p>"
         varying = reader.varying
         rows = [
-            [each.id, each.state, each.batches, each.best_metric, *(each.hparams.get(name) for name in varying)]
+            [
+                each.id,
+                each.state,
+                each.batches,
+                each.best_batches,
+                each.best_metric,
+                *(each.hparams.get(name) for name in varying),
+            ]
             for each in reader.eligible()[:SHOWN]
         ]
-        head = "".join(
-            f"<th>{escape(name)}</th>" for name in ["trial", "state", "batches", f"best {reader.metric}", *varying]
-        )
+        names = ["trial", "state", "batches", "best at", f"best {reader.metric}", *varying]
+        head = "".join(f"<th>{escape(name)}</th>" for name in names)
         body = "".join(f"<tr>{''.join(f'<td>{escape(shown(cell))}</td>' for cell in row)}</tr>" for row in rows)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
         return f"<div><p><b>{escape(line)}</b><br>{escape(str(self.path))}</p>{table}</div>"
@@ -215,7 +223,8 @@ class Result:
             hparams=dict(trial.drawn or {}),
             metric=run.best_metric,
             metrics=run.best_metrics,
-            batches=run.best_batches,
+            batches=run.batches,
+            best_batches=run.best_batches,
             checkpoint_at=partial(self._checkpoint, run),
             repeated=self.reader.mean_of_repeats(trial.id),
         )
@@ -312,6 +321,7 @@ def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = Non
     table["batches"] = numbers((each.batches for each in trials), "int64")
     table["metric"] = numbers(each.metric for each in trials)
     table["best_metric"] = numbers(each.best_metric for each in trials)
+    table["best_batches"] = numbers((each.best_batches for each in trials), "Int64")
     if reader.is_pareto:
         fronts = reader.fronts()
         for name in dict.fromkeys(reader.objectives.names):

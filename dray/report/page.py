@@ -8,6 +8,7 @@ import time
 from contextlib import closing
 from html import escape
 from pathlib import Path
+from typing import cast
 
 import pandas as pd
 
@@ -167,6 +168,7 @@ class _Page:
             [
                 str(index),
                 str(one["state"]).lower(),
+                f"{one['batches']:,}",
                 f"{one['best_batches']:,}",
                 shown(one["best_metric"]),
                 *([nan_since_text(None if pd.isna(one["nan_since"]) else one["nan_since"])] if since else []),
@@ -176,10 +178,10 @@ class _Page:
             for index, one in top.iterrows()
         ]
         optional = [*([""] if since else []), *beginnings]
-        ten = html.table(["trial", "state", "batches", report.metric, *optional, *report.varying], rows)
+        ten = html.table(["trial", "state", "batches", "best at", report.metric, *optional, *report.varying], rows)
         return f"""<section><h2>The best trial</h2>
 <p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(report.metric)}
-<b>{shown(row["best_metric"])}</b> after {counted(row["best_batches"], "batch", ",")}.</p>
+<b>{shown(row["best_metric"])}</b> after {counted(cast("int", row["best_batches"]), "batch", ",")}.</p>
 {self._repeats()}
 {hparams}
 <p>Get it from a shell or from Python:</p>

@@ -408,6 +408,33 @@ def test_describe_shows_the_best_trial_and_its_checkpoint(digits: ExperimentDire
     assert "can't be used: " in shown
 
 
+def test_batches_are_the_length_trained_and_best_at_is_the_batch_of_the_best_value(home: Path, dray: Dray) -> None:
+    happened(home / "story")  # trial 0 was trained for 30 batches, and was best after 20
+    trials = dray("t", "list", "story", "--json").value
+    best = dray("e", "describe", "story", "--json").value["best"]
+    assert [(each["batches"], each["best_batches"]) for each in (trials[0], best)] == [(30, 20), (30, 20)]
+    one = Result(home / "story").best_trial
+    row = Result(home / "story").trials.iloc[0]
+    assert [(each.batches, each.best_batches) for each in (one, row)] == [(30, 20), (30, 20)]
+
+    def cells(text: str) -> list[str]:
+        lines = [line.split("  ") for line in text.splitlines()]
+        found = next(number for number, line in enumerate(lines) if line[0] == "trial" and "best at" in line)
+        heading, first = ([cell.strip() for cell in line if cell] for line in lines[found : found + 2])
+        return [first[heading.index(name)] for name in ("trial", "batches", "best at")]
+
+    assert cells(dray("t", "list", "story", "--best").out) == ["0", "30", "20"]
+    described = dray("e", "describe", "story").out
+    assert cells(described) == ["0", "30", "20"]
+    assert re.search(r"best +trial 0: validation_loss 0\.126 after 20 of 30 batches", described)
+    shown = Result(home / "story")._repr_html_()
+    assert "<th>batches</th><th>best at</th>" in shown
+    assert "<td>30</td><td>20</td>" in shown
+    dray("report", "story", "-o", "report.html")
+    page = Path("report.html").read_text()
+    assert re.search(r"<th[^>]*>batches</th>\s*<th[^>]*>best at</th>", page)
+
+
 def test_describe_shows_the_best_of_the_longest_trials_if_it_is_another_one(home: Path, dray: Dray) -> None:
     story = happened(home / "story")
     found = dray("e", "describe", "story", "--json").value
