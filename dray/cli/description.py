@@ -204,7 +204,8 @@ def describe(read: ReadExperiment) -> None:
 
 
 def _result(reader: ExperimentReader, best: Mapping[str, Any]) -> str:
-    what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {best['best_batches']} of {counted(best['batches'], 'batch')}"
+    at = f"{best['best_batches']} of {counted(best['batches'], 'batch')}"
+    what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {at}"
     if (mean := best["repeated"]) is not None:
         runs = counted(mean["runs"], "seed")
         what += f"; {interval_text(Interval(**mean))} when it was trained again with {runs}"

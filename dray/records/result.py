@@ -55,8 +55,8 @@ class BestTrial:
             and the others.
         checkpoint_at: returns another one: ``checkpoint_at("last")``, or ``checkpoint_at(352)`` after so many batches.
         repeated: the mean of its repeats and its 95% confidence interval (``mean``, ``low``, ``high``, ``runs``); None
-            without repeats. ``metric``, ``batches``, ``best_batches`` and ``checkpoint`` are then those of its best run, which may be a
-            repeat.
+            without repeats. ``metric``, ``batches``, ``best_batches`` and ``checkpoint`` are then those of its best
+            run, which may be a repeat.
     """
 
     trial_id: int
