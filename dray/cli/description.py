@@ -278,7 +278,7 @@ def local_details(run: LocalRun) -> dict[str, Any]:
 
 def describe_local(run: LocalRun, overview: Overview) -> None:
     found = local_details(run)
-    resumable = found["checkpoints"] and overview.state in ("STOPPED", "UNKNOWN")
+    resumable = found["checkpoints"] and overview.state != "COMPLETED"
     resume = f'fit(..., latest_checkpoint="{found["checkpoints"][0]["path"]}")' if resumable else ""
     if resumable and run.searcher:  # it has a config; of a script it may be one of its own
         resume = f"dray experiment create ... --local --path {run.path}\nin a script: {resume}"
@@ -286,6 +286,7 @@ def describe_local(run: LocalRun, overview: Overview) -> None:
     show.fields(
         [
             ("local run", f"{overview.name}  {overview.state}"),
+            ("failed with", printable(overview.failure)),
             ("stored in", overview.path),
             ("started", f"{show.clock(overview.began, exact=True)}, ran for {duration(overview.ran_s)}"),
             ("trained for", counted(found["batches"], "batch")),

@@ -157,7 +157,7 @@ def list_(
 
     RUNNING: a driver runs it. STOPPED: no driver runs it; it can be resumed. COMPLETED: it has ended. PARTLY_FAILED: it
     has ended, and some of its trials failed. ERROR: it has ended without a completed trial. UNKNOWN: its end is not
-    recorded, as in a local run that was killed or has its own loop. With a server there are also QUEUED, STOPPING and
+    recorded, as in a local run that was killed. With a server there are also QUEUED, STOPPING and
     PAUSED, and a column of the slots in use.
 
     \b

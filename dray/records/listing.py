@@ -121,7 +121,8 @@ def local_overview(run: LocalRun) -> Overview:
         title=run.path.name,
         state=state,
         trials=1,
-        ended=int(state == "COMPLETED"),
+        ended=int(state in ("COMPLETED", "ERROR")),
+        failed=int(state == "ERROR"),
         max_trials=1,
         metric=compared_by(run.searcher).first.name if run.searcher else "",
         best=None if run.best is None else run.best[0],
@@ -129,6 +130,7 @@ def local_overview(run: LocalRun) -> Overview:
         began=min(times, default=None),
         last=max(times, default=None),
         ran_s=max(times, default=0.0) - min(times, default=0.0),
+        failure=run.failure,
         is_local=True,
     )
 

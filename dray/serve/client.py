@@ -125,7 +125,7 @@ class Server:
 
         found = self.experiments()
         numbered = [each["name"] for each in found if str(each["number"]) == experiment]
-        matches = numbered or names_of(experiment, [each["name"] for each in reversed(found)])
+        matches = numbered or names_of(experiment, [each["name"] for each in reversed(found) if not each["is_local"]])
         if len(matches) != 1:
             several = f"matches {', '.join(matches[:5])}; give a number, or more of the name"
             raise NoExperiment(f"{experiment!r} {several if matches else 'is no experiment'} on the server {self.url}")
