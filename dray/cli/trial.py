@@ -31,7 +31,7 @@ from dray.errors import AlreadyEnded, NoExperiment
 from dray.experiment import requests
 from dray.serve.client import Server
 from dray.serve.control import NotSubmitted
-from dray.text import printable, shown
+from dray.text import counted, printable, shown
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
 from searchers.journal import Journal
@@ -97,6 +97,7 @@ def list_(
             "trial": [each.id for each in trials],
             "state": [each.state for each in trials],
             "batches": [each.batches for each in trials],
+            "best at": [each.best_batches for each in trials],
             "last": [_reported(each.metric) for each in trials],
             "best": [each.best_metric for each in trials],
         }
@@ -158,9 +159,11 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 }
             )
             return
-        best = "" if trial_.best_metric is None else f"{shown(trial_.best_metric)} after {trial_.best_batches} batches"
-        if mean is not None:
-            best += f", from one seed; {interval_text(mean)} is the {read.reader.valued_by(trial_)}"
+        best = ""
+        if trial_.best_batches is not None:
+            best = f"{shown(trial_.best_metric)} after {counted(trial_.best_batches, 'batch')}"
+            if mean is not None:
+                best += f", from one seed; {interval_text(mean)} is the {read.reader.valued_by(trial_)}"
         show.fields(
             [
                 ("trial", f"{trial_.id} of {read.stored.name}  {trial_.state}"),
@@ -170,7 +173,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 ("repeated by", relatives(family["repeats"])),
                 ("code", trial_.code),
                 ("hyperparameters", "\n".join(f"{name} = {shown(value)}" for name, value in trial_.hparams.items())),
-                ("trained for", f"{trial_.batches} batches"),
+                ("trained for", counted(trial_.batches, "batch")),
                 ("diverged", show.red(nan_since_text(trial_.nan_since))),
                 (f"best {read.reader.metric}", best),
                 ("last metrics", "\n".join(f"{key} = {_reported(value)}" for key, value in metrics.items())),
@@ -443,7 +446,7 @@ def _request(
                 if answer is not None:
                     typer.echo(requests.told(requests.decided(answer)))
                 elif Journal.writer(journal) is None:
-                    typer.echo(f"requested; carried out after: dray experiment resume {stored.name}", err=True)
+                    typer.echo(f"requested; carried out after: dray experiment resume {stored.typed}", err=True)
                 else:
                     silent = f"which it has not done for {requests.ANSWER_S:.0f} s"
                     typer.echo(f"requested; carried out once the driver responds, {silent}", err=True)

@@ -21,7 +21,8 @@ def best_trials(reader: ExperimentReader, *, width: int) -> list[str]:
     columns: dict[str, list[object]] = {
         "trial": [each.id for each in top],
         "state": [each.state.lower() for each in top],
-        "batches": [each.best_batches for each in top],
+        "batches": [each.batches for each in top],
+        "best at": [each.best_batches for each in top],
     }
     heading = f"best trials by {reader.metric}:"
     if reader.finalists():

@@ -144,7 +144,7 @@ def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
         return "out of memory twice"
     if last.kind in ("error", "device") and last == before and not last.node:
         # It would fail again: a restart failed at the same batch in the same way, and not on a suspect GPU.
-        return f"the same error twice, after {last.batches} batches: {last.where}"
+        return f"the same error twice, after {counted(last.batches, 'batch')}: {last.where}"
     if last.kind == "died" and failures[-DEATHS:] == [last] * DEATHS:
         # Two deaths could have an outside cause. The loss of a node is a different kind of failure.
         since = f"since batch {last.batches}" if last.batches > 0 else "before its first report"

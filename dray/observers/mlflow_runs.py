@@ -173,6 +173,7 @@ class MLflowRuns:
             "metric": best.metric,
             "best_by": best.best_by,
             "batches": best.batches,
+            "best_batches": best.best_batches,
             "checkpoint": checkpoint,
         }
         self._client.log_dict(self._parent, summary, "best_trial.json")

@@ -51,12 +51,13 @@ class BestTrial:
         metric: its value of the searcher's metric, or of the first objective.
         best_by: what that value is: "one seed", at its best validation, or "mean of 3 seeds", if it was repeated.
         metrics: all metrics of the searcher, by name, at the best validation of its best run, which may be a repeat.
-        batches: batches trained at that validation.
+        batches: how far it trained.
+        best_batches: batches trained at that validation.
         checkpoint: the checkpoint of that validation; if it is missing or damaged, an `ExperimentError` that names it
             and the others.
         checkpoint_at: returns another one: ``checkpoint_at("last")``, or ``checkpoint_at(352)`` after so many batches.
         repeated: the mean of its repeats and its 95% confidence interval (``mean``, ``low``, ``high``, ``runs``); None
-            without repeats. ``batches`` and ``checkpoint`` are those of its best run.
+            without repeats. ``batches``, ``best_batches`` and ``checkpoint`` are those of its best run.
     """
 
     trial_id: int
@@ -65,6 +66,7 @@ class BestTrial:
     best_by: str
     metrics: Mapping[str, float]
     batches: int
+    best_batches: int
     checkpoint_at: Callable[[str | int], Checkpoint] = field(repr=False, compare=False)
     repeated: Interval | None = None
 
@@ -111,12 +113,18 @@ class Result:
             return f"<p>{escape(repr(self))}</p>"
         varying = reader.varying
         rows = [
-            [each.id, each.state, each.batches, each.best_metric, *(each.hparams.get(name) for name in varying)]
+            [
+                each.id,
+                each.state,
+                each.batches,
+                each.best_batches,
+                each.best_metric,
+                *(each.hparams.get(name) for name in varying),
+            ]
             for each in reader.eligible()[:SHOWN]
         ]
-        head = "".join(
-            f"<th>{escape(name)}</th>" for name in ["trial", "state", "batches", f"best {reader.metric}", *varying]
-        )
+        names = ["trial", "state", "batches", "best at", f"best {reader.metric}", *varying]
+        head = "".join(f"<th>{escape(name)}</th>" for name in names)
         body = "".join(f"<tr>{''.join(f'<td>{escape(shown(cell))}</td>' for cell in row)}</tr>" for row in rows)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
         return f"<div><p><b>{escape(line)}</b><br>{escape(str(self.path))}</p>{table}</div>"
@@ -220,7 +228,8 @@ class Result:
             metric=value,
             best_by=self.reader.valued_by(trial),
             metrics=run.best_metrics,
-            batches=run.best_batches,
+            batches=run.batches,
+            best_batches=run.best_batches,
             checkpoint_at=partial(_checkpoint, self._directory, run),
             repeated=self.reader.mean_of_repeats(trial.id),
         )
@@ -308,6 +317,7 @@ def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = Non
     table["batches"] = numbers((each.batches for each in trials), "int64")
     table["metric"] = numbers(each.metric for each in trials)
     table["best_metric"] = numbers(each.best_metric for each in trials)
+    table["best_batches"] = numbers((each.best_batches for each in trials), "Int64")
     if reader.is_pareto:
         fronts = reader.fronts()
         for name in dict.fromkeys(reader.objectives.names):

@@ -214,4 +214,6 @@ def _doings(searcher: Searcher, counts: _Counts) -> Iterator[str]:
     startup = STARTUP.get(sampler.name, 0) and sampler.options.get("n_startup_trials", STARTUP[sampler.name])
     results = counts.results
     if searcher.name not in ("grid", "single", "pbt") and results < startup:
-        yield f"hyperparameters are random until {startup} trials have results ({results} have)"
+        enough = f"{counted(startup, 'trial')} {'has' if startup == 1 else 'have'}"
+        had = f"{results} {'has' if results == 1 else 'have'}"
+        yield f"hyperparameters are random until {enough} results ({had})"

@@ -150,7 +150,7 @@ class _Page:
             return f"<section><h2>The best trial</h2><p>{escape(report.no_best_reason)}.</p></section>"
         row = report.trials.loc[trial]
         had = f" after {row['best_batches']:,} batches"
-        if report.repeats:
+        had = f" after {counted(cast('int', row['best_batches']), 'batch', ',')}"
             had = f" ({report.overview.best_by})" if report.overview.best_by != "one seed" else f"{had}, from one seed"
         hparams = html.table(
             ["hyperparameter", "value"], [(name, shown(value)) for name, value in report.best_hparams.items()]
@@ -170,6 +170,7 @@ class _Page:
             [
                 str(index),
                 str(one["state"]).lower(),
+                f"{one['batches']:,}",
                 f"{one['best_batches']:,}",
                 shown(one["best_metric"]),
                 *([nan_since_text(None if pd.isna(one["nan_since"]) else one["nan_since"])] if since else []),
@@ -179,7 +180,7 @@ class _Page:
             for index, one in top.iterrows()
         ]
         optional = [*([""] if since else []), *beginnings]
-        ten = html.table(["trial", "state", "batches", report.metric, *optional, *report.varying], rows)
+        ten = html.table(["trial", "state", "batches", "best at", report.metric, *optional, *report.varying], rows)
         return f"""<section><h2>The best trial</h2>
 <p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(report.metric)}
 <b>{shown(report.overview.best)}</b>{had}.</p>

@@ -9,6 +9,7 @@ import http.client
 import json
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -144,6 +145,11 @@ class Server:
             return number_of(results_root() / name)
         found: int | None = self._request("GET", _path(name))["number"]
         return found
+
+    def typed(self, name: str) -> str:
+        """What is shortest to type for an experiment in a command: its number, else its name, quoted for a shell."""
+        number = self.number(name)
+        return shlex.quote(name) if number is None else str(number)
 
     def experiment(self, name: str) -> Submitted:
         """An experiment that was submitted."""
