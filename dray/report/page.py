@@ -149,8 +149,8 @@ class _Page:
         if (trial := report.best) is None:
             return f"<section><h2>The best trial</h2><p>{escape(report.no_best_reason)}.</p></section>"
         row = report.trials.loc[trial]
-        had = f" after {row['best_batches']:,} batches"
         had = f" after {counted(cast('int', row['best_batches']), 'batch', ',')}"
+        if report.repeats:
             had = f" ({report.overview.best_by})" if report.overview.best_by != "one seed" else f"{had}, from one seed"
         hparams = html.table(
             ["hyperparameter", "value"], [(name, shown(value)) for name, value in report.best_hparams.items()]
