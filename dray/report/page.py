@@ -8,6 +8,7 @@ import time
 from contextlib import closing
 from html import escape
 from pathlib import Path
+from typing import cast
 
 import pandas as pd
 

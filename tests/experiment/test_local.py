@@ -344,7 +344,8 @@ def test_class_without_the_metric_fails_at_its_first_validation(more: dict[str, 
     config = load_config({**CONFIG, "searcher": searcher, "min_validation_period": {"batches": 1}})
     with pytest.raises(SearcherMetricError, match=r"'accuracy', but validation returned \['error'\]"):
         run_local(config, model_dir, path=model_dir / "run")
-    assert not (model_dir / "run" / "metrics.jsonl").exists(), "it was the first validation"
+    [row] = map(json.loads, (model_dir / "run" / "metrics.jsonl").read_text().splitlines())
+    assert row["ended"] == "ERROR", "it was the first validation"
 
 
 @pytest.mark.parametrize("stops", [True, False])
@@ -371,7 +372,7 @@ def test_program_with_nan_is_asked_to_stop_if_the_config_says_so(program: dict[s
     # It never validates: where trials are compared, that would be an error at its end.
     config = load_config({**program, "entrypoint": "python3 reports.py", "searcher": RANDOM, "stop_on_nan": True})
     directory = run_local(config, model_dir, path=model_dir / "run")
-    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 3
+    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 3 + 1  # how it ended
 
 
 def test_class_that_exits_is_an_error_with_its_line(model_dir: Path) -> None:
