@@ -206,14 +206,17 @@ def _may_be_forged(request: web.Request, root: RootPath) -> str:
     """The reason why a browser's request may come from another site's page; "" if it can't."""
     if request.headers.get("X-Dray") != "1":
         return "a request from a browser needs the header X-Dray: 1"
-    if request.headers.get("Sec-Fetch-Site") == "same-origin":  # only browsers can set it, and no proxy changes it
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+    if site == "same-origin":  # only browsers can set it, and no proxy changes it
         return ""
-    origin = request.headers.get("Origin")
+    refused = f"a page of {'another site' if origin is None else repr(origin[:100])} can't do that"
+    if site in ("same-site", "cross-site"):  # whatever a proxy has made of Origin
+        return refused
     if origin is None or (root.origin and origin.lower() == root.origin):
         return ""
-    if urlsplit(origin).netloc.lower() != request.host.lower():
-        return f"a page of {origin[:100]!r} can't do that"
-    return ""
+    host = urlsplit(origin).netloc.lower()
+    is_unencrypted = host == urlsplit(root.origin).netloc  # the proxy's, by another scheme
+    return refused if host != request.host.lower() or is_unencrypted else ""
 
 
 def _is_named(host: str, hosts: Collection[str]) -> bool:

@@ -95,6 +95,12 @@ FORGED: list[tuple[Mapping[str, str], bool]] = [
     ({"Origin": f"{PAGE}.evil.example"}, False),
     ({"Origin": f"{PAGE}:444"}, False),
     ({"Origin": "http://hub.example.org"}, False),  # not encrypted: anybody on the way
+    ({"Origin": "http://hub.example.org", "Host": HUB}, False),  # the same, and the proxy keeps Host
+    ({"Origin": PAGE, "Host": HUB, "Sec-Fetch-Site": "cross-site"}, False),  # the browser knows better
+    ({"Origin": "http://127.0.0.1:{port}", "Sec-Fetch-Site": "cross-site"}, False),  # the proxy changes Origin too
+    ({"Sec-Fetch-Site": "cross-site"}, False),
+    ({"Sec-Fetch-Site": "same-site"}, False),
+    ({"Sec-Fetch-Site": "none"}, True),  # no page's: somebody's extension, or the browser itself
     ({"Origin": "null"}, False),
     ({"Origin": ""}, False),
     ({"Host": "evil.example", "Sec-Fetch-Site": "same-origin"}, False),  # DNS rebinding
@@ -108,6 +114,7 @@ def test_foreign_pages_are_refused_below_a_path_too(below: Served, headers: Mapp
     mine = {"Cookie": login.headers["Set-Cookie"].partition(";")[0]}
     if headers.get("Host"):  # the cookie has the port of the address that the browser sees
         mine["Cookie"] = mine["Cookie"].replace(f"dray-{below.port}", f"dray-{80}")
+    headers = {name: value.replace("{port}", str(below.port)) for name, value in headers.items()}
     reply = below.send("POST", f"/lab/dray{STOP}", headers={**mine, "X-Dray": "1", **headers})
     assert reply.status == (200 if is_ours else 403), reply.body
     assert below.send("POST", f"/lab/dray{STOP}", headers={**mine, **headers}).status == 403, "without X-Dray"
