@@ -47,6 +47,7 @@ from dray.serve import processes as commands
 from dray.serve.alerts import ServerAlerts
 from dray.serve.control import QueueState, Share, Status, Submitted, Verb
 from dray.serve.core import ServerCore
+from dray.serve.creations import Creations
 from dray.serve.draft import Allowance, Draft
 from dray.serve.guess import guessed
 from dray.serve.lanes import LaneFile, Lanes
@@ -99,6 +100,8 @@ class Manager:
         self._loop.listen(ray.util.get_node_ip_address())
         plan = LendingPlan(own_cluster=cluster.own, idle_s=idle_s)
         self._queue = open_queue(self._journal)
+        self._creations = Creations(self._directory / "creations")
+        self._creations.discard_all(lambda name: self._queue.find(name) is not None)
         file = LaneFile(self._directory / "lanes.jsonl")
         self._core = ServerCore(
             self._queue,
@@ -255,16 +258,17 @@ class Manager:
         if owner:
             allowance = Allowance(quota=self._tokens.quota(owner), use=self.use(owner))
             check_room(owner, allowance.quota, allowance.use, dict.fromkeys(UNITS, 0.0), {})
-        process = self._spares.create(commands.Create(draft=draft, code=code, allowance=allowance))
-        assert process.opened is not None
-        opened, path = process.opened, process.opened.path
-        take_number(path)
-        try:
-            submitted = self._ask(self._accept, process, opened, owner, request)
-        except (OSError, OverQuota, ConfigError):
-            process.signal(signal.SIGKILL)
-            shutil.rmtree(path, ignore_errors=True)  # it was not accepted
-            raise
+        with self._creations.new() as link:
+            create = commands.Create(draft=draft, code=code, link=link, allowance=allowance)
+            process = self._spares.create(create)
+            assert process.opened is not None
+            opened = process.opened
+            take_number(opened.path)
+            try:
+                submitted = self._ask(self._accept, process, opened, owner, request)
+            except (OSError, OverQuota, ConfigError):
+                process.signal(signal.SIGKILL)
+                raise
         return replace(submitted, by_quota=opened.by_quota, missing_secrets=opened.missing_secrets)
 
     def _accept(self, process: ExperimentProcess, opened: commands.Opened, owner: str, request: str) -> Submitted:

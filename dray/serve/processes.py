@@ -39,6 +39,7 @@ from dray.experiment.experiment import Experiment
 from dray.experiment.run import Lent, tune_driver
 from dray.groups.lent import GroupServer
 from dray.records.spending import totals_of
+from dray.serve import creations
 from dray.serve.control import Share
 from dray.serve.draft import Allowance, Draft, Read
 from dray.storage.errors import is_full
@@ -65,6 +66,7 @@ class Create:
 
     draft: Draft
     code: Path
+    link: Path  # which leads to its directory until it is accepted, see `dray.serve.creations`
     allowance: Allowance | None = None  # of its token; None: the server's own
 
 
@@ -301,7 +303,7 @@ def _serve(connection: Connection, commands: queue.SimpleQueue[Any], lent: Lent)
     try:
         command = _first(commands, lent.tune)
         connection.send(BEGUN)
-        read, experiment = _opened(command)
+        read, experiment = create(command) if isinstance(command, Create) else _reopen(command)
         experiment.lent = lent
         path = experiment.prepare().path
         asked = experiment.config.resources
@@ -341,14 +343,17 @@ def _first(commands: queue.SimpleQueue[Any], tune: TuneDriver) -> Any:
         return commands.get()
 
 
-def _opened(command: Create | Open) -> tuple[Read, Experiment]:
-    match command:
-        case Create():
-            read = command.draft.read(command.allowance)
-            return read, Experiment(read.config, model_dir=command.code)
-        case Open():
-            experiment = Experiment.resume(command.path, **command.extension)
-            return Read(experiment.config), experiment
+def create(command: Create) -> tuple[Read, Experiment]:
+    """An experiment that has yet to be prepared."""
+    read = command.draft.read(command.allowance)
+    experiment = Experiment(read.config, model_dir=command.code)
+    creations.begin(command.link, experiment.path)
+    return read, experiment
+
+
+def _reopen(command: Open) -> tuple[Read, Experiment]:
+    experiment = Experiment.resume(command.path, **command.extension)
+    return Read(experiment.config), experiment
 
 
 def _print_to(file: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -319,7 +320,12 @@ def test_a_server_that_is_killed_finds_its_experiments_again(server: Served) -> 
     assert all(each["why"] for each in queue["entries"] if not each["slots"])
     ended = {bar["experiment"] for bar in queue["lanes"]["bars"] if bar["ended"] is not None}
     server.kill()
+    lost = server.home / "lost"  # was being created as the server died: its client has got no answer
+    lost.mkdir()
+    shutil.copy(server.path(paused) / "experiment.yaml", lost)
+    (server.home / ".server" / "creations" / "1").symlink_to(lost)
     server.restart()
+    assert not lost.exists()
     assert ended <= {bar["experiment"] for bar in server.client.queue()["lanes"]["bars"]}
     for submitted in (running, *waiting[:-1]):
         server.wait_until(submitted, "COMPLETED")

@@ -11,7 +11,7 @@ from dray.errors import ConfigError, ExperimentError, Fault
 from dray.serve.draft import Draft
 from dray.serve.processes import MAX_SPARES, Create, Failed, Spares
 
-CREATE = Create(draft=Draft(config=""), code=Path("code"))
+CREATE = Create(draft=Draft(config=""), code=Path("code"), link=Path("link"))
 
 
 @dataclass(eq=False)
