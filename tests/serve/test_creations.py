@@ -60,7 +60,7 @@ def test_one_in_another_directory_is_gone_with_its_name_in_the_results(
 ) -> None:
     elsewhere = CONFIG + f"checkpoint_storage: {{type: shared_fs, host_path: {tmp_path / 'elsewhere'}}}\n"
     creations = Creations(results / ".server" / "creations")
-    with imports_undone(), pytest.raises(OSError), creations.new() as link:  # noqa: PT011, PT012
+    with imports_undone(), pytest.raises(OSError), creations.new() as link:
         path = create(Create(draft=Draft(config=elsewhere), code=model, link=link))[1].prepare().path
         assert (path.parent, listed(results)) == ((tmp_path / "elsewhere").resolve(), [path])
         raise OSError("the queue's disk is full")
