@@ -129,6 +129,7 @@ def test_trials_have_a_row_each_and_the_documented_columns(result: dray.Result) 
         "batches",
         "metric",
         "best_metric",
+        "best_batches",
         "nan_since",
         "restarts",
         "started",
