@@ -10,9 +10,11 @@ from urllib.parse import urljoin
 import pytest
 
 from dray.errors import ConfigError
+from dray.serve import tokens
 from dray.serve.app import listening, make_app
 from dray.serve.auth import LOOPBACK
 from dray.serve.client import Server
+from dray.serve.quota import Quota
 from dray.serve.root_path import RootPath
 from dray.serve.site import openapi
 from dray.serve.tokens import Tokens
@@ -66,6 +68,16 @@ def test_a_server_below_a_path_is_whole(below: Served, prefix: str) -> None:
     assert (status.status, status.headers["Cache-Control"]) == (200, "no-store")
     assert below.send("POST", f"{prefix}{STOP}", headers={**mine, "X-Dray": "1"}).status == 200
     assert Server(f"http://127.0.0.1:{below.port}{prefix}/", TOKEN).status().slots == below.control.status().slots
+
+
+def test_servers_at_several_paths_of_a_host_read_their_own_cookies(below: Served) -> None:
+    reader = tokens.create(below.results, "reader", "read", Quota())
+    login = below.send("GET", f"/lab/dray/login?token={reader}", headers={})
+    operator = Tokens(below.results, TOKEN).bearer(TOKEN)
+    assert operator is not None
+    elsewhere = f"dray-{below.port}={operator.cookie}"  # of a server at "/"
+    both = f"{login.headers['Set-Cookie'].partition(';')[0]}; {elsewhere}"  # a browser sends the longer path's first
+    assert below.send("GET", "/lab/dray/api/v1/token", headers={"Cookie": both}).json["name"] == "reader"
 
 
 def test_every_route_below_a_path_needs_what_it_needs_elsewhere(below: Served) -> None:
