@@ -358,7 +358,7 @@ def replayed(home: Path, names: Sequence[str]) -> str:
     counts = defaultdict(int)
     for name in names:
         directory = ExperimentDirectory.open(home / name)
-        records = Journal.parse(directory.journal.read_bytes(), where=name)
+        records = Journal.read(directory.journal)
         build_search(stored_config(directory.config_file), lambda record: None, records=records)
         counts[name] = len(records)
     return ", ".join(f"{count} records of {name}" for name, count in counts.items())

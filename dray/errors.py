@@ -47,7 +47,14 @@ class ConfigError(ValueError):
 
 
 class FoundInTraining(ConfigError):
-    """A fault of the config that only a trial, or a worker started later, could reveal: trials may have trained."""
+    """A fault of the config that only a trial, or a worker started later, could reveal: trials may have trained.
+
+    >>> print(FoundInTraining([("searcher.metric", "the search compares 'los', but ...")]))
+    searcher.metric: the search compares 'los', but ...
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(shown(self.faults))
 
 
 class EntrypointError(ConfigError):

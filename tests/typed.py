@@ -19,6 +19,7 @@ def experiments_by_name_number_and_path() -> None:
         result = dray.Result(name)
         assert_type(result.trials, pd.DataFrame)
         assert_type(result.best_trial.batches, int)
+        assert_type(result.best_trial.best_batches, int)
         assert_type(dray.Experiment.resume(name).run(), dray.Result)
 
 

@@ -19,6 +19,7 @@ def brief(seen: Mapping[str, Any]) -> dict[str, Any]:
         "metric": seen["metric"],
         "best_metric": figure(seen["best_metric"]),
         "best_trial": seen["best_trial"],
+        "best_by": seen.get("best_by"),
         "budget": seen.get("usage"),
         "why": seen.get("why") or seen.get("reason"),
         "tags": (seen["submitted"] or {}).get("tags") or None,

@@ -39,15 +39,16 @@ def status(
     if json:
         show.as_json(found)
         return
+    cpus = counted(found["cpus"], "CPU")
     if found["address"] is None:
-        typer.echo(f"RAY_ADDRESS is not set: an experiment starts its own Ray on this machine ({found['cpus']} CPUs)")
+        typer.echo(f"RAY_ADDRESS is not set: an experiment starts its own Ray on this machine ({cpus})")
         return
     rows = [
         (node["address"], "alive" if node["is_alive"] else "dead", node["cpus"], node["gpus"], size(node["memory"]))
         for node in found["nodes"]
     ]
     show.table(["node", "state", "CPUs", "GPUs", "memory"], rows, left=["node", "state"])
-    free = f"{found['cpus_free']} of {found['cpus']} CPUs and {found['gpus_free']} of {found['gpus']} GPUs"
+    free = f"{found['cpus_free']} of {cpus} and {found['gpus_free']} of {counted(found['gpus'], 'GPU')}"
     typer.echo(f"Ray at {found['address']}: {free} free")
 
 

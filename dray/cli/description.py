@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
 from dray.cli import server, show
+from dray.cli.errors import BadUse
 from dray.cli.reader import ReadExperiment, journal, last_values
 from dray.records.hparams import flatten
-from dray.records.overview import Overview
+from dray.records.overview import ExperimentState, Overview
 from dray.records.repeats import interval_text
 from dray.serve.client import Server
 from dray.serve.control import ACTIVE
+from dray.serve.control import ExperimentState as ServerState
 from dray.text import counted, duration, printable, shown, some
 from searchers.intervals import Interval
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from dray.records.reader import ExperimentReader
     from dray.records.trial_record import TrialRecord
 
+STATES = {*get_args(ExperimentState), *get_args(ServerState)}
+"""The states of experiments, without and with a server."""
 _FRONT_SHOWN = 20
 _ALERTS_SHOWN = 10
 
@@ -32,9 +36,16 @@ def overview(each: Overview) -> dict[str, Any]:
     return {**each.to_json(), "began": show.iso(each.began), "last": show.iso(each.last)}
 
 
-def show_all(where: str | None, *, json: bool) -> None:
-    """Print all experiments in a directory or store; None: in the results directory, or on the server of
-    ``DRAY_SERVER``."""
+def show_all(where: str | None, *, states: Sequence[str] = (), limit: int | None = None, json: bool) -> None:
+    """Print the experiments in a directory or store; None: in the results directory, or on the server of
+    ``DRAY_SERVER``.
+
+    Args:
+        states: only those in one of these states; () for all.
+        limit: only so many, the newest.
+    """
+    if unknown := set(states) - STATES:
+        raise BadUse(f"--state {sorted(unknown)[0]}: must be one of {', '.join(sorted(STATES))}")
     up = Server.find() if where is None else None
     submitted: dict[str, Mapping[str, Any]] = {}
     if up is None or up.is_here:
@@ -49,6 +60,10 @@ def show_all(where: str | None, *, json: bool) -> None:
         else:
             there = [(each, submitted.get(each.name)) for each in found]
             found = [each if of is None else each.on_server(of["state"], of["error"]) for each, of in there]
+    there_are = bool(found)
+    found = [each for each in found if not states or each.state in states]
+    older = 0 if limit is None else max(0, len(found) - limit)
+    found = found[older:]
     if json:
         show.as_json([{**overview(each), "submitted": submitted.get(each.name)} for each in found])
         return
@@ -59,7 +74,11 @@ def show_all(where: str | None, *, json: bool) -> None:
             typer.echo(f"{each.name} can't be read: {each.why}", err=True)
         elif each.state in (*ACTIVE, "STOPPED") and each.why:
             typer.echo(f"{each.name}: {each.why}", err=True)
-    if not found:
+    if older:
+        typer.echo(f"{counted(older, 'older one')} {'is' if older == 1 else 'are'} not shown", err=True)
+    if there_are and not found:
+        typer.echo(f"no experiments are {' or '.join(states)}", err=True)
+    elif not found:
         from dray.records.directory import results_root
 
         typer.echo(f"no experiments in {where or results_root()} yet", err=True)
@@ -173,9 +192,10 @@ def describe(read: ReadExperiment) -> None:
             ("checkpoint", "" if best is None else best["checkpoint"] or show.red(best["checkpoint_error"])),
             ("best of the longest", longest_line),
             ("failures", "\n".join(_failure_lines(reader.failures))),
+            ("processes", "\n".join(reader.new_processes)),
             ("alerts", "\n".join(map(_alert_line, reader.alerts[-_ALERTS_SHOWN:]))),
             ("next", reader.next_summary() if seen.reason else ""),
-            ("resume with", f"dray experiment resume {read.stored.where}" if seen.state == "STOPPED" else ""),
+            ("resume with", f"dray experiment resume {read.stored.typed}" if seen.state == "STOPPED" else ""),
         ]
     )
     if reader.ranked():
@@ -184,10 +204,13 @@ def describe(read: ReadExperiment) -> None:
 
 
 def _result(reader: ExperimentReader, best: Mapping[str, Any]) -> str:
-    what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {best['batches']} batches"
+    at = f"{best['best_batches']} of {counted(best['batches'], 'batch')}"
+    what, after = f"trial {best['trial']}: {reader.metric}", f"after {at}"
     if (mean := best["repeated"]) is not None:
-        runs = counted(mean["runs"], "seed")
-        what += f"; {interval_text(Interval(**mean))} when it was trained again with {runs}"
+        run = f"{shown(best['checkpoint_metric'])} {after} in its best run"
+        what += f" {interval_text(Interval(**mean))}, {best['best_by']}; {run}"
+    else:
+        what += f" {shown(best['metric'])} {after}{', from one seed' if reader.finalists() else ''}"
     return f"{what}\n{shown(flatten(best['hparams']))}"
 
 
@@ -197,8 +220,11 @@ def _best(read: ReadExperiment, trial: TrialRecord | None) -> dict[str, Any] | N
     run = read.reader.best_run(trial.id)
     return {
         "trial": trial.id,
-        "metric": run.best_metric,
-        "batches": run.best_batches,
+        "metric": read.reader.value_of(trial),
+        "best_by": read.reader.valued_by(trial),
+        "checkpoint_metric": run.best_metric,
+        "batches": run.batches,
+        "best_batches": run.best_batches,
         "hparams": trial.drawn,
         **_checkpoint(read, run),
         "repeated": None if (mean := read.reader.mean_of_repeats(trial.id)) is None else asdict(mean),
@@ -256,17 +282,18 @@ def local_details(run: LocalRun) -> dict[str, Any]:
 
 def describe_local(run: LocalRun, overview: Overview) -> None:
     found = local_details(run)
-    resumable = found["checkpoints"] and overview.state in ("STOPPED", "UNKNOWN")
+    resumable = found["checkpoints"] and overview.state != "COMPLETED"
     resume = f'fit(..., latest_checkpoint="{found["checkpoints"][0]["path"]}")' if resumable else ""
     if resumable and run.searcher:  # it has a config; of a script it may be one of its own
         resume = f"dray experiment create ... --local --path {run.path}\nin a script: {resume}"
-    best = "" if run.best is None else f"{overview.metric} {shown(run.best[0])} after {run.best[1]} batches"
+    best = "" if run.best is None else f"{overview.metric} {shown(run.best[0])} after {counted(run.best[1], 'batch')}"
     show.fields(
         [
             ("local run", f"{overview.name}  {overview.state}"),
+            ("failed with", printable(overview.failure)),
             ("stored in", overview.path),
             ("started", f"{show.clock(overview.began, exact=True)}, ran for {duration(overview.ran_s)}"),
-            ("trained for", f"{found['batches']} batches"),
+            ("trained for", counted(found["batches"], "batch")),
             ("best", best),
             ("last metrics", "\n".join(f"{name} = {shown(value)}" for name, value in found["metrics"].items())),
             ("checkpoints", "\n".join(each["path"] for each in found["checkpoints"])),

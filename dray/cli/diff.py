@@ -142,5 +142,5 @@ def _is_known(name: str, a: Side, b: Side) -> bool:
 
 
 def _best(a: Side, b: Side) -> str:
-    best = [None if side.trial is None else side.trial.best_metric for side in (a, b)]
+    best = [None if side.trial is None else side.reader.value_of(side.trial) for side in (a, b)]
     return "" if None in best or a.reader.metric != b.reader.metric else f"a {shown(best[0])}, b {shown(best[1])}"

@@ -201,7 +201,7 @@ def _elsewhere(error: Any) -> str:
     here = error.ctx.command.name if error.ctx.parent is not None else ""
     here = next((name for name in groups if here and name[0] == here), here)  # e, t, c
     group = _GROUPS.get(single := word.removesuffix("s"), single)
-    if not here and hasattr(groups.get(group), "commands"):
+    if not here and word not in _MEANT and hasattr(groups.get(group), "commands"):
         return f"did you mean dray {group}"
     word = _MEANT.get(word, word)
     word = _MEANT_IN.get(here, {}).get(word, word)

@@ -35,7 +35,7 @@ from dray.cli.server import Detach, NoServer
 from dray.serve.address import URL
 from dray.serve.client import Server
 from dray.serve.control import Submitted
-from dray.text import size
+from dray.text import counted, size
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -90,7 +90,8 @@ def create(
     if not here and (at := Server.find()) is not None:
         server.submit(at, config, changes or (), code, detach=detach)
         return
-    _check_not_detached(detach)
+    given = {"--local": local, "--path": path, "--storage-path": storage_path, "--no-server": no_server}
+    _check_not_detached(detach, *(option for option, value in given.items() if value))
     os.environ.pop(URL, None)  # else `Experiment` would submit it
     with nullcontext() if local else exit_on_signals():
         from dray.config.load import load_config
@@ -128,7 +129,7 @@ def fork(
         at, name = found
         server.submitted(at, at.fork(name, forks.by_field(changes or ())), detach=detach)
         return
-    _check_not_detached(detach)
+    _check_not_detached(detach, *["--no-server"] * no_server, experiment=experiment)
     os.environ.pop(URL, None)  # else `Experiment` would submit it
     from dray.records.listing import open_experiment
 
@@ -145,20 +146,27 @@ def list_(
             metavar="WHERE", help="Directory, or s3://BUCKET/PREFIX; by default, ~/dray_results (or DRAY_HOME)."
         ),
     ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(help="List only those in this state: RUNNING, COMPLETED, ...; can be repeated."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="List only the newest N.", metavar="N", min=1)] = None,
     json: Json = False,
 ) -> None:
     """List experiments and local runs with their state, progress and best metric, the newest last.
 
     RUNNING: a driver runs it. STOPPED: no driver runs it; it can be resumed. COMPLETED: it has ended. PARTLY_FAILED: it
     has ended, and some of its trials failed. ERROR: it has ended without a completed trial. UNKNOWN: its end is not
-    recorded, as in a local run that was killed or has its own loop. With a server there are also QUEUED, STOPPING and
+    recorded, as in a local run that was killed. With a server there are also QUEUED, STOPPING and
     PAUSED, and a column of the slots in use.
 
     \b
     dray experiment list
+    dray experiment list --state RUNNING --state QUEUED
+    dray e list --limit 10
     dray e list s3://bucket/results --json | jq -r '.[].name'
     """
-    description.show_all(where, json=json)
+    description.show_all(where, states=[each.upper() for each in state or ()], limit=limit, json=json)
 
 
 @app.command()
@@ -328,12 +336,12 @@ def delete(
     with open_experiment(experiment) as stored:
         if not stored.is_copy and (driver := Journal.writer(stored.directory.journal)) is not None:
             raise BadUse(
-                f"{stored.where} is running, in process {driver}; stop it first: dray experiment stop {stored.name}"
+                f"{stored.where} is running, in process {driver}; stop it first: dray experiment stop {stored.typed}"
             )
         last_driver(stored.directory)  # raises if one runs it on another machine
         if not yes:
             checkpoints = list_checkpoints(stored.directory)
-            what = f"{len(checkpoints)} checkpoints, {size(sum(each.size for each in checkpoints))}"
+            what = f"{counted(len(checkpoints), 'checkpoint')}, {size(sum(each.size for each in checkpoints))}"
             storage = stored.directory.storage
             places = stored.where if stored.is_copy or storage.is_local else f"{stored.where} and {storage}"
             _ask(f"Delete {places} ({what})?")
@@ -358,16 +366,25 @@ def _go_on(
     with exit_on_signals():
         there = server.begin(experiment, verb)
         if there is None:
-            _check_not_detached(detach)
+            _check_not_detached(detach, experiment=experiment)
             _log_info()
             _run(dray.Experiment.resume(experiment, **extension))
             return
     server.begun(*there, detach=detach)
 
 
-def _check_not_detached(detach: bool) -> None:
-    if detach:
-        raise BadUse("--detach needs a server, and none is up; start one with: dray serve")
+def _check_not_detached(detach: bool, *options: str, experiment: str = "") -> None:
+    """`BadUse` if an experiment is to be detached that runs in this process: because of these options, or because no
+    server is up to which it was submitted."""
+    if not detach:
+        return
+    if options:
+        here = f"{options[0]} runs the experiment in this process; leave one of them out"
+        config = ", and set checkpoint_storage in the config" if options[0] == "--storage-path" else ""
+        raise BadUse(f"--detach submits to a server, but {here}{config}")
+    if (at := Server.find()) is not None:
+        raise BadUse(f"{experiment} was not submitted to the server at {at.url}, so it runs here: leave out --detach")
+    raise BadUse("--detach needs a server, and none is up; start one with: dray serve")
 
 
 def _run(experiment: dray.Experiment) -> None:

@@ -11,6 +11,7 @@ import typer
 from dray.cli import server
 from dray.cli.arguments import ExperimentArg
 from dray.cli.errors import FAILED, SOME_FAILED, BadUse
+from dray.serve.control import Verb
 from dray.text import counted
 
 POLL_S = 0.3
@@ -24,8 +25,7 @@ def pause(experiment: ExperimentArg) -> None:
     \b
     dray experiment pause latest
     """
-    done = server.must(experiment, lambda at, name: at.act(name, "pause"), without="stop")
-    server.tell(f"{done.name} is {done.state}; continue it with: dray experiment activate {done.name}")
+    _act(experiment, "pause", without="stop", then="continue it with: dray experiment activate {}")
 
 
 def activate(experiment: ExperimentArg) -> None:
@@ -34,8 +34,7 @@ def activate(experiment: ExperimentArg) -> None:
     \b
     dray experiment activate latest
     """
-    done = server.must(experiment, lambda at, name: at.act(name, "activate"), without="resume")
-    server.tell(f"{done.name} is {done.state}; follow it with: dray experiment logs {done.name} -f")
+    _act(experiment, "activate", without="resume", then="follow it with: dray experiment logs {} -f")
 
 
 def kill(experiment: ExperimentArg) -> None:
@@ -44,8 +43,7 @@ def kill(experiment: ExperimentArg) -> None:
     \b
     dray experiment kill latest
     """
-    done = server.must(experiment, lambda at, name: at.act(name, "kill"), without="stop")
-    server.tell(f"{done.name} is {done.state}; continue it with: dray experiment activate {done.name}")
+    _act(experiment, "kill", without="stop", then="continue it with: dray experiment activate {}")
 
 
 def wait(experiment: ExperimentArg) -> None:
@@ -148,6 +146,12 @@ def notes(
     """
     done = server.must(experiment, lambda at, name: at.change(name, notes=text))
     server.tell(f"{done.name}: notes {'set' if done.notes else 'removed'}")
+
+
+def _act(experiment: str, verb: Verb, *, without: str, then: str) -> None:
+    """Call a verb of the server, and print the state and what to do then; ``{}`` in ``then`` is the experiment."""
+    done, typed = server.must(experiment, lambda at, name: (at.act(name, verb), at.typed(name)), without=without)
+    server.tell(f"{done.name} is {done.state}; {then.format(typed)}")
 
 
 def _set(experiment: str, **change: Any) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dray.cli.errors import BadUse
 from dray.errors import NoExperiment
+from dray.text import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +40,7 @@ class ReadExperiment:
             if len(trials) == 1:
                 [only] = trials
                 return only
-            raise NoExperiment(f"{name} has {len(trials)} trials; give a trial's number, or 'best'")
+            raise NoExperiment(f"{name} has {counted(len(trials), 'trial')}; give a trial's number, or 'best'")
         named = named.removeprefix("trial_")
         if named == "best":
             if best is not None:

@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
@@ -22,6 +22,7 @@ from dray.text import counted
 if TYPE_CHECKING:
     from dray.records.overview import Overview
 
+T = TypeVar("T")
 END = 1 << 59  # an offset beyond every journal's end
 
 Detach: TypeAlias = Annotated[
@@ -74,7 +75,7 @@ def seen(overview: Overview) -> tuple[Overview, Submitted | None]:
     return overview.on_server(submitted.state, submitted.error), submitted
 
 
-def must(experiment: str, verb: Callable[[Server, str], Submitted], *, without: str = "") -> Submitted:
+def must(experiment: str, verb: Callable[[Server, str], T], *, without: str = "") -> T:
     """Call a verb that only a server has; ``without`` names the subcommand for use without a server, if any."""
     found, instead = find(experiment), f"dray experiment {without} {shlex.quote(experiment)}"
     if found is None:
@@ -194,7 +195,11 @@ def stop(server: Server, name: str) -> bool:
     from dray.records.overview import COMPLETED
 
     ended = state in (*COMPLETED, "ERROR")
-    tell("it ended on its own in the meantime" if ended else f"stopped; resume with: dray experiment resume {name}")
+    tell(
+        "it ended on its own in the meantime"
+        if ended
+        else f"stopped; resume with: dray experiment resume {server.typed(name)}"
+    )
     return True
 
 
@@ -216,7 +221,7 @@ def _print_log(server: Server, name: str, after: int, lines: Sequence[str] = ())
         for line in itertools.chain(lines, server.follow(name, after, say=tell)):
             typer.echo(line)
     except KeyboardInterrupt:
-        named = shlex.quote(name)
+        named = server.typed(name)
         tell(
             f"\ndray: {name} continues on the server; follow it again with: dray experiment logs {named} -f; stop it "
             f"with: dray experiment stop {named}"

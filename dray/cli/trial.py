@@ -6,6 +6,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -30,7 +31,7 @@ from dray.errors import AlreadyEnded, NoExperiment
 from dray.experiment import requests
 from dray.serve.client import Server
 from dray.serve.control import NotSubmitted
-from dray.text import printable, shown
+from dray.text import counted, printable, shown
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
 from searchers.journal import Journal
@@ -96,6 +97,7 @@ def list_(
             "trial": [each.id for each in trials],
             "state": [each.state for each in trials],
             "batches": [each.batches for each in trials],
+            "best at": [each.best_batches for each in trials],
             "last": [_reported(each.metric) for each in trials],
             "best": [each.best_metric for each in trials],
         }
@@ -132,6 +134,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
         from dray.records.lineage import lineage, relatives
         from dray.records.metrics import read_trials
         from dray.records.reader import nan_since_text
+        from dray.records.repeats import interval_text
         from dray.records.timeline import gpu_types
 
         directory = read.stored.directory
@@ -140,11 +143,13 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
         failed = [record for record in read.reader.failures if record["trial"] == trial_.id]
         metrics = last_values(read_trials(directory.metrics, [trial_.id]))
         logs = directory.trial(trial_.id) / "logs"
+        mean = read.reader.mean_of_repeats(trial_.id)
         diff, family = _diff(directory, trial_), lineage(read.reader.trials, trial_.id)
         if json:
             show.as_json(
                 {
                     **_json(trial_, gpu_types(directory.metrics)),
+                    "repeated": None if mean is None else asdict(mean),
                     "lineage": family,
                     "metrics": metrics,
                     "checkpoints": [{"batches": each.batches, "path": each.location.uri} for each in checkpoints],
@@ -154,7 +159,11 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 }
             )
             return
-        best = "" if trial_.best_metric is None else f"{shown(trial_.best_metric)} after {trial_.best_batches} batches"
+        best = ""
+        if trial_.best_batches is not None:
+            best = f"{shown(trial_.best_metric)} after {counted(trial_.best_batches, 'batch')}"
+            if mean is not None:
+                best += f", from one seed; {interval_text(mean)} is the {read.reader.valued_by(trial_)}"
         show.fields(
             [
                 ("trial", f"{trial_.id} of {read.stored.name}  {trial_.state}"),
@@ -164,7 +173,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 ("repeated by", relatives(family["repeats"])),
                 ("code", trial_.code),
                 ("hyperparameters", "\n".join(f"{name} = {shown(value)}" for name, value in trial_.hparams.items())),
-                ("trained for", f"{trial_.batches} batches"),
+                ("trained for", counted(trial_.batches, "batch")),
                 ("diverged", show.red(nan_since_text(trial_.nan_since))),
                 (f"best {read.reader.metric}", best),
                 ("last metrics", "\n".join(f"{key} = {_reported(value)}" for key, value in metrics.items())),
@@ -437,7 +446,7 @@ def _request(
                 if answer is not None:
                     typer.echo(requests.told(requests.decided(answer)))
                 elif Journal.writer(journal) is None:
-                    typer.echo(f"requested; carried out after: dray experiment resume {stored.name}", err=True)
+                    typer.echo(f"requested; carried out after: dray experiment resume {stored.typed}", err=True)
                 else:
                     silent = f"which it has not done for {requests.ANSWER_S:.0f} s"
                     typer.echo(f"requested; carried out once the driver responds, {silent}", err=True)

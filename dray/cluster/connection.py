@@ -23,7 +23,7 @@ from dray.cluster import internals, token
 from dray.cluster.watch import knock
 from dray.environment import variables_set
 from dray.errors import RAY
-from dray.text import one_line
+from dray.text import counted, one_line
 
 log = logging.getLogger(__name__)
 
@@ -231,5 +231,5 @@ def _keep_signals() -> Iterator[None]:
 
 def _own(what: str) -> Cluster:
     resources = ray.cluster_resources()
-    gpus = f", {int(resources['GPU'])} GPUs" if resources.get("GPU") else ""
-    return Cluster(own=True, local=True, description=f"{what}, {int(resources.get('CPU', 0))} CPUs{gpus}")
+    gpus = f", {counted(int(resources['GPU']), 'GPU')}" if resources.get("GPU") else ""
+    return Cluster(own=True, local=True, description=f"{what}, {counted(int(resources.get('CPU', 0)), 'CPU')}{gpus}")

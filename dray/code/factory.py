@@ -13,7 +13,7 @@ from dray.code.archive import Archived
 from dray.code.load import load_entrypoint
 from dray.compat import install_if_absent
 from dray.config.entrypoint import ClassName, Entrypoint
-from dray.errors import EntrypointError
+from dray.errors import EntrypointError, ImportRaisedError
 from dray.imports import is_installed, use_model_dir
 from dray.script import Script
 
@@ -70,7 +70,7 @@ class Sent:
                 f"{self.name} can't be loaded on a worker: {type(error).__name__}: {error}; what it imports must be in "
                 "the directory of the script that defines it, or installed on all nodes"
             )
-            raise EntrypointError([("trial", what)]) from None
+            raise ImportRaisedError([("trial", what)]) from None
 
 
 def place_of(trial: type[PyTorchTrial]) -> tuple[ClassName, Path] | None:

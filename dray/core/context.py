@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -87,14 +88,15 @@ class Context:
     def close(self, exc_type: Any = None, exc_val: Any = None, exc_tb: Any = None) -> None:
         """Same as leaving the context. May be called twice."""
         self.train.close()
-        self._cleanup.close()
+        # Without arguments, as in a `finally`, the error is the one that is being handled.
+        self._cleanup.__exit__(*((exc_type, exc_val, exc_tb) if exc_val is not None else sys.exc_info()))
 
     def __enter__(self) -> Context:
         self.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, *error: Any) -> None:
+        self.close(*error)
 
     def alert(
         self,
@@ -166,4 +168,4 @@ def _local_host(peers: DistributedContext, storage: str | Mapping[str, Any] | No
         directory = location.path / directory.name
     directory = peers.broadcast(directory.absolute())
     store = None if location is None or location.is_local else store_at(location.child(directory.name), directory)
-    return LocalHost(directory, store=store)
+    return LocalHost(directory, store=store, is_chief=peers.rank == 0)

@@ -41,7 +41,7 @@ CAUSE_GRACE = 3
 LEAVE_S = 120.0  # how long trials may take to save after their driver has ended
 CALLS = ("arrived", "address", "broken", "next_lease", "begun", "stop_wanted", "leave")
 """Methods of `Desk` that workers may call."""
-CLIENT_CALLS = ("enqueue", "expect", "withdraw", "cancel", "bind", "drop", "close", "remove", "gpu_failed")
+CLIENT_CALLS = ("enqueue", "need_new", "expect", "withdraw", "cancel", "bind", "drop", "close", "remove", "gpu_failed")
 """Methods of `Desk` that the experiments of a server may call."""
 
 NO_NODES: Mapping[int, str] = {}
@@ -226,7 +226,9 @@ class Desk:
         group = state.group
         state.left[rank] = departure.outcome
         state.stale = state.stale or departure.stale
-        if departure.failure is not None and departure.failure.kind == "collective":
+        if departure.outcome == "unloaded":
+            self._try_in_new_processes(state)
+        elif departure.failure is not None and departure.failure.kind == "collective":
             state.deferred = state.deferred or departure
         elif departure.is_failure or rank == 0:
             if state.state == "moving" and departure.outcome == "interrupted" and not state.canceled:
@@ -247,6 +249,15 @@ class Desk:
             # The other ranks may never leave on their own.
             is_known = departure.alone or state.has_outcome
             self._emit(After(PEERS_GRACE_S if is_known else CAUSE_GRACE * PEERS_GRACE_S, "expire", (lease,)))
+
+    def _try_in_new_processes(self, lease: Lease) -> None:
+        """Let a trial whose code can't be imported in its group, which had other code, continue in new processes. Its
+        driver does not hear of the error."""
+        if not lease.has_outcome:
+            self._conclude(lease, Departure(outcome="interrupted"))
+            if not (lease.canceled or lease.client.closing):
+                lease.client.enqueue([lease.trial], first=True)
+                self._renew(lease.group, lease.client, lease.trial)
 
     def expire(self, lease: int) -> None:
         """End a lease that some ranks have not left in time, and the group's processes."""
@@ -288,6 +299,7 @@ class Desk:
                     departure = state.death(dead, error, -1 if failure is None else failure.batches)
                     self._conclude(lease, departure, dead, nodes or {})
                 self._end(lease)
+        self._forget_renewal(group, start)
         self._emit(Tell(owner, GroupEnded(group=group, start=start, dead=tuple(sorted(dead)), error=error)))
 
     def drain(self, group: str) -> None:
@@ -319,6 +331,19 @@ class Desk:
         group.retiring = True
         self._answer_ranks(group)
 
+    def _renew(self, group: Group, client: Client, trial: int) -> None:
+        """End a used group, so that a new one in its place can run a client's trial."""
+        client.new[trial] = group.name, group.start
+        self._retire(group)
+        self._emit(Tell(group.owner.name, GroupRetired(group=group.name, trial=trial, reason="")))
+
+    def _forget_renewal(self, group: str, start: int) -> None:
+        """Note that this start of a group will not run the trial that another start has ended for."""
+        for client in self.clients.values():
+            for trial, ended in client.new.items():
+                if ended is not None and ended[0] == group and ended[1] != start:
+                    client.new[trial] = None
+
     def _move(self, group: Group) -> None:
         """Let a group's trial save and leave, and continue in another group."""
         if (lease := group.lease) is None:
@@ -335,6 +360,11 @@ class Desk:
         """Queue a client's trials, at the end of its queue or at the front."""
         self.clients[client].enqueue(trials, first=first)
         self._match()
+
+    def need_new(self, client: str, trials: Iterable[int]) -> None:
+        """Run these trials of a client, when they are queued next, only in processes that have run no other trial."""
+        for trial in trials:
+            self.clients[client].new.setdefault(trial)
 
     def expect(self, client: str, trials: int) -> None:
         """Set the number of trials that may soon be queued, so that no group ends meanwhile."""
@@ -376,18 +406,22 @@ class Desk:
         for group in list(self._maybe_free.values()):
             if not group.is_free:
                 del self._maybe_free[group.name]
-            elif not group.owner.closing and (waiting := self._waiting(group.shape)):
+            elif not group.owner.closing and (waiting := self._waiting(group.shape, used=group.used)):
                 client, trial = waiting[0]
-                self._grant(client, trial, group)
+                if group.used and trial in client.new:
+                    self._renew(group, client, trial)
+                else:
+                    self._grant(client, trial, group)
         for shape in dict.fromkeys(client.shape for client in self.clients.values()) if len(self.clients) > 1 else ():
             self._make_room(shape)
 
-    def _waiting(self, shape: str) -> list[tuple[Client, int]]:
-        """Clients with a trial that waits for a group of this shape, and that trial, in the order of their turns."""
+    def _waiting(self, shape: str, *, used: bool) -> list[tuple[Client, int]]:
+        """Clients with a trial that waits for a group of this shape, and that trial, in the order of their turns.
+        `used`: whether the group has run other trials."""
         clients = [
             (each, trial)
             for each in self.clients.values()
-            if each.shape == shape and (trial := each.next_trial) is not None and self._is_in_turn(each)
+            if each.shape == shape and (trial := each.next_trial(used=used)) is not None and self._is_in_turn(each)
         ]
         return sorted(clients, key=lambda each: (each[0].priority, each[0].lead))
 
@@ -397,7 +431,7 @@ class Desk:
         if client.account_slots is None:
             return True
         mates = (
-            each for each in self.clients.values() if each.account == client.account and each.next_trial is not None
+            each for each in self.clients.values() if each.account == client.account and each.next_trial() is not None
         )
         first = min(mates, key=lambda each: (each.priority, each.lead))
         return self._account_room(client) >= 1 and self._account_room(first) >= 1
@@ -415,9 +449,12 @@ class Desk:
         leases = [group.lease for group in groups if group.lease is not None]
         leases.sort(key=lambda lease: (-lease.client.priority, -lease.number))
         yielding = sum(group.lease is None or group.lease.state == "moving" for group in groups)
-        for client, _ in self._waiting(shape):
+        for client, _ in self._waiting(shape, used=True):
             room = math.inf if client.max_slots is None else (client.max_slots - client.slots) // client.size
-            wanted = int(min(len(client.queue), room, self._account_room(client)))
+            queued = len(client.queue) - sum(
+                ended is not None for trial, ended in client.new.items() if trial in client.queue
+            )
+            wanted = int(min(queued, room, self._account_room(client)))
             wanted, yielding = wanted - yielding, max(yielding - wanted, 0)
             for lease in leases:
                 if wanted <= 0 or lease.client.priority <= client.priority:
@@ -428,6 +465,9 @@ class Desk:
 
     def _grant(self, client: Client, trial: int, group: Group) -> None:
         client.withdraw([trial])
+        self._forget_renewal(group.name, group.start)
+        if trial in client.new:
+            client.new[trial] = None
         lease = Lease(number=next(self._numbers), client=client, trial=trial, group=group)
         self._leases[lease.number] = client.leases[lease.number] = client.current[trial] = group.lease = lease
         gpu_type, slot_type = self._types.get(group.name, ("", ""))
@@ -451,6 +491,8 @@ class Desk:
             return
         event: LeaseEvent = "fail" if departure.is_failure else "conclude"
         lease.on(event)
+        if departure.outcome != "interrupted":
+            lease.client.new.pop(lease.trial, None)
         left = TrialLeft(
             lease=lease.number,
             group=lease.group.name,
@@ -461,6 +503,7 @@ class Desk:
             failure=departure.failure,
             dead=tuple(sorted(dead)),
             nodes=tuple(nodes.get(rank, "") for rank in sorted(dead)),
+            reused=departure.reused,
         )
         self._emit(Tell(lease.client.name, left))
         if lease.group.owner is not lease.client:  # it tells the owner that the group works, or that a GPU does not
@@ -470,7 +513,7 @@ class Desk:
         """End a lease: its group is free for another trial, and later messages from it are fenced off."""
         lease.on("end")
         client, group = lease.client, lease.group
-        group.lease = None
+        group.lease, group.used = None, group.used or lease.parameters is not None
         self._maybe_free[group.name] = group
         del self._leases[lease.number], client.leases[lease.number]
         if client.current.get(lease.trial) is lease:

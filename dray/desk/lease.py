@@ -62,6 +62,8 @@ class Client:
     queue: OrderedDict[int, None] = field(default_factory=OrderedDict)  # trials that wait for a group, next one first
     leases: dict[int, Lease] = field(default_factory=dict)  # live leases by number
     current: dict[int, Lease] = field(default_factory=dict)  # each trial's latest lease; earlier ones are fenced off
+    new: dict[int, tuple[str, int] | None] = field(default_factory=dict)
+    """Trials that need processes that have run no other trial, each with the group and start that ends for it."""
     broken: list[Hashable] = field(default_factory=list)  # calls of unfit processes, which wait for it to close
     closing: bool = False  # no new leases; running trials save and leave, and its groups end
     is_leaving: bool = False  # it is forgotten once its last lease is over
@@ -111,13 +113,14 @@ class Client:
             account_slots=self.account_slots,
         )
 
-    @property
-    def next_trial(self) -> int | None:
-        """The trial for the next lease, or None."""
+    def next_trial(self, *, used: bool = False) -> int | None:
+        """The trial for the next lease, or None. `used`: of a group whose processes have run other trials; a trial that
+        needs new ones is returned until a group ends for it."""
         is_full = self.max_slots is not None and self.slots + self.size > self.max_slots
         if self.closing or is_full:
             return None
-        return next((trial for trial in self.queue if not self._is_held(trial)), None)
+        waits = self.new if used else {}
+        return next((trial for trial in self.queue if not self._is_held(trial) and waits.get(trial) is None), None)
 
     def _is_held(self, trial: int) -> bool:
         lease = self.current.get(trial)
@@ -160,6 +163,7 @@ class Group:
     waiting: dict[int, tuple[Hashable, int]] = field(default_factory=dict)
     """For each rank that waits for a lease: its call, and the number of the last lease that it has served."""
     lease: Lease | None = None
+    used: bool = False  # its processes have run a trial
     retiring: bool = False  # it gets no more trials: its processes end, and a new group may take its place
 
     @property

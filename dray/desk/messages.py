@@ -35,8 +35,8 @@ def is_row(row: Any) -> bool:
 Reply = Literal["continue", "stop", "pause", "interrupt", "fenced"]
 """The reply to a trial's report: the search's decision; "interrupt": save and leave, to be resumed later; "fenced":
 drop everything, because the lease is over."""
-LeaseOutcome = Literal["completed", "stopped", "diverged", "paused", "interrupted", "errored", "invalid_hp"]
-"""How a trial has left its lease."""
+LeaseOutcome = Literal["completed", "stopped", "diverged", "paused", "interrupted", "errored", "invalid_hp", "unloaded"]
+"""How a trial has left its lease. "unloaded": its code can't be imported in this process, which had other code."""
 
 
 @wire
@@ -49,7 +49,6 @@ class DeskReport:
     value: float | None = None  # the metric that the search compares
     metrics: Sequence[float | None] = ()  # with several metrics, all of them in the search's order; None: missing
     final: bool = False  # the trial has completed
-    warning: str = ""  # a warning for the user, or ""
     read: Sequence[str] | None = None  # the hyperparameters that the trial has read; None: unknown
 
     @property
@@ -71,6 +70,7 @@ class Departure:
     failure: Failure | None = None
     alone: bool = False  # only this rank leaves; the others don't know, and may wait for it forever
     stale: str = ""  # the reason why this rank's process should not serve another trial; "" if it can
+    reused: bool = False  # it failed before it trained, in a process that had run other trials or code
 
     @property
     def is_failure(self) -> bool:
@@ -139,7 +139,7 @@ class GroupRetired(_Event):
 
     group: str
     trial: int
-    reason: str
+    reason: str  # "": they are fine, but a trial needs new ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,6 @@ class ReportReceived(_Event):
     trial: int
     rows: Sequence[Row]
     step: float | None
-    warning: str
 
 
 @wire
@@ -195,6 +194,7 @@ class TrialLeft(_Event):
     failure: Failure | None = None
     dead: Sequence[int] = ()  # ranks whose processes died, as far as Ray knows
     nodes: Sequence[str] = ()  # their nodes, by Ray's ids; "" where unknown
+    reused: bool = False
     no_restart: str = ""  # the log policy that forbids a restart; added by the driver's shell
 
 

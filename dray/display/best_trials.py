@@ -21,9 +21,12 @@ def best_trials(reader: ExperimentReader, *, width: int) -> list[str]:
     columns: dict[str, list[object]] = {
         "trial": [each.id for each in top],
         "state": [each.state.lower() for each in top],
-        "batches": [each.best_batches for each in top],
+        "batches": [each.batches for each in top],
+        "best at": [each.best_batches for each in top],
     }
     heading = f"best trials by {reader.metric}:"
+    if reader.finalists():
+        heading = f"best trials, with the {reader.metric} of their own runs, of one seed:"
     if reader.is_pareto:
         heading = f"best trials (front 1 is the Pareto front, {counted(len(reader.front()), 'trial')}):"
         columns["front"] = [reader.fronts()[each.id] for each in top]

@@ -34,7 +34,7 @@ CURVE_WIDTHS = (10, 24)
 """Widths of the sparkline in columns, on terminals below and from `WIDE` columns."""
 WIDE = 120
 NARROW = 12
-"""The longest heading on a narrow terminal."""
+"""The longest heading where there is no room for whole ones."""
 _HEAD = 7
 """Lines of the picture besides trials: four above the table, its heading, one for omitted trials, the last."""
 
@@ -205,10 +205,14 @@ class Board:
         if any(counts.restarts[view.id] for view in drawn):
             columns.append(("restarts", [str(counts.restarts[view.id] or "") for view in drawn]))
 
+        def size_of(heading: str, cells: list[str]) -> int:
+            return max(map(len, [heading, *cells])) if heading else curve
+
         table, rest = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim"), width
+        is_room = sum(size_of(*column) + 2 for column in columns) <= width
         for name, cells in columns:
-            heading = name if wide or len(name) <= NARROW else f"{name[: NARROW - 1]}…"
-            size = max(map(len, [heading, *cells])) if name else curve
+            heading = name if is_room or len(name) <= NARROW else f"{name[: NARROW - 1]}…"
+            size = size_of(heading, cells)
             rest -= size + 2
             side, style = ("right", "") if name else ("left", "cyan")
             table.add_column(heading, justify=side, no_wrap=True, width=size, style=style)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +14,8 @@ from rich.text import Text
 from dray.display.best_trials import best_trials
 from dray.display.board import Board
 from dray.display.screens import Screen, screen_of, stderr
-from dray.records.directory import results_root
 from dray.records.logs import TRACEBACK_HEAD, users_error
+from dray.records.numbering import typed
 from dray.text import counted, duration
 from searchers.search import Search
 
@@ -178,7 +177,7 @@ class Display:
 
     def ended(self) -> None:
         self.say(
-            f"already ended; extend with: dray experiment extend {self._named()} --max-trials N (or --max-length N)"
+            f"already ended; extend with: dray experiment extend {typed(self._path)} --max-trials N (or --max-length N)"
         )
 
     def result(self, reader: ExperimentReader) -> None:
@@ -186,7 +185,7 @@ class Display:
         # In one call, so that it is one output in a notebook.
         best = best_trials(reader, width=self._console.width)
         took = duration(reader.overview().ran_s)
-        named = self._named()
+        named = typed(self._path)
         failed = reader.failure_summary()
         hints = [f"inspect failures with: dray experiment describe {named}"] if failed else []
         if best:
@@ -209,12 +208,7 @@ class Display:
 
     @property
     def _resume(self) -> str:
-        return f"resume with: dray experiment resume {self._named()}"
-
-    def _named(self) -> str:
-        """The experiment's name in commands on this machine."""
-        is_found = (results_root() / self._path.name).resolve() == self._path
-        return shlex.quote(self._path.name if is_found else str(self._path))
+        return f"resume with: dray experiment resume {typed(self._path)}"
 
 
 def _so_far(search: Search) -> str:

@@ -19,7 +19,7 @@ from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Messag
 from dray.desk.wire import Malformed
 from dray.display.counts import Counts
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
-from dray.experiment.effects import Answered, Append, Bind, Effect, EndRun, Fail, ShowFailure, ToDesk
+from dray.experiment.effects import Answered, Append, Bind, Effect, EndRun, Fail, ToDesk
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.restarts import Restarts
 from dray.experiment.results import PendingResults
@@ -65,7 +65,9 @@ class ExperimentDriver:
         self._resume = resume
         self._config, self._emit = config, emit
         self._unread = UnreadHparams(opened.records)
-        self._restarts = Restarts(opened.records, max_restarts=config.max_restarts, emit=emit)
+        self._restarts = Restarts(
+            opened.records, max_restarts=config.max_restarts, code_of=self.search.code_of, emit=emit
+        )
         self.retention = Retention(
             Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.sign == 1),
             needs=lambda trial: checkpoints_needed(self.search.trials[trial]),
@@ -107,7 +109,7 @@ class ExperimentDriver:
         self._hand_over()  # in a server's process, the handle may already be waiting
         live = self.search.live.values()
         runnable = [each.id for each in live if each.state in RUNNABLE and each.id not in self._restarts.given_up]
-        self._to_desk("enqueue", runnable, False)
+        self._enqueue(runnable, first=False)
 
     def request(self, request: Requested, check: Callable[[Requested], None]) -> None:
         """Carry out a request that has an id, once, and record the answer with it.
@@ -223,16 +225,15 @@ class ExperimentDriver:
             raise Malformed(f"a report of trial {trial} with other rows than metrics, or at step {report.step}")
         self.has_trained = True
         self.counts.reports += 1
-        if report.warning:
-            self._emit(Say(f"warning: trial {trial}: {report.warning}"))
-        self._emit(ReportReceived(lease=lease, trial=trial, rows=rows, step=report.step, warning=report.warning))
+        self._emit(ReportReceived(lease=lease, trial=trial, rows=rows, step=report.step))
         if report.read is not None and (
             record := self._unread.add(self.search.space.root, self.search.params(trial), report.read)
         ):
             self._append(record)
             if line := unread_line(record["unread"], record["read"]):
                 self._emit(Say(f"warning: {line}"))
-        self._restarts.reached(trial, max((row["batches"] for row in rows), default=-1))
+        if self._restarts.reached(trial, max((row["batches"] for row in rows), default=-1)):
+            self._need_new(self.search.live)
         if (step := self._trained_to(report)) is not None:
             self.limits.trained(trial, step, self._now)
         leaves = self._closing or trial in self._held
@@ -375,11 +376,11 @@ class ExperimentDriver:
             self.retention.changed(answer.resumes)
             # Before new trials: the search has chosen them as the most promising. But a trial that takes turns waits.
             if others := [each for each in answer.resumes if each != trial]:
-                self._to_desk("enqueue", others, True)
+                self._enqueue(others, first=True)
             if trial in answer.resumes:
-                self._to_desk("enqueue", [trial], False)
+                self._enqueue([trial], first=False)
         if answer.creates:
-            self._to_desk("enqueue", list(answer.creates), is_request and answer.decision == "continue")
+            self._enqueue(list(answer.creates), first=is_request and answer.decision == "continue")
         if answer.done:
             self._to_desk("close")
             self.end()
@@ -450,6 +451,8 @@ class ExperimentDriver:
         """Handle a trial that has left its group. A failed trial restarts, or the search learns through Tune that it
         has ended."""
         trial, left = left.trial, replace(left, error=cut(left.error, MAX_ERROR))
+        if left.outcome in ("completed", "stopped", "paused", "diverged") and self._restarts.reuse.succeeded(trial):
+            self._need_new(self.search.live)
         # After a trial's final report, errors of its processes don't count.
         has_ended = self.search.trials[trial].ended or self._results.ends(trial)
         if left.outcome not in ("errored", "diverged", "invalid_hp") or has_ended:
@@ -457,7 +460,6 @@ class ExperimentDriver:
         if left.fatal and self.search.code_of(trial) is not None:  # the other trials have other code
             left = replace(left, fatal=False, no_restart="a restart would not change its code")
         if left.fatal:
-            self._emit(ShowFailure(trial=trial, error=left.error))
             field_path, _, fault = left.error.partition(": ")
             self._emit(Fail(FoundInTraining([(field_path, fault)])))
         elif (reason := self._restarts.end_of(left)) is not None:
@@ -465,7 +467,7 @@ class ExperimentDriver:
             self._hand_over()
         elif self.search.trials[trial].state == "RUNNING" and self._current.get(trial, left.lease) == left.lease:
             # A trial that was paused, or paused and queued again, meanwhile continues when its turn comes.
-            self._to_desk("enqueue", [trial], True)
+            self._enqueue([trial], first=True)
 
     def _error_of(self, why: messages.Unfit) -> Exception:
         resume = f"; then {self._resume}" if why.resumable else ""
@@ -473,6 +475,15 @@ class ExperimentDriver:
             return ExperimentError(f"{why.message}{resume}")
         kind = FoundInTraining if self.has_trained else ConfigError
         return kind([(path, f"{what}{resume}") for path, what in why.faults], why.source)
+
+    def _enqueue(self, trials: Sequence[int], *, first: bool) -> None:
+        self._need_new(trials)
+        self._to_desk("enqueue", trials, first)
+
+    def _need_new(self, trials: Iterable[int]) -> None:
+        """Let those of these trials run in new processes whose code needs that."""
+        if needing := [trial for trial in trials if self._restarts.reuse.needs_new(trial)]:
+            self._to_desk("need_new", needing)
 
     # ------------------------------------------------------------------ effects
     def _log(self, record: Mapping[str, Any]) -> None:

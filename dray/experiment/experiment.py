@@ -52,7 +52,7 @@ from dray.records.logs import short_error, where
 from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
 from dray.records.mirror import Mirror, fetch_experiment
-from dray.records.numbering import take_number
+from dray.records.numbering import take_number, typed
 from dray.records.reader import ExperimentReader
 from dray.records.secrets import check_secrets, with_secrets
 from dray.records.spending import spending_of
@@ -456,7 +456,7 @@ class Experiment:
                 if not limits.is_recorded and opened.new_limits is None:
                     journal.append({"event": "ended", "reason": limits.reason, "time": time.time()})
                 if self._must_go_on:
-                    extend = f"dray experiment extend {directory.path} {limits.remedy}"
+                    extend = f"dray experiment extend {typed(directory.path)} {limits.remedy}"
                     spent = limits.usage and f" ({limits.usage})"
                     raise AlreadyEnded(f"the experiment has ended: {limits.reason}{spent}; to continue: {extend}")
             else:

@@ -67,7 +67,7 @@ class OneTrialHost(LocalHost):
         self.latest_checkpoint = latest = self._store.latest()
         self.steps_completed = 0 if latest is None else self._store.batches_of(latest)
         self._checks = MetricChecks(settings.compared, is_single=settings.is_single, stops_on_nan=settings.stops_on_nan)
-        self.metrics: Sequence[str] = self._checks.compared
+        self.metrics: Sequence[str] = self._checks.metrics
         self.secrets = settings.secrets
         self.source_checkpoint = settings.source_checkpoint
         self.max_length, self.rungs, self.lengths = settings.max_length, settings.rungs, settings.lengths
@@ -97,7 +97,6 @@ class OneTrialHost(LocalHost):
 
     def publish(self, report: Report) -> bool:
         self.trained = True
-        self._checks.warn(report)
         if report.decides:
             self.is_best(report.validation or {})
         stops = super().publish(report)

@@ -47,7 +47,8 @@ def end_message(seen: Overview, state: Outcome, error: str = "") -> dict[str, An
     """What receivers get about an experiment's end."""
     parts = [state, seen.reason, one_line(error)]
     if seen.best is not None:
-        parts.append(f"best {seen.metric} {seen.best:.5g} (trial {seen.best_trial})")
+        by = "" if seen.best_by == "one seed" else f", {seen.best_by}"
+        parts.append(f"best {seen.metric} {seen.best:.5g} (trial {seen.best_trial}{by})")
     if seen.failed:
         parts.append(f"{seen.failed} of {counted(seen.trials, 'trial')} failed")
     return _message(seen.label, seen.name, state, "; ".join(filter(None, parts)), {})

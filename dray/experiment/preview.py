@@ -130,7 +130,7 @@ class SearchPreview:
     def _repeated(self, repeats: Repeats) -> str:
         unit, number = self.config.searcher.unit, self.seen.brackets[-1]
         total = "" if number.total is None else f", {_number(number.total)} {unit}"
-        trials = f"{_number(number.trials)} more trials{total}"
+        trials = f"{_number(number.trials)} more trial{'s' * (number.trials != 1)}{total}"
         best = "the best trial is" if repeats.top == 1 else f"the best {repeats.top} trials are"
         return f"then {best} trained again with {counted(repeats.seeds, 'seed')}: {trials}"
 
@@ -163,7 +163,7 @@ class SearchPreview:
         length, unit, seen, word = self.config.searcher.length, self.config.searcher.unit, self.seen, self._expected
         if not self._has_counts:
             return ["the search creates trials until its budget, target or patience ends it"]
-        lines, likely = [f"{_number(seen.trials)} trials"], seen.likely
+        lines, likely = [f"{_number(seen.trials)} trial{'s' * (seen.trials != 1)}"], seen.likely
         if (trials := seen.likely_trials) is not None:
             lines = [f"expected {seen.trials:,.0f} trials ({trials[0]:,.0f} to {trials[1]:,.0f} {_RANGE})"]
         if seen.total is not None and length is not None:

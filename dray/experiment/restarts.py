@@ -11,6 +11,7 @@ from dray.desk.effects import Say
 from dray.desk.failure import Failure, FailureKind
 from dray.desk.messages import TrialLeft
 from dray.experiment.effects import Append, Effect, ShowFailure
+from dray.experiment.reuse import Reuse
 from dray.records.by_trial import ByTrial
 from dray.text import counted
 from searchers.events import Reason
@@ -28,18 +29,26 @@ class Restarts:
     Args:
         records: the journal's records so far.
         max_restarts: most restarts of a trial.
+        code_of: returns the variant of the code that a trial runs; None: the experiment's own.
         emit: called with each effect.
 
     Attributes:
+        reuse: which trials need new processes.
         counted: number of restarts of each trial, including earlier runs of the experiment.
         ended_before: how trials ended before this run. A trial that an extension resumes keeps that end if it fails.
         given_up: trials that an earlier run gave up, but died before it ended them, and how they end.
     """
 
     def __init__(
-        self, records: Sequence[Mapping[str, Any]], *, max_restarts: int, emit: Callable[[Effect], None]
+        self,
+        records: Sequence[Mapping[str, Any]],
+        *,
+        max_restarts: int,
+        code_of: Callable[[int], str | None],
+        emit: Callable[[Effect], None],
     ) -> None:
         self._max_restarts, self._emit = max_restarts, emit
+        self.reuse = Reuse(records, code_of=code_of, emit=emit)
         self._failures: dict[int, list[Failure]] = {}
         self.given_up: dict[int, Reason] = {}
         self.ended_before: dict[int, Reason] = {}
@@ -63,9 +72,10 @@ class Restarts:
         self._saved[trial] = batches
         self.reached(trial, batches)
 
-    def reached(self, trial: int, batches: int) -> None:
-        """Note the number of batches that a trial has trained."""
+    def reached(self, trial: int, batches: int) -> bool:
+        """Note the number of batches that a trial has trained. Returns as `Reuse.reached`."""
         self._furthest[trial] = max(self._furthest[trial], batches)
+        return self.reuse.reached(trial, batches)
 
     def end_of(self, left: TrialLeft) -> Reason | None:
         """Record a trial's failure ("errored", "diverged" or "invalid_hp"). Returns how it ends; None: it restarts."""
@@ -84,7 +94,13 @@ class Restarts:
         elif failure.kind == "died" or left.dead:  # its batch is unknown; the furthest known one counts
             self.reached(trial, failure.batches)
             failure = replace(failure, batches=self._furthest[trial])
+        if self.reuse.withhold(left, failure, max(failure.batches, self._furthest[trial])):
+            return None
         failures = self._failures.setdefault(trial, [])
+        earlier = self.reuse.failed_again(trial) if failure.kind == "error" else None
+        if earlier is not None and not why_given_up([*failures, earlier.failure], self._max_restarts):
+            failures.append(earlier.failure)
+            self._restart(trial, earlier.error, earlier.failure)
         failures.append(failure)
         why = why_given_up(failures, self._max_restarts) or left.no_restart
         if any(each in error for each in _CERTAIN):
@@ -92,10 +108,13 @@ class Restarts:
         if why:
             self._give_up(trial, error, why, failure)
             return kept or _end_after(failure.kind)
+        self._restart(trial, error, failure)
+        return None
+
+    def _restart(self, trial: int, error: str, failure: Failure) -> None:
         self._emit(ShowFailure(trial=trial, error=error))
         self._emit(Append({"event": "restarted", "trial": trial, "error": error, **failure_fields(failure)}))
         self.counted[trial] += 1
-        return None
 
     def _give_up(self, trial: int, error: str, why: str, failure: Failure) -> None:
         kept = self.ended_before.get(trial, "")
@@ -125,7 +144,7 @@ def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
         return "out of memory twice"
     if last.kind in ("error", "device") and last == before and not last.node:
         # It would fail again: a restart failed at the same batch in the same way, and not on a suspect GPU.
-        return f"the same error twice, after {last.batches} batches: {last.where}"
+        return f"the same error twice, after {counted(last.batches, 'batch')}: {last.where}"
     if last.kind == "died" and failures[-DEATHS:] == [last] * DEATHS:
         # Two deaths could have an outside cause. The loss of a node is a different kind of failure.
         since = f"since batch {last.batches}" if last.batches > 0 else "before its first report"

@@ -53,6 +53,7 @@ from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
 from dray.records.driver_lock import DriverLock
 from dray.records.metrics import MetricsLog
+from dray.records.numbering import typed
 from dray.records.spending import ALIVE_S, ALIVE_SHARE, spending_of
 from dray.records.timeline import Timeline
 from dray.worker.lease import SEND_EVERY_S, TrialLease
@@ -253,7 +254,7 @@ class Run:
             raise ExperimentError(f"the search failed: {self._tune.error}") from self._tune.error
         self._interrupts.check()
         if self.driver.search.done is None and not self.driver.limits.reason:
-            resume = f"dray experiment resume {self._records.directory.path}"
+            resume = f"dray experiment resume {typed(self._records.directory.path)}"
             raise ExperimentError(f"Ray Tune ended before the search did; resume with: {resume}")
 
     def _close(self, watch: Watch) -> None:
@@ -378,7 +379,7 @@ class Run:
             case messages.GroupReady():
                 self._timeline.ready(message.group, message.time)
             case messages.GroupRetired():
-                if self._config.resources.reuse_workers:
+                if message.reason and self._config.resources.reuse_workers:
                     self._display.retired(message.group, message.trial, message.reason)
             case messages.LeaseGranted():
                 if self._lending is None:  # the group is this experiment's for the duration of the lease
@@ -494,7 +495,7 @@ class Run:
         return self._tune.started and not self._tune.ended.done()
 
     def _ray_is_silent(self) -> None:
-        resume = f"dray experiment resume {self._records.directory.path}"
+        resume = f"dray experiment resume {typed(self._records.directory.path)}"
         if self._cluster.own:  # nobody starts its processes again
             self._fail(ExperimentError(f"a process of Ray on this machine has died; resume with: {resume}"))
         else:

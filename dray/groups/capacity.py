@@ -96,7 +96,7 @@ def find_slots(view: ClusterView, asked: Resources, least: int, cluster: str) ->
         instead = f"set resources.slot: {other}" if has_other else "add nodes"
         where = {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on as many nodes"}.get(asked.placement_strategy, "")
         fault = (
-            f"{asked.share or f'{least} slots'} requested{where}, "
+            f"{asked.share or counted(least, 'slot')} requested{where}, "
             f"but {cluster} has, or can grow to, {counted(sum(most), f'{kind} slot')} "
             f"(with {counted(asked.cpus_per_slot, 'CPU')} each) on {counted(sum(map(bool, most)), 'node')}; "
             f"request fewer, or {instead}"

@@ -20,6 +20,7 @@ class StartGroup:
     group: str
     start: int  # number of the start, unique among those of the group's owner
     slots: Slots
+    bare: bool = False  # its processes load no code before their first trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

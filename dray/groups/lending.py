@@ -158,7 +158,7 @@ class Lending:
             shape=kind.shape,
             environment=kind.environment,
             deterministic=kind.deterministic,
-            experiment=self._plan.experiment,
+            experiment=None if start.bare else self._plan.experiment,
             shared_by=start.slots.shared_by,
         )
         return WorkerGroup(spec, slots=start.slots, report=report)

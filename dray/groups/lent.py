@@ -28,7 +28,7 @@ class GroupServer:
         """The cluster, to which this process is connected already."""
         from dray.cluster.connection import Cluster  # imports Ray
 
-        return Cluster(own=False, local=self.local, description=f"the worker groups of the server at {self.address}")
+        return Cluster(own=False, local=self.local, description=f"the Ray cluster of the server at {self.address}")
 
 
 class LentGroups:

@@ -80,6 +80,8 @@ class Groups:
         self._members: dict[str, Member] = {}
         self._in_state: Counter[GroupState] = Counter()
         self._to_replace: list[str] = []
+        self._to_renew: set[str] = set()  # groups that end because a trial needs new processes
+        self._starts_bare = False
         self._failed_starts: Counter[str] = Counter()
         self._few_cores = plan.own_cluster and self._capacity.max_concurrent_starts == 1
         self._began = self._seen_at = now
@@ -126,6 +128,9 @@ class Groups:
                         self._elastic.ready(now)
             case messages.GroupEnded():
                 self._ended(event.group, event.start, is_lost=event.is_lost, error=event.error)
+            case messages.GroupRetired(reason=""):
+                self._to_renew.add(event.group)
+                self._starts_bare = True  # the trial's code may be another than the experiment's
             case messages.LeaseGranted():
                 if self._trains_since is None:
                     self._trains_since = now
@@ -225,8 +230,9 @@ class Groups:
             wanted = min(wanted, self._capacity.max_groups_after_scale_up)
         while self._to_replace:
             name = self._to_replace.pop()
-            if wanted > self.count:
+            if wanted > self.count or name in self._to_renew:
                 self._start_group(name, now)
+            self._to_renew.discard(name)
 
     def _start_more(self, now: float) -> None:
         """Start wanted groups, as many as may start at the same time."""
@@ -267,7 +273,7 @@ class Groups:
         self._members[name] = member
         self._in_state[state] += 1
         if self._elastic is None:
-            self._emit(effects.StartGroup(group=name, start=member.start, slots=slots))
+            self._emit(effects.StartGroup(group=name, start=member.start, slots=slots, bare=self._starts_bare))
         else:
             self._elastic.start(slots, now)
             if not self._plan.own_cluster:
@@ -281,7 +287,11 @@ class Groups:
                 if size := elastic.size_when_stable(self._view if is_seen else None, now):
                     self._move(member, "ask")
                     member.slots, member.since = replace(member.slots, per_trial=size), now
-                    self._emit(effects.StartGroup(group=member.name, start=member.start, slots=member.slots))
+                    self._emit(
+                        effects.StartGroup(
+                            group=member.name, start=member.start, slots=member.slots, bare=self._starts_bare
+                        )
+                    )
 
     def _on_nodes(self, nodes: Collection[str]) -> list[str]:
         """The groups to drain on these nodes. Starting groups have nothing to save; callers ask again in a second."""

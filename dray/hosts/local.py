@@ -14,7 +14,6 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -23,9 +22,10 @@ from dray.hosts.bottom_line import TerminalLine, bottom_line
 from dray.hosts.progress import ProgressDisplay, is_wanted, say
 from dray.hosts.signals import StopSignals, print_no_traceback
 from dray.hosts.unsaved import UnsavedRows
+from dray.masking import hidden_text
 from dray.storage import CheckpointStore, Location, StorageError, verify
 from dray.storage.manifest import Listed, holds_a_trial
-from dray.text import file_name
+from dray.text import file_name, one_line
 from dray.training.errors import ShouldExit
 from dray.training.host import Reached, Report
 from dray.training.parallel.distributed import DistributedContext
@@ -45,14 +45,16 @@ def home() -> Path:
 class LocalHost:
     """The host of a run without an experiment; see `dray.training.host.Host` for its methods.
 
-    Nothing is written before the first report. Used as a context manager, it turns SIGTERM into a request to save and
-    stop after the current batch. While the run trains, Ctrl-C does the same and then raises KeyboardInterrupt.
+    Nothing is written before the first report, unless the run fails. Used as a context manager, it turns SIGTERM into a
+    request to save and stop after the current batch. While the run trains, Ctrl-C does the same and then raises
+    KeyboardInterrupt.
 
     Args:
         directory: the run's directory. Default: a new one in `<home>/local`.
         trial_seed: the trial's seed. Default: random.
         code_dir: the directory of source code to copy into checkpoints. Default: the working directory.
         store: the checkpoint store. Default: one in `directory`.
+        is_chief: whether this is the rank that records the run's end.
     """
 
     experiment_id = 0
@@ -76,6 +78,7 @@ class LocalHost:
         trial_seed: int | None = None,
         code_dir: Path | None = None,
         store: CheckpointStore | None = None,
+        is_chief: bool = True,
     ) -> None:
         # Absolute: the program may change the working directory while a checkpoint is written.
         self.directory = (directory or new_directory()).absolute()
@@ -96,6 +99,9 @@ class LocalHost:
         self._shows = is_wanted()  # evaluated now: later, all ranks but the chief log only errors
         self._last: Report | None = None
         self._saved: str | None = None
+        self._is_chief = is_chief
+        self._has_ended = True  # whether what was reported says how the run ended
+        self._failure: BaseException | None = None  # the recorded one
 
     def __enter__(self) -> LocalHost:
         self._until_exit.enter_context(self._signals.sigterm())
@@ -106,6 +112,8 @@ class LocalHost:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._until_exit.close()
+        if self._is_chief:
+            self._record_end(error, "COMPLETED")  # by a program with its own loop
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
@@ -117,7 +125,10 @@ class LocalHost:
         self._progress = lambda: (begin, 0)
         if peers.rank == 0:
             self._check_writable()
-        with self._signals.ctrl_c():
+        with contextlib.ExitStack() as at_end:
+            if peers.rank == 0:
+                at_end.push(lambda kind, error, trace: self._record_end(error, "STOPPED"))
+            at_end.enter_context(self._signals.ctrl_c())
             if peers.rank == 0 and is_wanted():
                 with ProgressDisplay(plan, begin, line=bottom_line()) as self._display:
                     self._display.started(str(self.directory))
@@ -135,8 +146,6 @@ class LocalHost:
                 line = bottom_line() if peers.rank and self._shows else None
                 with line if isinstance(line, TerminalLine) else contextlib.nullcontext():
                     yield
-        if peers.rank == 0:
-            self._record_end()
         if any(peers.allgather(self._signals.interrupted)):
             self._signals.requested_by = ""
             interrupt = KeyboardInterrupt()
@@ -154,10 +163,23 @@ class LocalHost:
                 "with the environment variable DRAY_HOME, or with --path"
             ) from error
 
-    def _record_end(self) -> None:
-        """Mark a run that stopped at a report that was not final as ended, so that it does not look killed."""
-        if self._last is not None and not self._last.final:
-            self._write(_row(replace(self._last, training=None, validation=None, final=True, interrupted=True)))
+    def _record_end(self, error: BaseException | None, otherwise: str) -> None:
+        """Record the state in which the run has ended, unless its last row says so: `otherwise`, without an error or a
+        request to stop."""
+        exited = isinstance(error, SystemExit) and not error.code
+        if error is None or exited or isinstance(error, KeyboardInterrupt | ShouldExit):
+            if not self._has_ended:
+                asked = self._signals.requested_by or (error is not None and not exited)
+                self._write_end("STOPPED" if asked else otherwise)
+        elif error is not self._failure:
+            self._failure = error
+            text = one_line("".join(traceback.format_exception_only(error)))
+            with contextlib.suppress(OSError):  # this may be the error: the directory can't be written to
+                self._write_end("ERROR", error=hidden_text(text, self.secrets))
+
+    def _write_end(self, state: str, **why: str) -> None:
+        self._write({"batches": self._progress()[0], "ended": state, **why})
+        self._has_ended = True
 
     def _say_end(self, display: ProgressDisplay, plan: Plan, begin: int, error: BaseException | None) -> None:
         batches, last = self._progress()[0], self._last
@@ -281,7 +303,7 @@ class LocalHost:
             row = _row(report)
             self._write({**row, "system": report.system} if report.system else row)
             self._unsaved.add([row])  # without machine usage, so that two identical runs have identical checkpoints
-        self._last = report
+        self._last, self._has_ended = report, report.final
         if self._display is not None:
             self._display.reported(report)
         elif report.validation is not None:

@@ -99,7 +99,9 @@ class ProgressDisplay:
 
     def started(self, where: str) -> None:
         """Announce the length of the training, and the directory of its results."""
-        length = "" if self._length is None else f" {self._length:,} batches{self._in_epochs(self._length)}"
+        length = (
+            "" if self._length is None else f" {counted(self._length, 'batch', ',')}{self._in_epochs(self._length)}"
+        )
         first = f", from batch {self._begin:,} on" if self._begin else ""
         self.say(f"training{length}{first}; metrics and checkpoints go to {where}")
 
@@ -124,7 +126,7 @@ class ProgressDisplay:
         else:
             spent = duration(round(self._clock() - self._opened))
             so_far = f", from batch {self._begin:,} on," if self._begin else ""
-            self.say(f"trained {batches:,} batches{self._in_epochs(batches)}{so_far} in {spent}")
+            self.say(f"trained {counted(batches, 'batch', ',')}{self._in_epochs(batches)}{so_far} in {spent}")
 
     def _of_length(self, batches: int) -> str:
         return f"{batches:,}" if self._length is None else f"{batches:,} of {self._length:,}"

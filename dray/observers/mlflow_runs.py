@@ -171,7 +171,9 @@ class MLflowRuns:
             "trial_id": best.trial_id,
             "hparams": dict(best.hparams),
             "metric": best.metric,
+            "best_by": best.best_by,
             "batches": best.batches,
+            "best_batches": best.best_batches,
             "checkpoint": checkpoint,
         }
         self._client.log_dict(self._parent, summary, "best_trial.json")

@@ -125,7 +125,7 @@ def _local_run(
         seed = torch.initial_seed() % 2**31 if seed is None else seed
         # The same directory and seed in all processes.
         directory, seed = peers.broadcast((new_directory((exp_conf or {}).get("name")), seed))
-        host = stack.enter_context(LocalHost(directory, trial_seed=seed))
+        host = stack.enter_context(LocalHost(directory, trial_seed=seed, is_chief=peers.rank == 0))
         if peers.rank > 0:  # the chief logs for all ranks
             logger = logging.getLogger("dray")
             stack.callback(logger.setLevel, logger.level)

@@ -169,7 +169,7 @@ def difference_as_json(a: Side, b: Side) -> dict[str, Any]:
 def _side_as_json(side: Side) -> dict[str, Any]:
     trial, reader = side.trial, side.reader
     best = {"metric": reader.metric, "smaller_is_better": reader.sign == 1}
-    best |= {} if trial is None else {"best_metric": trial.best_metric, "best_batches": trial.best_batches}
+    best |= {} if trial is None else {"best_metric": reader.value_of(trial), "best_batches": trial.best_batches}
     return {
         "experiment": reader.name,
         "trial": None if trial is None else trial.id,

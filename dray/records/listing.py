@@ -6,6 +6,7 @@ the experiment may be running on another machine.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -18,7 +19,7 @@ from dray.records.driver_lock import PATIENCE_S, read_driver
 from dray.records.local_runs import LocalRun, is_local_run
 from dray.records.lookup import Name, experiment_directories, locate, parse_location
 from dray.records.mirror import fetch_without_trials
-from dray.records.numbering import number_of, numbers_by_path
+from dray.records.numbering import number_of, numbers_by_path, typed
 from dray.records.overview import Overview, compared_by
 from dray.records.reader import ExperimentReader
 from dray.storage import Location, RemoteDirectory
@@ -51,6 +52,11 @@ class StoredExperiment:
     @property
     def name(self) -> str:
         return Location.of(self.where).name
+
+    @property
+    def typed(self) -> str:
+        """What is shortest to type for it in a command, see `numbering.typed`."""
+        return shlex.quote(self.where) if self.is_copy else typed(self.directory.path)
 
     def read(self) -> ExperimentReader:
         """A reader that has read the experiment. Raises `DamagedFile` if one of its files can't be
@@ -108,21 +114,24 @@ def _overview_of_local(path: Path, number: int | None) -> Overview:
 
 
 def local_overview(run: LocalRun) -> Overview:
-    state, times = run.state, [row["time"] for row in run.rows]
+    times, state = [row["time"] for row in run.rows], run.state
     return Overview(
         name=run.path.name,
         path=str(run.path),
         title=run.path.name,
         state=state,
         trials=1,
-        ended=int(state == "COMPLETED"),
+        ended=int(state in ("COMPLETED", "ERROR")),
+        failed=int(state == "ERROR"),
         max_trials=1,
         metric=compared_by(run.searcher).first.name if run.searcher else "",
         best=None if run.best is None else run.best[0],
         best_trial=None if run.best is None else 0,
+        best_by="" if run.best is None else "one seed",
         began=min(times, default=None),
         last=max(times, default=None),
         ran_s=max(times, default=0.0) - min(times, default=0.0),
+        failure=run.failure,
         is_local=True,
     )
 

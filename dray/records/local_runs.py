@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError, NoExperiment
@@ -26,18 +26,21 @@ from searchers.rows import NUMBER, OPTIONAL_NUMBER, has_fields
 if TYPE_CHECKING:
     import pandas as pd
 
+LocalState: TypeAlias = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN"]
 METRICS = "metrics.jsonl"
 LOCAL = "local"
-_METRICS = (dict, NoneType)
+_METRICS, _TEXT = (dict, NoneType), (str, NoneType)
 _check = has_fields(
     {"batches": (int,), "epochs": OPTIONAL_NUMBER, "time": NUMBER, "training": _METRICS, "validation": _METRICS}
-    | {"system": _METRICS}
+    | {"system": _METRICS, "ended": _TEXT, "error": _TEXT}
 )
 
 
 def is_local_run(path: Path) -> bool:
     """Whether this is the directory of a local run. Its checkpoints have metrics too, but are not runs."""
-    return (path / METRICS).is_file() and not (path / MANIFEST).exists() and not (path / "experiment.yaml").exists()
+    return (
+        os.path.lexists(path / METRICS) and not (path / MANIFEST).exists() and not (path / "experiment.yaml").exists()
+    )
 
 
 def local_runs(root: Path, *, without: Container[str] = ()) -> list[Path]:
@@ -69,8 +72,8 @@ class LocalRun:
         return rows.lenient(rows.read(self.path / METRICS), self.path / METRICS, _check)
 
     @property
-    def state(self) -> Literal["RUNNING", "COMPLETED", "STOPPED", "UNKNOWN"]:
-        """UNKNOWN: the run was killed or failed, or it is a program with the core API, whose end is not recorded."""
+    def state(self) -> LocalState:
+        """UNKNOWN: the run was killed."""
         with (self.path / METRICS).open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -78,10 +81,21 @@ class LocalRun:
                 return "RUNNING"
             except OSError:  # the file system has no locks
                 return "UNKNOWN"
-        last = self.rows[-1] if self.rows else {}
-        if not last.get("final"):
-            return "UNKNOWN"
-        return "COMPLETED" if last.get("decides") else "STOPPED"
+        ended: LocalState | None = next(
+            (each for each in get_args(LocalState) if each == self._last.get("ended")), None
+        )
+        if ended is None and self._last.get("final"):
+            return "COMPLETED" if self._last.get("decides") else "STOPPED"
+        return ended or "UNKNOWN"
+
+    @property
+    def failure(self) -> str:
+        """The error that ended the run, in one line, or ""."""
+        return self._last.get("error") or ""
+
+    @property
+    def _last(self) -> dict[str, Any]:
+        return self.rows[-1] if self.rows else {}
 
     @cached_property
     def searcher(self) -> dict[str, Any]:

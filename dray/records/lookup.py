@@ -26,12 +26,14 @@ _PART_DIGITS = 4
 """The fewest digits that match as a part of a name: ``delete 7`` must not match every name with a 7 in it."""
 
 
-def locate(experiment: Name) -> str:
+def locate(experiment: Name, *, or_local_run: bool = False) -> str:
     """The path of an experiment's or local run's directory, or its URI as given.
 
     Args:
         experiment: a path or ``s3://...``; or, in the results directory, a number, a name, a unique part of a name, or
             ``latest``.
+        or_local_run: whether ``latest`` and parts of names mean local runs too. Otherwise they do so only if they
+            match no experiment, for an error that names the run.
 
     Raises:
         NoExperiment: there is none, or several match.
@@ -54,7 +56,10 @@ def locate(experiment: Name) -> str:
             raise NoExperiment(f"experiment {experiment}, {place.name}, is no longer in {root}")
         return str(place.resolve())
     there = {each.name: each for each in newest_first(experiment_directories(root))}
-    matches = names_of(experiment, list(there))
+    matches = [experiment] if experiment in there else []
+    if not matches and not or_local_run:
+        matches = names_of(experiment, [name for name, each in there.items() if not is_local_run(each)])
+    matches = matches or names_of(experiment, list(there))
     if len(matches) > 1:
         raise NoExperiment(
             f"{experiment!r} matches {len(matches)} experiments in {root}; give a number, or more of the name:"
@@ -87,7 +92,7 @@ def _candidates(paths: Sequence[Path]) -> str:
 
 def local_run(experiment: Name) -> LocalRun | None:
     """The local run of this name; None if it is an experiment's. Raises as `locate`."""
-    where = Location.of(locate(experiment))
+    where = Location.of(locate(experiment, or_local_run=True))
     return LocalRun(where.path) if where.is_local and is_local_run(where.path) else None
 
 

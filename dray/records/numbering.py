@@ -8,6 +8,7 @@ object store each count for themselves.
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -31,6 +32,16 @@ def number_of(path: Path) -> int | None:
     """The number of an experiment, or None."""
     place = _place(path)
     return next((number for number, each in paths_by_number().items() if each == place), None)
+
+
+def typed(path: Path) -> str:
+    """What is shortest to type for an experiment or local run in a command on this machine: its number, else its name
+    in the results directory, else its path; quoted for a shell."""
+    number = number_of(path)
+    if number is not None:
+        return str(number)
+    is_found = (results_root() / path.name).resolve() == path.resolve()
+    return shlex.quote(path.name if is_found else str(path))
 
 
 def take_number(path: Path) -> int | None:

@@ -35,8 +35,8 @@ class Overview:
         metric: the searcher's metric, or the first objective.
         smaller_is_better: its direction; None if unknown.
         curve: the best value so far at equal steps of time, from the first validation to the last event.
-        best, best_trial: the best validation of a trial that did not fail and keeps the constraints, and its trial;
-            after repeats, the trial with the best mean of these, and the mean.
+        best, best_trial, best_by: the best trial, its value, and what that value is: "one seed", or "mean of 3 seeds".
+            docs/comparing.md has the rule.
         front: with several metrics, the trials on the Pareto front.
         began, last: times of its creation and its last event, in Unix time (s).
         ran_s: total time of its drivers, in s.
@@ -67,6 +67,7 @@ class Overview:
     curve: tuple[float, ...] = ()
     best: float | None = None
     best_trial: int | None = None
+    best_by: str = ""
     front: tuple[int, ...] = ()
     began: float | None = None
     last: float | None = None
@@ -103,7 +104,7 @@ class Overview:
     def to_json(self) -> dict[str, Any]:
         """JSON for the commands and the API; times are Unix times in s."""
         found = {_NAMES.get(each.name, each.name): getattr(self, each.name) for each in fields(self)}
-        texts = ("why", "reason", "metric", "usage", "method", "sampler", "failure", "unread")
+        texts = ("why", "reason", "metric", "usage", "method", "sampler", "failure", "unread", "best_by")
         found |= {name: getattr(self, name) or None for name in texts}
         found |= {name: list(found[name]) for name in ("labels", "curve")}
         found["total"] = self.total

@@ -8,13 +8,13 @@ import math
 import threading
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dray.records.hparams import in_order
 from dray.records.repeats import Finalist, best_run, compared, summary
 from dray.records.trial_record import TrialRecord
-from dray.text import counted, some
+from dray.text import counted, shown, some
 from dray.training.units import amount
 from searchers.intervals import Interval
 from searchers.pareto import ordered
@@ -85,9 +85,10 @@ class RankedTrials:
         return sum(states[state] for state in FAILED_STATES)
 
     def ranked(self) -> list[TrialRecord]:
-        """The trials that have validated, best first. Trials that were compared by repeats precede the others; the
-        repeats follow, and then failed trials. Trials with invalid hyperparameters are left out. With several metrics,
-        the order is by violation of the constraints, front, and first objective."""
+        """The trials that have validated, best first. Once repeats were compared, their trials precede those that the
+        repeats passed over, whose values are the luck of one seed; see `_contenders`. The repeats follow, and then
+        failed trials. Trials with invalid hyperparameters are left out. With several metrics, the order is by violation
+        of the constraints, front, and first objective."""
         with self.lock:
             if self._ranked[0] != self.version:
                 there = [each for each in self.trials.values() if each.losses and each.state != "INVALID_HP"]
@@ -97,16 +98,16 @@ class RankedTrials:
                     fronts = {trial: front for trial in order if (front := order.front_of(trial)) is not None}
 
                 finalists = compared(self._repeats, self.sign)
-                order_of = {each.trial: place for place, each in enumerate(finalists) if each.is_compared}
+                contenders = self._contenders(there, finalists)
 
-                def place(each: TrialRecord) -> tuple[bool, float, float, bool, float, float, int]:
+                def place(each: TrialRecord) -> tuple[bool, float, float, bool, tuple[float, int], float, int]:
                     assert each.rank is not None
                     return (
                         each.state in FAILED_STATES,
                         each.rank[0],
                         fronts.get(each.id, math.inf),
                         each.repeat is not None,
-                        order_of.get(each.id, math.inf),
+                        contenders.get(each.id, (math.inf, 0)),
                         each.rank[1],
                         each.id,
                     )
@@ -114,6 +115,38 @@ class RankedTrials:
                 with no_collections():
                     self._ranked = self.version, sorted(there, key=place), fronts, finalists
             return self._ranked[1]
+
+    def _contenders(self, trials: Sequence[TrialRecord], finalists: Sequence[Finalist]) -> dict[int, tuple[float, int]]:
+        """The sort keys of the trials that may be the best after repeats, by trial; {} without repeats.
+
+        Those that were repeated count by their means. One that a person added counts by its one seed if it has
+        completed, and could not be among the finalists: it is a fork, or was added later. The repeats have passed over
+        the others, and the best of many values of one seed is too good.
+        """
+        keys: dict[int, tuple[float, int]] = {}
+        last, worst = 0, -math.inf
+        for place, each in enumerate(finalists):
+            if each.is_compared and each.mean is not None:
+                worst = max(worst, self.sign * each.mean.mean)  # the seeds that all have decide on their order
+                keys[each.trial] = worst, place
+                last = max(last, min(each.trials.values()))
+        unlucky = {each.trial for each in finalists if each.failed}
+        for trial in trials if keys else ():
+            is_later = trial.is_requested and (trial.source_trial is not None or trial.id > last)
+            if is_later and trial.state == "COMPLETED" and trial.id not in keys and trial.id not in unlucky:
+                assert trial.losses is not None
+                keys[trial.id] = trial.losses.values[0], len(finalists)
+        return keys
+
+    def value_of(self, trial: TrialRecord) -> float | None:
+        """The value that ranks a trial: the mean of its repeats if they have been compared, else its own best."""
+        mean = self.mean_of_repeats(trial.id)
+        return trial.best_metric if mean is None else mean.mean
+
+    def valued_by(self, trial: TrialRecord) -> str:
+        """What `value_of` returns: "mean of 3 seeds", or "one seed"."""
+        mean = self.mean_of_repeats(trial.id)
+        return "one seed" if mean is None else f"mean of {counted(mean.runs, 'seed')}"
 
     def finalists(self) -> list[Finalist]:
         """The trials that were trained again with other seeds, best first; those not compared yet follow."""
@@ -128,7 +161,11 @@ class RankedTrials:
         """Whether the best finalist can be distinguished from the others, in words; "" if nothing is repeated."""
         if self._repeat is not None and not self.finalists():
             return "no trial yet, since repeats begin when all trials have ended"
-        return summary(self.finalists())
+        told, best = summary(self.finalists()), self.best()
+        if best is None or not self.finalists() or not self.finalists()[0].is_compared or self.mean_of_repeats(best.id):
+            return told
+        value = shown(self.value_of(best))
+        return f"{told}; trial {best.id}, not trained again, is ahead with {value} from one seed"
 
     def mean_of_repeats(self, trial: int) -> Interval | None:
         """The mean of a trial's repeats; None if they have not been compared."""

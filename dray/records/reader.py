@@ -99,6 +99,7 @@ class ExperimentReader(RankedTrials):
         self._begin_trials()
         self.failures: list[Mapping[str, Any]] = []
         self.alerts: list[dict[str, Any]] = []
+        self.new_processes: list[str] = []  # which trials get new processes, and why, as lines for users
         self.is_end_told = False
         self.metrics: set[tuple[str, str]] = set()
         self.last = LastValues()
@@ -212,6 +213,8 @@ class ExperimentReader(RankedTrials):
                 self.failures.append(record)
                 self.trials[record["trial"]].restarts += event == "restarted"
                 self.trials[record["trial"]].derived.clear()
+            case "new_processes":
+                self.new_processes.append(record["text"])
             case "alert":
                 what = {"event": record["kind"], "text": record["text"], "error": None}
                 self.alerts.append({"id": record["id"], "time": at, **what})
@@ -246,6 +249,7 @@ class ExperimentReader(RankedTrials):
                         trial.source_trial, trial.source_batches = source["trial"], source.get("batches")
                         trial.begin = source["step"]
                         trial.code = self.trials[source["trial"]].code
+                    trial.is_requested = record["event"] == "requested" and not action.get("repeat")
                     if repeat := action.get("repeat"):
                         trial.repeat = Repeat(trial=repeat["trial"], seed=repeat["seed"])
                         trial.code = self.trials[repeat["trial"]].code
@@ -330,7 +334,6 @@ class ExperimentReader(RankedTrials):
         best, failed, budget = self.best(), self.num_failed, self._budget_now()
         live = [trial for trial in self.trials.values() if not trial.has_ended]
         lost = self.lost_records()
-        mean = None if best is None else self.mean_of_repeats(best.id)
         done = self._done or self._why or ("completed" if self._ended else "")
         state: ExperimentState = "UNKNOWN" if self.is_running is None else "STOPPED"
         if self.is_running:
@@ -356,8 +359,9 @@ class ExperimentReader(RankedTrials):
             metric=self.metric,
             smaller_is_better=self.sign == 1,
             curve=tuple(self._best_so_far.curve(self.trials.values(), self.sign, self._last)),
-            best=None if best is None else best.best_metric if mean is None else mean.mean,
+            best=None if best is None else self.value_of(best),
             best_trial=None if best is None else best.id,
+            best_by="" if best is None else self.valued_by(best),
             front=tuple(self.front()),
             began=self._began,
             last=self._last,

@@ -16,6 +16,7 @@ from dray.code.factory import FromDirectory
 from dray.config.schema import ExperimentConfig
 from dray.errors import ExperimentError
 from dray.records.checkpoints import choose, reading
+from dray.records.directory import ExperimentDirectory
 from dray.records.listing import open_experiment
 from dray.records.lookup import Name
 from dray.records.metrics import read_metrics, read_system
@@ -42,27 +43,30 @@ SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class BestTrial:
-    """The trial with the best validation of an experiment.
+    """The best trial of an experiment, by the rule in docs/comparing.md.
 
     Attributes:
         trial_id: its number.
         hparams: its hyperparameters.
-        metric: the searcher's metric, or the first objective, at its best validation.
-        metrics: all metrics of the searcher at that validation, by name.
-        batches: batches trained at that validation.
+        metric: its value of the searcher's metric, or of the first objective.
+        best_by: what that value is: "one seed", at its best validation, or "mean of 3 seeds", if it was repeated.
+        metrics: all metrics of the searcher, by name, at the best validation of its best run, which may be a repeat.
+        batches: how far it trained.
+        best_batches: batches trained at that validation.
         checkpoint: the checkpoint of that validation; if it is missing or damaged, an `ExperimentError` that names it
             and the others.
         checkpoint_at: returns another one: ``checkpoint_at("last")``, or ``checkpoint_at(352)`` after so many batches.
         repeated: the mean of its repeats and its 95% confidence interval (``mean``, ``low``, ``high``, ``runs``); None
-            without repeats. ``metric``, ``batches`` and ``checkpoint`` are then those of its best run, which may be a
-            repeat.
+            without repeats. ``batches``, ``best_batches`` and ``checkpoint`` are those of its best run.
     """
 
     trial_id: int
     hparams: Mapping[str, Any]
     metric: float
+    best_by: str
     metrics: Mapping[str, float]
     batches: int
+    best_batches: int
     checkpoint_at: Callable[[str | int], Checkpoint] = field(repr=False, compare=False)
     repeated: Interval | None = None
 
@@ -109,12 +113,18 @@ class Result:
             return f"<p>{escape(repr(self))}</p>"
         varying = reader.varying
         rows = [
-            [each.id, each.state, each.batches, each.best_metric, *(each.hparams.get(name) for name in varying)]
+            [
+                each.id,
+                each.state,
+                each.batches,
+                each.best_batches,
+                each.best_metric,
+                *(each.hparams.get(name) for name in varying),
+            ]
             for each in reader.eligible()[:SHOWN]
         ]
-        head = "".join(
-            f"<th>{escape(name)}</th>" for name in ["trial", "state", "batches", f"best {reader.metric}", *varying]
-        )
+        names = ["trial", "state", "batches", "best at", f"best {reader.metric}", *varying]
+        head = "".join(f"<th>{escape(name)}</th>" for name in names)
         body = "".join(f"<tr>{''.join(f'<td>{escape(shown(cell))}</td>' for cell in row)}</tr>" for row in rows)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
         return f"<div><p><b>{escape(line)}</b><br>{escape(str(self.path))}</p>{table}</div>"
@@ -124,6 +134,7 @@ class Result:
         seen = self.overview
         ended = "" if seen.ended == seen.trials else f"{seen.ended} of "
         best = "" if seen.best is None else f", best {seen.metric} {shown(seen.best)} by trial {seen.best_trial}"
+        best += f" ({seen.best_by})" if self.reader.finalists() else ""
         return f"{seen.label}, {seen.state}, {ended}{counted(seen.trials, 'trial')}{' ended' if ended else ''}{best}"
 
     @property
@@ -183,8 +194,8 @@ class Result:
 
     @cached_property
     def best_trial(self) -> BestTrial:
-        """The trial with the best validation among those that did not fail; with several metrics, the one of
-        ``best_trials`` with the best first objective.
+        """The best trial among those that did not fail, by the rule in docs/comparing.md; with several metrics, the one
+        of ``best_trials`` with the best first objective.
 
         Raises:
             ExperimentError: no trial has validated, or all trials that have failed or exceed a limit.
@@ -209,25 +220,19 @@ class Result:
             raise ExperimentError(f"{self.path}: {why}" if why else none)
         run = self.reader.best_run(trial.id)
         assert run.best_batches is not None
-        assert run.best_metric is not None
+        value = self.reader.value_of(trial)
+        assert value is not None
         return BestTrial(
             trial_id=trial.id,
             hparams=dict(trial.drawn or {}),
-            metric=run.best_metric,
+            metric=value,
+            best_by=self.reader.valued_by(trial),
             metrics=run.best_metrics,
-            batches=run.best_batches,
-            checkpoint_at=partial(self._checkpoint, run),
+            batches=run.batches,
+            best_batches=run.best_batches,
+            checkpoint_at=partial(_checkpoint, self._directory, run),
             repeated=self.reader.mean_of_repeats(trial.id),
         )
-
-    def _checkpoint(self, run: TrialRecord, at: str | int) -> Checkpoint:
-        from ray.train import Checkpoint
-
-        found, store = choose(self._directory, run, at), self._directory.store(run.id)
-        with reading(self._directory, run, found):
-            store.verify(found)
-        filesystem, path = store.filesystem_of(found)
-        return Checkpoint(path, filesystem)
 
     def compare(self, a: int | Result, b: int | None = None) -> Comparison:
         """The difference between two trials, by their repeats with the same seeds if they have any.
@@ -312,6 +317,7 @@ def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = Non
     table["batches"] = numbers((each.batches for each in trials), "int64")
     table["metric"] = numbers(each.metric for each in trials)
     table["best_metric"] = numbers(each.best_metric for each in trials)
+    table["best_batches"] = numbers((each.best_batches for each in trials), "Int64")
     if reader.is_pareto:
         fronts = reader.fronts()
         for name in dict.fromkeys(reader.objectives.names):
@@ -333,3 +339,13 @@ def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = Non
     table["started"] = pd.to_datetime(numbers(each.started for each in trials), unit="s")
     table["ended"] = pd.to_datetime(numbers(each.ended for each in trials), unit="s")
     return table
+
+
+def _checkpoint(directory: ExperimentDirectory, run: TrialRecord, at: str | int) -> Checkpoint:
+    from ray.train import Checkpoint
+
+    found, store = choose(directory, run, at), directory.store(run.id)
+    with reading(directory, run, found):
+        store.verify(found)
+    filesystem, path = store.filesystem_of(found)
+    return Checkpoint(path, filesystem)

@@ -11,6 +11,7 @@ from typing import Any
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
 from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, AutoSearcher
+from dray.text import counted
 from dray.training.units import amount
 from searchers.auto import DIVISOR
 from searchers.events import Reported
@@ -44,7 +45,7 @@ class RungEstimate:
         known = "not known" if self.correlation is None else f"{self.correlation:.2f}"
         return (
             f"{amount(str(self.length), unit)}: rank correlation with the next rung {known} "
-            f"({self.compared} of {self.trials} trials), {self.continues:.0%} continue"
+            f"({self.compared} of {counted(self.trials, 'trial')}), {self.continues:.0%} continue"
         )
 
 

@@ -147,7 +147,8 @@ def _best(seen: Overview, reader: ExperimentReader) -> str:
     if seen.best_trial is None:
         return reader.no_best_reason() or "no trial has validated yet"
     front = f", {counted(len(seen.front), 'trial')} on the Pareto front" if seen.front else ""
-    return f"best {seen.metric} {shown(seen.best)} of trial {seen.best_trial}{front}"
+    by = f" ({seen.best_by})" if reader.finalists() else ""
+    return f"best {seen.metric} {shown(seen.best)} of trial {seen.best_trial}{by}{front}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,4 +214,6 @@ def _doings(searcher: Searcher, counts: _Counts) -> Iterator[str]:
     startup = STARTUP.get(sampler.name, 0) and sampler.options.get("n_startup_trials", STARTUP[sampler.name])
     results = counts.results
     if searcher.name not in ("grid", "single", "pbt") and results < startup:
-        yield f"hyperparameters are random until {startup} trials have results ({results} have)"
+        enough = f"{counted(startup, 'trial')} {'has' if startup == 1 else 'have'}"
+        had = f"{results} {'has' if results == 1 else 'have'}"
+        yield f"hyperparameters are random until {enough} results ({had})"

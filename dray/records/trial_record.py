@@ -63,6 +63,7 @@ class TrialRecord:
     source_batches: int | None = None
     begin: float = 0.0
     repeat: Repeat | None = None
+    is_requested: bool = False
     code: str | None = None
     drawn: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -222,6 +223,7 @@ class TrialRecord:
             "metric": self.metric,
             "best_metric": self.best_metric,
             "best_batches": self.best_batches,
+            "best_by": None if self.losses is None else "one seed",
             "nan_since": self.nan_since,
             "restarts": self.restarts,
             "source_trial": self.source_trial,

@@ -45,7 +45,7 @@ class ReportData:
     """A snapshot of an experiment.
 
     Attributes:
-        trials: `dray.Result.trials` by trial_id, with "best_batches", "forked_from" and "code" (as text), "score"
+        trials: `dray.Result.trials` by trial_id, with "forked_from" and "code" (as text), "score"
             (smaller is better) and "rung" (the number of rungs reached).
         records: number of records in the journal.
         validations: the searcher's metric at all validations of all trials.
@@ -68,7 +68,6 @@ class ReportData:
             self.along = "epochs" if self.unit == "epochs" and reader.has_epochs else "batches"
             records = reader.trials.values()
             self.trials = table_of(reader).set_index("trial_id", drop=False)
-            self.trials["best_batches"] = pd.array([each.best_batches for each in records], dtype="Int64")
             self.trials["forked_from"] = [each.forked_from for each in records]
             self.trials["code"] = [each.code or "" for each in records]
             self.trials["score"] = self.sign * self.trials["best_metric"]

@@ -8,6 +8,7 @@ import time
 from contextlib import closing
 from html import escape
 from pathlib import Path
+from typing import cast
 
 import pandas as pd
 
@@ -93,7 +94,7 @@ class _Page:
         report, now, phases = self.report, time.time(), self.report.timeline
         path = str(report.directory.path)
         none = "none yet" if report.ranked.empty else "none"
-        best = none if report.best is None else shown(report.ranked.iloc[0]["best_metric"])
+        best = none if report.best is None else shown(report.overview.best)
         slot_s = float(((phases["end"] - phases["start"]) * phases["slots"]).sum())
         tiles = [
             (f"best {report.metric}", best),
@@ -149,6 +150,9 @@ class _Page:
         if (trial := report.best) is None:
             return f"<section><h2>The best trial</h2><p>{escape(report.no_best_reason)}.</p></section>"
         row = report.trials.loc[trial]
+        had = f" after {counted(cast('int', row['best_batches']), 'batch', ',')}"
+        if report.repeats:
+            had = f" ({report.overview.best_by})" if report.overview.best_by != "one seed" else f"{had}, from one seed"
         hparams = html.table(
             ["hyperparameter", "value"], [(name, shown(value)) for name, value in report.best_hparams.items()]
         )
@@ -167,6 +171,7 @@ class _Page:
             [
                 str(index),
                 str(one["state"]).lower(),
+                f"{one['batches']:,}",
                 f"{one['best_batches']:,}",
                 shown(one["best_metric"]),
                 *([nan_since_text(None if pd.isna(one["nan_since"]) else one["nan_since"])] if since else []),
@@ -176,10 +181,10 @@ class _Page:
             for index, one in top.iterrows()
         ]
         optional = [*([""] if since else []), *beginnings]
-        ten = html.table(["trial", "state", "batches", report.metric, *optional, *report.varying], rows)
+        ten = html.table(["trial", "state", "batches", "best at", report.metric, *optional, *report.varying], rows)
         return f"""<section><h2>The best trial</h2>
 <p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(report.metric)}
-<b>{shown(row["best_metric"])}</b> after {row["best_batches"]:,} batches.</p>
+<b>{shown(report.overview.best)}</b>{had}.</p>
 {self._repeats()}
 {hparams}
 <p>Get it from a shell or from Python:</p>

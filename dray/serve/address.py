@@ -58,6 +58,9 @@ def read(results: Path) -> Address | None:
         descriptor = os.open(results / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return None
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
         # Another user's file would send this user's code to that user.

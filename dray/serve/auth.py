@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal, get_args
@@ -104,7 +105,7 @@ def guard(tokens: Tokens, hosts: Collection[str], owner_of: Callable[[str], str]
             if given:
                 token = tokens.bearer(secret) if scheme == "Bearer" else None
             else:
-                token = tokens.cookie(request.cookies.get(_cookie_name(request), ""))
+                token = tokens.cookie(request.cookies.get(_cookie_name(request, root), ""))
         except DamagedFile:
             return refuse(503, "the server's tokens can't be read; its operator sees why with: dray serve token list")
         if token is None and given:
@@ -172,7 +173,7 @@ def login(tokens: Tokens, root: RootPath) -> list[web.RouteDef]:
             )
         found = web.Response(status=status, headers=headers)
         # Without a path, it is sent to where the browser sees /login: "/", or the server's path below a proxy.
-        found.set_cookie(_cookie_name(request), token.cookie, httponly=True, samesite="Strict", path="")
+        found.set_cookie(_cookie_name(request, root), token.cookie, httponly=True, samesite="Strict", path="")
         return found
 
     async def follow(request: web.Request) -> web.StreamResponse:
@@ -232,6 +233,7 @@ def _is_named(host: str, hosts: Collection[str]) -> bool:
     return True
 
 
-def _cookie_name(request: web.Request) -> str:
-    # Browsers share cookies between all ports of a host: two servers on a machine must not overwrite each other's.
-    return f"dray-{urlsplit(f'//{request.host}').port or 80}"
+def _cookie_name(request: web.Request, root: RootPath) -> str:
+    # Browsers share cookies between all ports of a host, and send those of "/" to all paths, too: two servers on a
+    # machine must not read or overwrite each other's.
+    return f"dray-{urlsplit(f'//{request.host}').port or 80}{re.sub(r'[^a-zA-Z0-9%_-]', '.', root.path)}"

@@ -173,7 +173,8 @@ def on_server(server: Server, history: History, goal: Goal, say: Callable[[str],
             running.discard(name)
             values[run] = _value(server.read(name, "trials")["trials"])
             if values[run] is None:
-                say(f"{runs[run].short} does not run, or reports no {goal.metric}: see dray experiment describe {name}")
+                see = f"dray experiment describe {server.typed(name)}"
+                say(f"{runs[run].short} does not run, or reports no {goal.metric}: see {see}")
         return values
 
     try:

@@ -9,6 +9,7 @@ import http.client
 import json
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -124,7 +125,7 @@ class Server:
 
         found = self.experiments()
         numbered = [each["name"] for each in found if str(each["number"]) == experiment]
-        matches = numbered or names_of(experiment, [each["name"] for each in reversed(found)])
+        matches = numbered or names_of(experiment, [each["name"] for each in reversed(found) if not each["is_local"]])
         if len(matches) != 1:
             several = f"matches {', '.join(matches[:5])}; give a number, or more of the name"
             raise NoExperiment(f"{experiment!r} {several if matches else 'is no experiment'} on the server {self.url}")
@@ -144,6 +145,11 @@ class Server:
             return number_of(results_root() / name)
         found: int | None = self._request("GET", _path(name))["number"]
         return found
+
+    def typed(self, name: str) -> str:
+        """What is shortest to type for an experiment in a command: its number, else its name, quoted for a shell."""
+        number = self.number(name)
+        return shlex.quote(name) if number is None else str(number)
 
     def experiment(self, name: str) -> Submitted:
         """An experiment that was submitted."""

@@ -1,7 +1,8 @@
 """Experiments that are being created: if they are not accepted, because the server dies, say, nothing is left of them.
 
 Before a process creates an experiment's directory, it links to it from ``.server/creations``. The link is removed once
-the experiment is in the queue. So what a link leads to when a server starts was made for a client without an answer.
+the experiment is in the queue, so a link that a starting server finds leads to what was made for a client that got no
+answer.
 """
 
 from __future__ import annotations

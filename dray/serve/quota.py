@@ -16,6 +16,7 @@ from dray.config.resources import MAX_SLOTS
 from dray.config.yaml_file import with_values
 from dray.errors import ConfigError, Fault
 from dray.serve.control import WrongState
+from dray.text import counted
 
 UNITS = {"slot_hours": "slot-hours", "usd": "US dollars"}
 """What is reserved, with its unit: fields of a quota, and of a config's budget."""
@@ -94,8 +95,8 @@ def check_room(owner: str, quota: Quota, others: Use, budget: Mapping[str, float
     """
     if quota.experiments is not None and others.experiments >= quota.experiments:
         raise OverQuota(
-            f"token {owner} may have {quota.experiments} experiments queued or running, and has {others.experiments}; "
-            "wait until one has ended, or stop one"
+            f"token {owner} may have {counted(quota.experiments, 'experiment')} queued or running, "
+            f"and has {others.experiments}; wait until one has ended, or stop one"
         )
     for name, limit in quota.spendable.items():
         left = limit - others.used[name] - others.reserved[name]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
-
-from yarl import URL
+from urllib.parse import quote, unquote, urlsplit
 
 from dray.errors import ConfigError
 
@@ -45,9 +43,7 @@ class RootPath:
         if not (is_address or is_path) or has_more or not _PATH.fullmatch(path) or not given.isprintable():
             what = "must be a path such as /lab/dray, or a whole address such as https://hub.example.org/lab/dray"
             raise ConfigError([("--root-path", f"{what}, got {given[:100]!r}")], "The command")
-        return cls(
-            URL.build(path=path).raw_path if path else "", f"{parts.scheme}://{parts.netloc}".lower() * is_address
-        )
+        return cls(quote(path, safe="/!$&'()*+,;=:@"), f"{parts.scheme}://{parts.netloc}".lower() * is_address)
 
     @property
     def hosts(self) -> frozenset[str]:

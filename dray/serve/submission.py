@@ -125,9 +125,10 @@ def why_failed(server: Server, name: str) -> str:
         case "COMPLETED" | "PARTLY_FAILED":
             return ""
         case "ERROR":
-            return f"{name} failed: {found['error'] or f'every trial did; see: dray experiment logs {name}'}"
+            every = f"every trial did; see: dray experiment logs {server.typed(name)}"
+            return f"{name} failed: {found['error'] or every}"
         case state:
-            return f"{name} is {state}; continue it with: dray experiment activate {name}"
+            return f"{name} is {state}; continue it with: dray experiment activate {server.typed(name)}"
 
 
 _END = 1 << 59  # an offset beyond every journal's end: no lines are wanted

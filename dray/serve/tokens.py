@@ -101,7 +101,8 @@ class Tokens:
     def all(self) -> Mapping[str, Token]:
         """The tokens of the file, by name."""
         try:
-            found = self._file.stat()
+            with rows.readable(self._file):
+                found = self._file.stat()
         except FileNotFoundError:
             return {}
         version = (found.st_mtime_ns, found.st_ino, found.st_size)

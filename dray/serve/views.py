@@ -163,10 +163,18 @@ class Views:
                 "rank": ranked.index(trial) + 1 if trial in ranked else None,
                 "of": len(ranked),
                 "drawn": plain(trial.drawn),
+                "repeated": None if (mean := reader.mean_of_repeats(number)) is None else plain(asdict(mean)),
                 "lineage": lineage(reader.trials, number),
                 "best": None
                 if best is None
-                else plain({"trial": best.id, "metric": best.best_metric, "hparams": best.hparams}),
+                else plain(
+                    {
+                        "trial": best.id,
+                        "metric": reader.value_of(best),
+                        "best_by": reader.valued_by(best),
+                        "hparams": best.hparams,
+                    }
+                ),
                 "varying": reader.varying,
                 "trials": len(reader.trials),
                 "submitted": self._submitted(request.match_info["name"]) is not None,

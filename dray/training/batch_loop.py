@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dray.text import counted
 from dray.training.errors import DataExhausted
 from dray.training.metrics.training import TrainingMetrics
 from dray.training.parallel.agreement import Agreement
@@ -112,8 +113,9 @@ class BatchLoop:
             self.usage.trained(records, tokens, waited_s)
         if position.trained < until:
             raise DataExhausted(
-                f"the training data ended after {position.trained} batches, but training continues to {until} or more; "
-                "return a pytorch.DataLoader, or repeat the data yourself (see samplers.RepeatBatchSampler)"
+                f"the training data ended after {counted(position.trained, 'batch')}, but training continues to "
+                f"{until} or more; return a pytorch.DataLoader, or repeat the data yourself (see "
+                "samplers.RepeatBatchSampler)"
             )
 
     def _count_flops(self, train_batch: Callable[..., Any], *, batch: Any, **at: int) -> Any:

@@ -68,7 +68,7 @@ class Host(Protocol):
     #: When to validate and save if `fit()` does not specify it; None: only at rungs and at the end.
     validation_period: TrainUnit | None
     checkpoint_period: TrainUnit | None
-    #: The validation metrics that the search compares; empty if there is no search or it compares nothing.
+    #: The validation metrics that the search compares; empty if there is no search.
     metrics: Sequence[str]
     #: Whether `checkpoint_policy="best"` is possible: only an experiment knows its best validation.
     best_supported: bool

@@ -66,8 +66,9 @@ class RayHost:
         self.lease, self.settings, self._store = lease, settings, lease.store
         self._link = TrialLink(driver, desk, lease)
         self.reports = Reports(self._link, lease, settings, is_program=is_program)
-        self.metrics: Sequence[str] = self.reports.checks.compared
+        self.metrics: Sequence[str] = self.reports.checks.metrics
         self._progress: Callable[[], tuple[int, int]] = _not_yet
+        self._begin = 0
         self._commits = 0
 
     # ------------------------------------------------------------------ the lease
@@ -114,12 +115,19 @@ class RayHost:
         return contextlib.nullcontext()  # the driver shows the progress of all trials
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
+        if not self.has_trained:
+            self._begin = progress()[0]
         self._progress = progress
 
     @property
     def has_trained(self) -> bool:
         """Whether this rank has begun to train."""
         return self._progress is not _not_yet
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether this rank has trained a batch, or its trial has reported, in this lease."""
+        return self.batches > self._begin or self.reports.life.state != "idle"
 
     @property
     def batches(self) -> int:
@@ -157,7 +165,7 @@ class RayHost:
     def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         staged, message = self.reports.unsaved.take(staging), self.reports.carried(report)
         metric = staged.value if message.value is None else message.value
-        carried = asdict(replace(message, rows=[*staged.rows, *message.rows], warning=""))
+        carried = asdict(replace(message, rows=[*staged.rows, *message.rows]))
         carried |= {"decides": report.decides, "batches": report.batches, "metric": metric}
         (staging / REPORT_FILE).write_text(json.dumps(carried))
         self._link.confirm_commit()

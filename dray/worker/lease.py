@@ -49,7 +49,7 @@ class SharedSettings:
         time_metric: a validation metric that measures length instead of batches, or None.
         time_rungs: with `time_metric`, the lengths at which the search decides, ascending; a trial ends at the last.
         validation_period, checkpoint_period: the longest allowed interval, or None.
-        is_single: whether the searcher is `single`: no trials are compared, so the metric may be missing.
+        is_single: whether the searcher is `single`, whose program may end without a report.
         environment: environment variables of trials; None unsets a variable.
         is_sandboxed: whether each trial runs in a sandbox; see `dray.worker.sandbox`.
         readable: other files and directories that a trial in a sandbox may read.

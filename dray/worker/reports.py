@@ -208,7 +208,7 @@ class Reports:
     def _new_message(self, report: Report, length: float | None) -> DeskReport:
         message = self._message(report, length)
         self.unsaved.add(message.rows)
-        return replace(message, warning=self.checks.warn(report))
+        return message
 
     def _system(self, report: Report) -> Mapping[str, float] | None:
         """The system metrics; the first ones include the time before training."""

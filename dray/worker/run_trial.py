@@ -56,6 +56,8 @@ def run_trial(
     experiment: ExperimentSpec,
     distributed: core.DistributedContext,
     place: Place,
+    *,
+    is_reused: bool = False,
 ) -> Departure:
     """Run one lease. Exceptions of the trial become part of the departure.
 
@@ -65,9 +67,11 @@ def run_trial(
         driver, desk: the connections to the trial's driver, and to the desk that lends the worker group.
         distributed: the group's ranks.
         place: where this process runs.
+        is_reused: whether this process has run other trials, or had other code.
     """
     with redirect_output(log_path(lease, distributed.rank), experiment.settings.secrets) as log:
-        return run_logged(program, code, lease, driver, desk, experiment, distributed, place, log)
+        given = program, code, lease, driver, desk, experiment, distributed, place
+        return run_logged(*given, log, is_reused=is_reused)
 
 
 def run_logged(
@@ -80,6 +84,8 @@ def run_logged(
     distributed: core.DistributedContext,
     place: Place,
     log: TrialLog,
+    *,
+    is_reused: bool = False,
 ) -> Departure:
     """`run_trial` in a process whose output goes to a trial's log already."""
     kind = RayProgramHost if isinstance(program, Script) else RayHost
@@ -88,9 +94,13 @@ def run_logged(
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(log.path.with_name(RECORD))
     failed: list[tuple[BaseException, Departure]] = []
 
+    def depart(error: BaseException) -> Departure:
+        departure = _departure(error, host, code, log, place)
+        return replace(departure, reused=is_reused and not host.has_progressed)
+
     def fail(error: BaseException) -> None:
         """Print the error and tell the desk at once: this process may end before the other ranks answer."""
-        departure = _departure(error, host, code, log, place)
+        departure = depart(error)
         failed.append((error, departure))
         # A program may handle the error, unless its GPU has failed.
         if not isinstance(program, Script) or (departure.failure and departure.failure.kind == "device"):
@@ -102,7 +112,7 @@ def run_logged(
             return _run(program, code, host, experiment.log_format, distributed, place)
     except BaseException as error:  # including SystemExit: sys.exit() in a class would end the process
         departures = [departure for known, departure in failed if known is error]
-        return departures[0] if departures else _departure(error, host, code, log, place)
+        return departures[0] if departures else depart(error)
     finally:
         host.close()
 

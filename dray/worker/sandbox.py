@@ -291,12 +291,13 @@ class Relay:
     # ------------------------------------------------------------------ calls to this process
     def leave(self, call: Any, lease: int, rank: int, departure: Departure) -> None:
         """Keep how the child has left: the first departure counts. The worker tells the desk when it has ended."""
-        self._check(call, lease == self._lease.number)
+        # It has a process of its own, so it can't blame an earlier trial.
+        self._check(call, lease == self._lease.number and departure.outcome != "unloaded")
         if self.departure is None:
             failure = departure.failure
             if failure is not None and failure.node:  # it can't blame another node
                 failure = replace(failure, node=self._place.node)
-            self.departure, self.left_at = replace(departure, stale="", failure=failure), time.monotonic()
+            self.departure, self.left_at = replace(departure, stale="", reused=False, failure=failure), time.monotonic()
         call.answer()
 
     def flush(self, call: Any) -> None:

@@ -81,7 +81,7 @@ def run(inside: Inside, calls: Connection) -> Departure:
             with exit_if_hung(settings.hang_timeout_s, pulse=lambda: 0, log=log.descriptor, report=hung):
                 program = experiment.load_trial()
         except Exception as error:
-            return unloaded(calls, inside.group, lease, error)
+            return unloaded(calls, inside.group, lease, error, is_reused=False)
         gc.enable()
         return run_logged(program, inside.code, lease, calls, calls, experiment, distributed, place, log)
 

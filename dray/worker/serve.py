@@ -132,6 +132,7 @@ def serve_joined(
     gc.enable()
     snapshot = ProcessSnapshot(owns_gpu=worker.shared_by == 1, before_code=before_code)
     number = 0
+    has_code, is_reused = loaded is not None, False
     driver, driver_at = desk, None  # the connection to the current trial's driver; None: it is in the desk's process
     with contextlib.closing(LogUploader()) as uploader, contextlib.ExitStack() as connected:
         while True:
@@ -156,13 +157,13 @@ def serve_joined(
                 if loaded is None or (loaded.spec.run, loaded.spec.code) != (client, lease.code):
                     spec = pickle.loads(driver.spec(lease.code).result())
                     spec.check_node()
-                    loaded = None
+                    loaded, is_reused, has_code = None, is_reused or has_code, True
                     loaded = snapshot.load(functools.partial(_load, spec))
             except Exception as error:
                 if isinstance(error, DeskUnreachable):
                     departure = lost_driver(error)
                 else:
-                    departure = unfit.unloaded(desk, worker.group, lease, error)
+                    departure = unfit.unloaded(desk, worker.group, lease, error, is_reused=is_reused)
                 desk.tell("leave", number, rank, departure)
                 continue
             spec, settings = loaded.spec, loaded.spec.settings
@@ -179,8 +180,9 @@ def serve_joined(
             if worker.shared_by > 1 and place.gpus:
                 limit_gpu_memory(worker.shared_by)
             given = loaded.program, loaded.code, lease, driver, desk, spec, distributed, place
-            run = functools.partial(run_trial, *given)
+            run = functools.partial(run_trial, *given, is_reused=is_reused)
             departure, leaks = snapshot.run(run, lambda departure: departure.outcome == "errored")
+            is_reused = True
             uploader.end(log)
             stale = "; ".join([*_reasons_to_replace(departure, settings), *leaks])
             departure = replace(departure.masked(settings.secrets), stale=stale)

@@ -7,7 +7,7 @@ from dray.code.startup_hook import HOOK, StartupHookFailed
 from dray.desk.connection import Connection
 from dray.desk.failure import Failure
 from dray.desk.messages import Departure, Unfit
-from dray.errors import ConfigError
+from dray.errors import ConfigError, ImportRaisedError
 from dray.text import one_line
 from dray.worker.lease import TrialLease
 
@@ -18,9 +18,12 @@ def give_up(desk: Connection, client: str, group: str, error: Exception) -> None
     desk.broken(client, group, unfit_by(error)).result()
 
 
-def unloaded(desk: Connection, group: str, lease: TrialLease, error: Exception) -> Departure:
+def unloaded(desk: Connection, group: str, lease: TrialLease, error: Exception, *, is_reused: bool) -> Departure:
     """Report that the code of a leased trial can't be loaded. If it is a variant's, this concerns no other trial;
-    otherwise it ends the run."""
+    otherwise it ends the run. If this process had other code (`is_reused`), which may be why the import has failed, the
+    trial is tried in a new one first."""
+    if is_reused and isinstance(error, ImportRaisedError):
+        return Departure(outcome="unloaded", alone=True)
     if lease.code is None or isinstance(error, UnfitNode | StartupHookFailed):
         give_up(desk, lease.client, group, error)
         return Departure(outcome="interrupted")

@@ -32,7 +32,7 @@ def main() -> None:
     """Run the search and print the best trial."""
     result = dray.Experiment(CONFIG, trial=DigitsTrial).run()
     best = result.best_trial
-    there = result.metrics.query("trial_id == @best.trial_id and batches == @best.batches and name == 'accuracy'")
+    there = result.metrics.query("trial_id == @best.trial_id and batches == @best.best_batches and name == 'accuracy'")
     print(f"best trial: {best.trial_id} {best.hparams}")
     print(f"validation_loss {best.metric:.4f}, accuracy {there['value'].iloc[-1]:.4f} on the held-out digits")
     print(f"results: {result.path}")

@@ -349,7 +349,7 @@ CASES = {
     "2.30 data that end": Case(
         lambda h: fit(type("Short", (Unchecked,), loads(own_loader(2))), h, max_length=Batch(9)),
         pytorch.DataExhausted,
-        "ended after 1 batches ... samplers.RepeatBatchSampler",
+        "ended after 1 batch, ... samplers.RepeatBatchSampler",
     ),
     "3.1 some numbers": Case(
         lambda h: DistributedContext(rank=0, size=2),

@@ -198,8 +198,8 @@ def test_a_share_is_previewed_while_it_is_typed(site: QueueSite) -> None:
 
 def test_those_who_may_not_change_the_queue_see_it_and_why(site: QueueSite) -> None:
     site.show(tokens.create(site.results, "reader", "read", Quota()))
+    site.until(lambda: not site.all("ol.entries button"))
     assert site.names() == ORDER
-    assert not site.all("ol.entries button")
     assert any("this needs a token with the scope submit" in each for each in site.texts("section p"))
     site.press("j")
     ActionChains(site.browser).key_down(Keys.ALT).send_keys(Keys.ARROW_DOWN).key_up(Keys.ALT).perform()

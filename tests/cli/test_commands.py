@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import traceback
@@ -25,6 +26,7 @@ from dray.experiment import requests
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.records.metrics import TAIL
+from dray.records.numbering import take_number
 from dray.records.result import Result
 from searchers.journal import Journal
 from tests.cli.conftest import TRIALS, WEIGHT, checkpoint
@@ -340,6 +342,30 @@ def test_list_shows_states_and_the_best_newest_last(digits: ExperimentDirectory,
     assert "broken can't be read" in table.err
 
 
+def test_list_shows_the_newest_of_some_states(home: Path, dray: Dray) -> None:
+    for number in (2, 3):
+        shutil.copytree(home / "digits-1", home / f"digits-{number}")
+    (home / "broken").mkdir()
+    (home / "broken" / "experiment.yaml").write_text("{")
+
+    def listed(*arguments: object) -> list[str]:
+        return [each["name"] for each in dray("e", "list", *arguments, "--json").value]
+
+    assert listed() == ["broken", "digits-1", "digits-2", "digits-3"]
+    assert listed("--limit", 2) == ["digits-2", "digits-3"]
+    assert listed("--state", "damaged") == ["broken"]
+    assert listed("--state", "COMPLETED", "--limit", 1) == ["digits-3"]
+    assert listed("--state", "COMPLETED", "--state", "DAMAGED") == listed()
+    assert listed("--state", "RUNNING") == []
+    assert "no experiments are RUNNING" in dray("e", "list", "--state", "running").err
+    told = dray("e", "list", "--state", "done").is_one_line()
+    assert "--state DONE: must be one of COMPLETED, DAMAGED, " in told
+    assert "PARTLY_FAILED" in told
+    shown = dray("e", "list", "--limit", 1)
+    assert [line.split()[1] for line in shown.out.splitlines()] == ["name", "digits-3"]
+    assert shown.err == "3 older ones are not shown\n"
+
+
 def test_commands_that_only_read_files_load_neither_torch_nor_ray_nor_pandas(home: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model_def.py").write_text("from determined import pytorch\n")
@@ -380,6 +406,33 @@ def test_describe_shows_the_best_trial_and_its_checkpoint(digits: ExperimentDire
     shown = dray("e", "describe", "digits").out
     assert f"trial {trial}: validation_loss" in shown
     assert "can't be used: " in shown
+
+
+def test_batches_are_the_length_trained_and_best_at_is_the_batch_of_the_best_value(home: Path, dray: Dray) -> None:
+    happened(home / "story")  # trial 0 was trained for 30 batches, and was best after 20
+    trials = dray("t", "list", "story", "--json").value
+    best = dray("e", "describe", "story", "--json").value["best"]
+    assert [(each["batches"], each["best_batches"]) for each in (trials[0], best)] == [(30, 20), (30, 20)]
+    one = Result(home / "story").best_trial
+    row = Result(home / "story").trials.iloc[0]
+    assert [(each.batches, each.best_batches) for each in (one, row)] == [(30, 20), (30, 20)]
+
+    def cells(text: str) -> list[str]:
+        lines = [line.split("  ") for line in text.splitlines()]
+        found = next(number for number, line in enumerate(lines) if line[0] == "trial" and "best at" in line)
+        heading, first = ([cell.strip() for cell in line if cell] for line in lines[found : found + 2])
+        return [first[heading.index(name)] for name in ("trial", "batches", "best at")]
+
+    assert cells(dray("t", "list", "story", "--best").out) == ["0", "30", "20"]
+    described = dray("e", "describe", "story").out
+    assert cells(described) == ["0", "30", "20"]
+    assert re.search(r"best +trial 0: validation_loss 0\.126 after 20 of 30 batches", described)
+    shown = Result(home / "story")._repr_html_()
+    assert "<th>batches</th><th>best at</th>" in shown
+    assert "<td>30</td><td>20</td>" in shown
+    dray("report", "story", "-o", "report.html")
+    page = Path("report.html").read_text()
+    assert re.search(r"<th[^>]*>batches</th>\s*<th[^>]*>best at</th>", page)
 
 
 def test_describe_shows_the_best_of_the_longest_trials_if_it_is_another_one(home: Path, dray: Dray) -> None:
@@ -626,7 +679,9 @@ def test_a_running_experiment_is_shown_as_running_and_cannot_be_deleted(
     assert digits.config_file.exists()
     held.close()
     assert dray("e", "list", "--json").value[0]["state"] == "STOPPED"
-    assert f"dray experiment resume {digits.path}" in dray("e", "describe", "digits").out
+    assert "dray experiment resume digits-1" in dray("e", "describe", "digits").out
+    take_number(digits.path)
+    assert re.search(r"resume with +dray experiment resume 1$", dray("e", "describe", "1").out, re.MULTILINE)
 
 
 def test_logs_are_followed_until_the_trial_has_ended(

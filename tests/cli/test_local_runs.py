@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import dray as package
 from dray import pytorch
 from dray.errors import NoExperiment
 from dray.pytorch import Batch
+from dray.records.local_runs import LocalRun, local_runs
 from tests.cli.said import Said
 from tests.model_code import imports_undone
 from tests.pytorch.fakes import OneWeight
@@ -110,12 +113,80 @@ def test_its_state_says_whether_it_runs_and_how_it_ended(script: Path, dray: Dra
     assert f'fit(..., latest_checkpoint="{script}/checkpoint_4")' in dray("e", "describe", "train").out
 
 
-@pytest.mark.parametrize("command", [["report", "latest"], ["e", "resume", "train"], ["trial", "list", "train"]])
+@pytest.mark.parametrize("name", ["latest", "digits"])
+def test_what_only_experiments_can_do_passes_over_local_runs(script: Path, home: Path, dray: Dray, name: str) -> None:
+    script.rename(script.with_name("digits-20261128-120000-ab12"))
+    assert dray("e", "describe", "latest", "--json").value["name"] == "digits-20261128-120000-ab12"
+    assert {each["trial"] for each in dray("trial", "list", name, "--json").value} == set(range(8))
+    for command in (["e", "logs", name], ["checkpoint", "list", name], ["diff", f"{name}/0", f"{name}/1"]):
+        assert dray(*command).code == 0, command
+    assert package.Result(name).path == home / "digits-1"
+
+
+def test_a_local_run_whose_whole_name_is_given_is_not_replaced_by_an_experiment(script: Path, dray: Dray) -> None:
+    script.rename(script.with_name("digits"))  # a part of the name of digits-1
+    assert "digits is a local run" in dray("e", "delete", "digits").is_one_line()
+
+
+def test_where_there_are_only_local_runs_the_latest_is_refused_by_its_name(
+    script: Path, home: Path, dray: Dray
+) -> None:
+    shutil.rmtree(home / "digits-1")
+    assert f"{script.name} is a local run, not an experiment" in dray("trial", "list", "latest").is_one_line()
+
+
+@pytest.mark.parametrize("command", [["report", "train"], ["e", "resume", "train"], ["trial", "list", "train"]])
 def test_what_only_experiments_can_do_says_what_to_use_instead(script: Path, dray: Dray, command: list[str]) -> None:
     said = dray(*command).is_one_line()
     assert f"{script.name} is a local run, not an experiment: look at it with dray experiment describe" in said
     with pytest.raises(NoExperiment, match="is a local run"):
         package.Result(script.name)
+
+
+FAILING = """
+from tests.pytorch.fakes import OneWeight
+
+
+class Trial(OneWeight):
+    def at_init(self):
+        if self.context.get_hparam("where") == "constructor":
+            raise ValueError("the password is hunter22")
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        if self.context.get_hparam("where") == f"batch {batch_idx}":
+            raise ValueError("the password is hunter22")
+        return super().train_batch(batch, epoch_idx, batch_idx)
+"""
+
+
+@pytest.mark.parametrize(("where", "batches"), [("constructor", 0), ("batch 0", 0), ("batch 5", 5)])
+def test_a_run_that_failed_is_listed_with_its_error(
+    home: Path, config: Path, dray: Dray, where: str, batches: int
+) -> None:
+    (config.parent / "model" / "my_trial.py").write_text(FAILING)
+    changes = [f"hyperparameters.where={where}", "environment.environment_variables=[PASSWORD=hunter22]"]
+    options = [word for each in changes for word in ("--config", each)]
+    with pytest.raises(ValueError, match="hunter22"):
+        dray("e", "create", config, config.parent / "model", "--local", *options)
+    [there] = [each for each in dray("e", "list", "--json").value if each["name"] != "digits-1"]
+    assert (there["state"], there["trials"], there["failed"]) == ("ERROR", 1, 1)
+    assert there["failure"] == "ValueError: the password is xxxxxxxx"
+    assert dray("e", "describe", "one", "--json").value["batches"] == batches
+    told = dray("e", "describe", "latest").out
+    assert f"{there['name']}  ERROR" in told
+    assert re.search("^failed with +ValueError: the password is xxxxxxxx$", told, re.MULTILINE)
+    assert ("--local --path" in told) == (batches >= 4)
+
+
+def test_a_run_whose_failure_was_caught_has_failed(home: Path) -> None:
+    class Failing(OneWeight):
+        def at_batch(self, batch_idx: int) -> None:
+            raise ValueError(batch_idx)
+
+    with pytorch.init() as context, contextlib.suppress(ValueError):
+        pytorch.Trainer(Failing(context), context).fit(max_length=Batch(4))
+    [run] = local_runs(home)
+    assert (LocalRun(run).state, LocalRun(run).failure) == ("ERROR", "ValueError: 0")
 
 
 def test_local_is_named_after_its_config_stopped_by_ctrl_c_and_resumed_by_the_command_that_it_says(

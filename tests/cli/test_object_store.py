@@ -23,6 +23,10 @@ Dray = Callable[..., Said]
 
 pytestmark = pytest.mark.slow
 
+CHECKPOINTS = {1: [10, 160]}
+"""Batches of the checkpoints by trial; the others have one after 10. The best validation of all is after 160."""
+NUM_CHECKPOINTS = TRIALS + 1
+
 PRINTED = "2026-11-21T19:02:02.123Z hello"
 
 
@@ -46,7 +50,9 @@ def original(s3: LocalS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         if path.is_file():
             remote.write(path.relative_to(directory.path).as_posix(), path.read_bytes())
     for trial in range(TRIALS):
-        checkpoint(store_at(remote.location.child(f"trial_{trial}"), tmp_path / f"scratch-{trial}"), 10)
+        store = store_at(remote.location.child(f"trial_{trial}"), tmp_path / f"scratch-{trial}")
+        for batches in CHECKPOINTS.get(trial, [10]):
+            checkpoint(store, batches)
     remote.write("trial_0/logs/rank_0.20261121T190202.123Z.log", f"{PRINTED}\n".encode())
     directory.write_storage(remote.location)
     yield directory
@@ -66,8 +72,8 @@ def test_it_is_listed_and_read_and_nothing_changes_there(
     assert described["best"]["checkpoint"].startswith("s3://bucket/results/digits-1/trial_")
     assert len(dray("t", "list", where, "--json").value) == TRIALS
     assert dray("e", "logs", where, "--json").value == Journal.read(original.journal)
-    assert dray("c", "verify", where).out == f"{TRIALS} checkpoints verified, 0 damaged\n"
-    assert len(dray("c", "list", where, "--json").value) == TRIALS
+    assert dray("c", "verify", where).out == f"{NUM_CHECKPOINTS} checkpoints verified, 0 damaged\n"
+    assert len(dray("c", "list", where, "--json").value) == NUM_CHECKPOINTS
     assert dray("t", "logs", where, "0").out == f"{PRINTED}\n"
     assert "has printed nothing" in dray("t", "logs", where, "1").err
     assert s3.files() == before
@@ -86,7 +92,7 @@ def test_what_a_driver_runs_elsewhere_is_shown_as_running_and_cannot_be_deleted(
         said = dray("e", "delete", where, "--yes")
         assert said.code == 1
         assert f"({original.path}) is running this experiment, in s3://bucket/results/digits-1" in said.err
-        assert dray("c", "verify", where).out == f"{TRIALS} checkpoints verified, 0 damaged\n"
+        assert dray("c", "verify", where).out == f"{NUM_CHECKPOINTS} checkpoints verified, 0 damaged\n"
     finally:
         lock.close()
     assert dray("e", "delete", where, "--yes").code == 0
@@ -107,7 +113,7 @@ def test_a_result_reads_it_from_a_copy_that_goes_with_it(original: ExperimentDir
 
 def test_checkpoints_come_from_there(original: ExperimentDirectory, s3: LocalS3, dray: Dray) -> None:
     where = s3.uri("results", "digits-1")
-    assert dray("c", "download", where, "4", "-o", "four").out == "four\n"
+    assert dray("c", "download", where, "4", "--at", "last", "-o", "four").out == "four\n"
     assert dray("c", "export", where, "-o", "weights").code == 0
     assert (Path("weights") / "model.pt").exists()
     assert dray("c", "export", s3.uri("results", "digits-1", "trial_3", "checkpoint_10"), "-o", "three").code == 0
@@ -122,7 +128,7 @@ def test_a_download_is_the_whole_experiment_without_the_store(
     assert s3.files() == {}, "nothing is left there"
     assert dray("e", "list", s3.uri("results"), "--json").value == []
     assert Result(Path("copy")).trials.equals(Result(original.path).trials)
-    assert dray("c", "verify", "./copy").out == f"{TRIALS} checkpoints verified, 0 damaged\n"
+    assert dray("c", "verify", "./copy").out == f"{NUM_CHECKPOINTS} checkpoints verified, 0 damaged\n"
 
 
 def test_on_its_drivers_machine_it_is_the_local_one(

@@ -27,9 +27,11 @@ def test_describe_shows_the_finalists(again: Path, dray: Dray) -> None:
     shown = dray("e", "describe", "again").out
     assert re.search(rf"^trained again: {WHAT}$", shown, re.M)
     assert re.search(r"^ +1 +0.55 \(-0.32 .. 1.42\) +3 of 3 +0.350 \(0.275 .. 0.425\) +5, 8, 11$", shown, re.M)
-    assert "error -0.11 after 20 batches; 0.20 (-0.69 .. 1.09) when it was trained again with 3 seeds" in shown
+    assert "error 0.20 (-0.69 .. 1.09), mean of 3 seeds; -0.11 after 20 of 20 batches in its best run" in shown
     found = dray("e", "describe", "again", "--json").value
     assert found["best"]["trial"] == found["best_trial"] == 3
+    assert found["best"]["metric"] == found["best_metric"] == pytest.approx(0.2)
+    assert found["best"]["best_by"] == found["best_by"] == "mean of 3 seeds"
     assert found["best"]["checkpoint"] == str(again / "trial_13" / "checkpoint_20"), "of its best run, a repeat"
     assert Path(dray("checkpoint", "download", "again", "-o", "copy").out.strip()).is_dir()
     assert found["repeats_summary"] == WHAT

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dray.records.numbering import typed
 from dray.records.result import Result
 from tests.cli.said import Said
 from tests.ray.harness import TRIALS, Driver, journal, recorded, wait_for, write_config
@@ -95,7 +96,7 @@ def test_an_experiment_is_followed_stopped_resumed_and_exported(driver: Driver, 
     # ---- stopped
     [listed] = dray("e", "list", "--json").value
     assert (listed["state"], listed["ended"]) == ("STOPPED", 0)
-    assert f"dray experiment resume {path}" in dray("e", "describe", "latest").out
+    assert f"dray experiment resume {typed(path)}\n" in dray("e", "describe", "latest").out
 
     # ---- resumed, by name
     (tmp_path / "fast").touch()

@@ -65,8 +65,8 @@ def disk(path: str, free: int, size: int) -> dict[str, Any]:
             "has torch 2.9.0+cu128, but the driver has torch 2.9.1+cpu; install the driver's ",
         ),
         ({"error": "No module named 'torch'"}, True, "torch can't be imported: No module named 'torch'"),
-        ({"gpus": []}, True, "Ray counts 1 GPUs, torch sees 0; it is built for CUDA 12.8"),
-        ({"gpus": [], "cuda": ""}, True, "Ray counts 1 GPUs, torch sees 0; it is built without CUDA"),
+        ({"gpus": []}, True, "Ray counts 1 GPU, torch sees 0; it is built for CUDA 12.8"),
+        ({"gpus": [], "cuda": ""}, True, "Ray counts 1 GPU, torch sees 0; it is built without CUDA"),
         ({"gpus": ["H200", "H200"]}, None, ""),  # Ray was given one of them
         ({"nccl": ""}, True, "torch is built without NCCL"),
         ({"full": "has a full disk: 3 MiB are free on /tmp"}, True, "has a full disk: 3 MiB are free on /tmp; free"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -32,6 +34,7 @@ from dray.core import (
 )
 from dray.hosts import LocalHost, use_host
 from dray.pytorch import InvalidHP
+from dray.records.local_runs import LocalRun, local_runs
 from dray.storage import CheckpointError
 from dray.training.checkpoint.files import read_state
 from dray.training.errors import PeerFailed, SearcherMetricError
@@ -50,6 +53,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rows(home: Path) -> list[dict[str, Any]]:
+    """What was reported, and at the end of the run how it ended."""
     (file,) = home.glob("local/*/metrics.jsonl")
     found = [json.loads(line) for line in file.read_text().splitlines()]
     return [{name: value for name, value in row.items() if name != "time"} for row in found]
@@ -108,6 +112,7 @@ def test_metrics_go_to_the_directory_of_the_run(home: Path) -> None:
         {"batches": 2, "validation": {"acc": 0.25, "n": 3}},
         {"batches": 3, "validation": {"acc": 0.5}},
         {"batches": 3, "groups": {"inference": {"bleu": 31}}},
+        {"batches": 3, "ended": "COMPLETED"},
     ]
 
 
@@ -154,9 +159,72 @@ def test_an_invalid_report_is_an_error(report: Callable[[Any], None], error: str
     assert not home.exists()
 
 
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (None, "COMPLETED"),
+        (SystemExit(0), "COMPLETED"),
+        (SystemExit(None), "COMPLETED"),
+        (SystemExit("no data"), "ERROR"),
+        (KeyboardInterrupt(), "STOPPED"),
+        (RuntimeError("boom\nagain"), "ERROR"),
+        (InvalidHP("too wide"), "ERROR"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("reports", [0, 2])
+def test_how_a_program_ended_is_recorded(home: Path, error: BaseException | None, state: str, reports: int) -> None:
+    def train(context: Context) -> None:
+        for step in range(reports):
+            context.train.report_training_metrics(step, {"loss": 1.0})
+        if error is not None:
+            raise error
+
+    def in_a_block() -> None:
+        with core.init() as context:
+            train(context)
+
+    def without_a_block() -> None:
+        context = core.init()
+        try:
+            train(context)
+        finally:
+            context.close()
+
+    for program in (in_a_block, without_a_block):
+        shutil.rmtree(home, ignore_errors=True)
+        with contextlib.nullcontext() if error is None else pytest.raises(type(error)):
+            program()
+        if not reports and state != "ERROR":
+            assert not home.exists()
+            continue
+        [run] = map(LocalRun, local_runs(home))
+        assert run.state == state
+        assert run.failure == ({"RuntimeError": "RuntimeError: boom again"}.get(type(error).__name__, run.failure))
+        assert bool(run.failure) == (state == "ERROR")
+
+
+def test_a_program_that_was_asked_to_stop_is_stopped(home: Path) -> None:
+    with core.init() as context:
+        context.train.report_training_metrics(1, {"loss": 1.0})
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert context.preempt.should_preempt()
+    [run] = map(LocalRun, local_runs(home))
+    assert run.state == "STOPPED"
+
+
+def test_a_rank_that_fails_before_any_report_records_it_once(home: Path) -> None:
+    def fail(context: Context) -> None:
+        raise ValueError("no data")
+
+    with pytest.raises(ValueError, match="no data"):
+        ranks(fail)
+    assert rows(home) == [{"batches": 0, "ended": "ERROR", "error": "ValueError: no data"}]
+
+
 def test_only_the_chiefs_reports_are_recorded(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     ranks(lambda context: context.train.report_validation_metrics(1, {"of": context.distributed.rank}))
-    assert rows(home) == [{"batches": 1, "validation": {"of": 0}}]
+    assert rows(home) == [{"batches": 1, "validation": {"of": 0}}, {"batches": 1, "ended": "COMPLETED"}]
     assert (
         "rank 1 called report_validation_metrics(), which has no effect: only the chief's metrics are recorded"
         in caplog.text
@@ -533,7 +601,7 @@ def test_a_run_without_a_search_has_one_operation(home: Path) -> None:
         assert context.searcher.get_configured_units() is Unit.EPOCHS
         context.searcher.acknowledge_out_of_ops()
     assert lengths == [1]
-    assert rows(home) == [{"batches": 1, "validation": {"searcher_metric": 0.25}}]
+    assert rows(home)[0] == {"batches": 1, "validation": {"searcher_metric": 0.25}}
 
 
 def test_there_is_an_operation_for_each_length_until_the_search_stops_the_trial(
@@ -620,7 +688,7 @@ def test_a_context_can_be_closed_without_a_block(home: Path) -> None:
     context.close()
     context.close()
     assert signal.getsignal(signal.SIGTERM) is before
-    assert len(rows(home)) == 1
+    assert rows(home)[1:] == [{"batches": 1, "ended": "COMPLETED"}]
 
 
 def test_info_is_the_trials(in_search: Callable[..., Searching]) -> None:

@@ -604,3 +604,67 @@ def test_a_shrinking_owner_that_must_be_quick_has_trials_save_and_leave(scene: S
     assert [lease.state for lease in leases] == ["running", "moving"]
     scene.leave(leases[1], 0, "interrupted")
     assert list(scene.run.queue) == [1]
+
+
+# ------------------------------------------------------------------------------------------------------- new processes
+def test_a_trial_that_needs_new_processes_ends_a_used_group_and_waits_for_the_one_in_its_place(scene: Scene) -> None:
+    lease = scene.lend(0)
+    scene.ask(after=lease.number)
+    scene.leave(lease, 0, "completed")
+    scene.effects.clear()
+    scene.desk.need_new("run", [1])
+    scene.queue(1)
+    [retired] = [each.message for each in scene.take(Tell)]
+    assert isinstance(retired, GroupRetired)
+    assert (retired.group, retired.reason) == ("g", "")
+    assert scene.replies() == {"g0": None}
+    scene.end_group(dead={})
+    scene.ask(start=2)
+    assert scene.granted() == [1]
+
+
+def test_only_one_used_group_ends_for_a_trial_and_others_train_the_rest(scene: Scene) -> None:
+    for lease in [scene.lend(10, "a"), scene.lend(11, "b", start=2)]:
+        scene.leave(lease, 0, "completed")
+        scene.ask(lease.group.name, start=lease.group.start, after=lease.number)
+    scene.effects.clear()
+    scene.desk.need_new("run", [1])
+    scene.queue(1, 2)
+    told = [each.message for each in scene.take(Tell)]
+    [retired] = [each for each in told if isinstance(each, GroupRetired)]
+    [granted] = [each for each in told if isinstance(each, LeaseGranted)]
+    assert granted.trial == 2
+    assert {retired.group, granted.group} == {"a", "b"}
+
+
+def test_another_used_group_ends_for_a_trial_if_the_one_in_place_of_the_first_is_lost(scene: Scene) -> None:
+    first, second = scene.lend(10, "a"), scene.lend(11, "b", start=2)
+    scene.leave(first, 0, "completed")
+    scene.ask("a", after=first.number)
+    scene.desk.need_new("run", [1])
+    scene.queue(1)
+    scene.end_group("a", dead={})
+    scene.end_group("a", start=3)
+    scene.effects.clear()
+    scene.leave(second, 0, "completed")
+    scene.ask("b", start=2, after=second.number)
+    assert [each.group for each in scene.told(GroupRetired)] == ["b"]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_import_that_fails_in_used_processes_is_tried_in_new_ones_and_no_driver_hears_of_it(
+    scene: Scene, size: int
+) -> None:
+    lease = scene.lend(0, size=size)
+    late = scene.leave(lease, size - 1, "unloaded", alone=True)
+    for rank in range(size - 1):
+        scene.leave(lease, rank, "unloaded", alone=True)
+    assert [each.method for each in late] == ["expire"] * (size - 1)
+    told = [each.message for each in scene.take(Tell)]
+    assert [each.outcome for each in told if isinstance(each, TrialLeft)] == ["interrupted"]
+    assert [each.reason for each in told if isinstance(each, GroupRetired)] == [""]
+    scene.ask(size=size, after=lease.number)
+    assert scene.replies() == {f"g{rank}": None for rank in range(size)}
+    scene.end_group(dead={})
+    scene.ask(start=2, size=size)
+    assert scene.granted() == [0]

@@ -19,6 +19,7 @@ from dray.display.display import Display
 from dray.display.text import sparkline
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
+from dray.records.numbering import take_number
 from dray.records.trial_record import TrialRecord
 from searchers.asha import ASHA
 from searchers.events import Event, Exited, Reason, Reported, Requested, Started
@@ -291,6 +292,24 @@ def test_picture_shows_as_many_searched_hyperparameters_as_fit() -> None:
     assert max(map(len, narrow)) <= 60
 
 
+def test_headings_are_whole_where_there_is_room() -> None:
+    made = search(Started(trial=1), space={"lr": {"type": "categorical", "vals": [0.5]}})
+    board = Board(name="digits", metric="validation_loss", smaller_is_better=True, unit="epochs", clock=Clock())
+    board.begin(made, {})
+
+    def heading(width: int) -> list[str]:
+        console = Console(file=io.StringIO(), width=width, height=24)
+        with console.capture() as captured:
+            console.print(board.picture(Counts(), 1, 1, width=width, height=24))
+        lines = captured.get().splitlines()
+        assert max(map(len, lines)) <= width
+        return lines[-2].split()
+
+    assert heading(100) == ["trial", "epochs", "validation_loss", "batch/s"]
+    assert heading(60) == ["trial", "epochs", "validation_loss", "batch/s"]
+    assert heading(52) == ["trial", "epochs", "validation_…", "batch/s"]
+
+
 def test_picture_fits_the_terminal_and_shows_the_best_trials() -> None:
     events: list[Event] = [Started(trial=trial) for trial in range(8)]
     events += [Reported(trial=trial, step=1, value=value) for trial, value in ((5, 0.1), (2, 0.3), (7, 0.2))]
@@ -467,14 +486,14 @@ def test_end_says_what_failed_then_the_best_trials_and_where_they_are(tmp_path: 
         "1 of 9 trials failed",
         "1 trial diverged: NaN since batch 20 (trial 4)",
         "best trials by validation_loss:",
-        "trial      state  batches  validation_loss  NaN since     lr  net.hidden  size",
-        "    0  completed       20            0.126          -      0           0    90",
-        "    3     pruned       10              0.2          -  0.375           3   300",
-        "    7    running       20             0.25          -  0.875           7    40",
-        "    2     paused       10              0.3          -   0.25           2    20",
-        "    5  completed       20             0.35          -  0.625           5    80",
-        "    4     pruned       10             0.45         20    0.5           4    30",
-        "(not shown: accuracy)",
+        "trial      state  batches  best at  validation_loss  NaN since     lr  accuracy",
+        "    0  completed       30       20            0.126          -      0     0.874",
+        "    3     pruned       10       10              0.2          -  0.375       0.8",
+        "    7    running       20       20             0.25          -  0.875      0.75",
+        "    2     paused       10       10              0.3          -   0.25       0.7",
+        "    5  completed       20       20             0.35          -  0.625      0.65",
+        "    4     pruned       30       10             0.45         20    0.5      0.55",
+        "(not shown: net.hidden, size)",
         "9 trials (2 completed, 2 pruned, 1 errored, 1 paused, 1 with invalid hyperparameters, 1 running, 1 pending) "
         f"in 0:30. Results: {LONG_PATH}",
         f"inspect failures with: dray experiment describe {LONG_PATH}",
@@ -484,15 +503,22 @@ def test_end_says_what_failed_then_the_best_trials_and_where_they_are(tmp_path: 
 
 
 def test_table_of_the_best_fits(tmp_path: Path) -> None:
-    lines = ending(happened(tmp_path / "story"), width=60)
-    assert max(map(len, lines[3:10])) <= 60
+    lines = ending(happened(tmp_path / "story"), width=70)
+    assert max(map(len, lines[3:10])) <= 70
     assert lines[10] == "(not shown: net.hidden, accuracy, size)"
 
 
-def test_an_experiment_in_the_default_storage_is_called_by_its_name(
+def test_an_experiment_in_the_default_storage_is_called_by_its_number_or_else_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path))
-    screen = Screen(path=tmp_path / "digits-1")
-    screen.display.interrupted()
-    assert screen.text.endswith("resume with: dray experiment resume digits-1\n")
+    path = tmp_path / "digits-1"
+
+    def told() -> str:
+        screen = Screen(path=path)
+        screen.display.interrupted()
+        return screen.text
+
+    assert told().endswith("resume with: dray experiment resume digits-1\n")
+    assert take_number(path) == 1
+    assert told().endswith("resume with: dray experiment resume 1\n")

@@ -21,7 +21,8 @@ from dray.config.determined_fields import IGNORED_FIELDS
 from dray.config.load import load_config
 from dray.config.notify import server_notify
 from dray.config.schema import ExperimentConfig
-from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
+from dray.records.directory import ExperimentDirectory
+from tests.cli.conftest import checkpoint, dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
 from tests.cli.test_commands import HAS
 from tests.docs.pages import DOCS, PAGES, PROJECT, ROOT, Block, blocks, files
@@ -237,6 +238,7 @@ def test_read_only_commands_run(page: str, home: Path, dray: Callable[..., Said]
     logs = home / "digits-1" / "trial_7" / "logs"
     logs.mkdir()
     (logs / "rank_0.log").write_text("one\n")
+    checkpoint(ExperimentDirectory.open(home / "digits-1").store(1), 160)  # that of the best validation
     ran = [
         words[1:] for block in blocks("sh", page=page) for words in commands(block.text) if tuple(words[1:3]) in READING
     ]

@@ -51,4 +51,4 @@ def test_program_runs_as_a_trial_of_its_search(model: Path) -> None:
 def test_operations_are_those_of_the_search(model: Path) -> None:
     searcher = {"name": "asha", "metric": "error", "max_trials": 4, "max_length": {"epochs": 16}, "num_rungs": 3}
     run = run_local(load_config({"entrypoint": "python3 operations.py", "searcher": searcher}), model)
-    assert [row["validation"] for row in rows(run)] == [{"error": 1.0}, {"error": 0.25}, {"error": 0.0625}]
+    assert [row["validation"] for row in rows(run)[:-1]] == [{"error": 1.0}, {"error": 0.25}, {"error": 0.0625}]

@@ -10,7 +10,7 @@ import pytest
 
 from dray.config.load import load_config
 from dray.config.notify import Watched
-from dray.desk.effects import Reply, Say
+from dray.desk.effects import Reply
 from dray.desk.failure import Failure
 from dray.desk.messages import (
     CheckpointSaved,
@@ -211,9 +211,7 @@ def test_the_best_score_is_strictly_better_or_was_lost_with_an_earlier_lease_of_
     assert scene.replies()["best"] == 0.4
 
 
-def test_warnings_are_printed_and_a_checkpoint_of_an_ended_lease_counts(scene: Scene) -> None:
-    scene.driver.report("call", 1, DeskReport(warning="no metric"), False)
-    assert scene.take(Say) == [Say("warning: trial 0: no metric")]
+def test_a_checkpoint_of_an_ended_lease_counts(scene: Scene) -> None:
     scene.driver.on(LeaseOver(lease=1, group="g", trial=0))
     scene.driver.saved(None, 0, "id", 4, 0.5, 1.0)
     assert [each.record["event"] for each in scene.take(Append)] == ["saved"]
@@ -313,7 +311,8 @@ def test_an_error_that_is_fatal_ends_the_run_with_the_place_in_the_config(scene:
     scene.leave(1, 0, "errored", error="searcher.metric: there is no loss", fatal=True)
     [fail] = scene.take(Fail)
     assert isinstance(fail.error, FoundInTraining)
-    assert list(fail.error.faults) == [("searcher.metric", "there is no loss")]
+    assert str(fail.error) == "searcher.metric: there is no loss"
+    assert not scene.take(ShowFailure), "which would say it again, once per trial"
 
 
 def test_of_an_endless_error_the_ends_are_kept(scene: Scene) -> None:

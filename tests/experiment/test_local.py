@@ -324,43 +324,28 @@ with core.init() as context:
 RANDOM = {"name": "random", "metric": "error", "max_trials": 2}
 
 
-def test_program_without_the_metric_fails_at_its_first_validation_if_trials_are_compared(
+def test_program_without_the_metric_fails_at_its_first_validation(
     program: dict[str, Any], model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (model_dir / "reports.py").write_text(REPORTS)
-    config = load_config({**program, "entrypoint": "python3 reports.py", "searcher": RANDOM})
-    with pytest.raises(SearcherMetricError, match=r"compares 'error', but the program reported \['accuracy'\]"):
-        run_local(config, model_dir, path=model_dir / "run")
-    assert "validated" not in capsys.readouterr().out
+    for name, searcher in (("single", program["searcher"]), ("random", RANDOM)):
+        config = load_config({**program, "entrypoint": "python3 reports.py", "searcher": searcher})
+        with pytest.raises(SearcherMetricError, match=r"'error', but the program reported \['accuracy'\]"):
+            run_local(config, model_dir, path=model_dir / name)
+        assert "validated" not in capsys.readouterr().out
     (model_dir / "reports.py").write_text(REPORTS.replace("report_validation_metrics", "report_training_metrics"))
     with pytest.raises(SearcherMetricError, match=r"the program reported no validation metrics"):
         run_local(config, model_dir, path=model_dir / "at-its-end")
 
 
-def test_single_program_without_the_metric_is_warned_and_trains_to_its_end(
-    program: dict[str, Any], model_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (model_dir / "reports.py").write_text(REPORTS)
-    directory = run_local(load_config({**program, "entrypoint": "python3 reports.py"}), model_dir, path=model_dir / "r")
-    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 6
-    assert sum("searcher.metric is 'error'" in text for text in caplog.messages) == 1
-
-
-@pytest.mark.parametrize("searcher", ["single", "random"])
-def test_class_without_the_metric_ends_as_a_program_does(
-    searcher: str, model_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    more = {} if searcher == "single" else {"max_trials": 2}
-    named = {"name": searcher, "metric": "accuracy", "max_length": {"batches": 4}, **more}
-    config = load_config({**CONFIG, "searcher": named, "min_validation_period": {"batches": 1}})
-    if searcher == "single":
-        assert list_checkpoints(run_local(config, model_dir, path=model_dir / "run")) == {4}
-        [warning] = [text for text in caplog.messages if text.startswith("searcher.metric")]
-        assert "'accuracy', but the validation metrics are ['error']. The trial trains on" in warning
-        return
-    with pytest.raises(SearcherMetricError, match=r"compares 'accuracy', but validation returned \['error'\]"):
+@pytest.mark.parametrize("more", [{"name": "single"}, {"name": "random", "max_trials": 2}])
+def test_class_without_the_metric_fails_at_its_first_validation(more: dict[str, Any], model_dir: Path) -> None:
+    searcher = {"metric": "accuracy", "max_length": {"batches": 4}, **more}
+    config = load_config({**CONFIG, "searcher": searcher, "min_validation_period": {"batches": 1}})
+    with pytest.raises(SearcherMetricError, match=r"'accuracy', but validation returned \['error'\]"):
         run_local(config, model_dir, path=model_dir / "run")
-    assert not (model_dir / "run" / "metrics.jsonl").exists(), "it was the first validation"
+    [row] = map(json.loads, (model_dir / "run" / "metrics.jsonl").read_text().splitlines())
+    assert row["ended"] == "ERROR", "it was the first validation"
 
 
 @pytest.mark.parametrize("stops", [True, False])
@@ -387,7 +372,7 @@ def test_program_with_nan_is_asked_to_stop_if_the_config_says_so(program: dict[s
     # It never validates: where trials are compared, that would be an error at its end.
     config = load_config({**program, "entrypoint": "python3 reports.py", "searcher": RANDOM, "stop_on_nan": True})
     directory = run_local(config, model_dir, path=model_dir / "run")
-    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 3
+    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 3 + 1  # how it ended
 
 
 def test_class_that_exits_is_an_error_with_its_line(model_dir: Path) -> None:

@@ -83,6 +83,11 @@ def test_auto_explains_what_it_does() -> None:
     assert "hyperparameters are random or from the prior until there are 12 results" in believed
 
 
+def test_one_trial_is_described_in_the_singular() -> None:
+    config = load_config(EXAMPLES / "grid.yaml", ["searcher.name=random", "searcher.max_trials=1"])
+    assert "1 trial, total 8 epochs" in shown(config)[1].splitlines()
+
+
 def test_grid_has_its_points() -> None:
     rows, below = shown(load_config(EXAMPLES / "grid.yaml"))
     assert rows == [["1", "1", "8", "8", "8", "64"]]

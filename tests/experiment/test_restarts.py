@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from dray.desk.effects import Say
 from dray.desk.failure import Failure, FailureKind
 from dray.desk.messages import TrialLeft
 from dray.experiment.effects import Append, Effect, ShowFailure
 from dray.experiment.restarts import Restarts, failure_fields, why_given_up
+from dray.experiment.reuse import MAX_IN_VAIN
 
 
 def error(batches: int, where: str = "ValueError at model.py:3 in train_batch", kind: FailureKind = "error") -> Failure:
@@ -93,7 +95,9 @@ class Run:
 
     def __init__(self, *records: Mapping[str, Any], max_restarts: int = 5) -> None:
         self.effects: list[Effect] = []
-        self.restarts = Restarts(records, max_restarts=max_restarts, emit=self.effects.append)
+        self.restarts = Restarts(
+            records, max_restarts=max_restarts, code_of={9: "variant"}.get, emit=self.effects.append
+        )
 
     @property
     def records(self) -> list[Mapping[str, Any]]:
@@ -195,3 +199,56 @@ def test_a_trial_that_lacks_host_memory_twice_has_failed_and_teaches_the_search_
     assert run.fail(killed) is None
     assert run.fail(killed) == "errored"
     assert run.records[-1]["why"] == "out of memory twice"
+
+
+def test_a_failure_that_only_used_processes_cause_is_neither_counted_nor_listed_and_one_line_says_so() -> None:
+    run = Run(max_restarts=0)
+    assert run.fail(error(0), "ValueError: Duplicated\n...", reused=True) is None
+    assert run.restarts.reuse.needs_new(3)
+    assert not run.restarts.reuse.needs_new(4)
+    assert run.restarts.reached(3, 0) is False
+    assert run.restarts.reached(3, 1) is True
+    assert run.restarts.reuse.needs_new(4)
+    assert not run.restarts.reuse.needs_new(9)
+    assert [record["event"] for record in run.records] == ["withheld", "new_processes"]
+    assert not run.restarts.counted
+    assert not [each for each in run.effects if isinstance(each, ShowFailure)]
+    [line] = [each.line for each in run.effects if isinstance(each, Say)]
+    assert line.endswith("not in a new process (ValueError: Duplicated)")
+    assert Run(*run.records).restarts.reuse.needs_new(4)
+
+
+def test_another_driver_tries_a_withheld_failure_in_new_processes_too() -> None:
+    run = Run()
+    run.fail(error(0), reused=True)
+    later = Run(*run.records)
+    assert later.restarts.reuse.needs_new(3)
+    assert later.restarts.reuse.succeeded(3)
+
+
+@pytest.mark.parametrize(("max_restarts", "events"), [(0, ["gave_up"]), (1, ["restarted", "gave_up"])])
+def test_a_failure_in_new_processes_too_counts_as_if_none_were_withheld_and_is_not_tried_again_for_others(
+    max_restarts: int, events: list[str]
+) -> None:
+    run = Run(max_restarts=max_restarts)
+    assert run.fail(error(0), reused=True) is None
+    assert run.fail(error(0)) == "errored"
+    assert [record["event"] for record in run.records] == ["withheld", *events]
+    assert not run.restarts.reuse.needs_new(3)
+    run.fail(error(0), reused=True)
+    assert len([record for record in run.records if record["event"] == "withheld"]) == 1
+
+
+def test_a_death_in_new_processes_says_nothing_about_the_error_that_was_withheld() -> None:
+    run = Run()
+    run.fail(error(0), reused=True)
+    assert run.fail(died()) is None
+    assert run.restarts.reuse.needs_new(3)
+
+
+def test_errors_of_the_same_code_are_tried_in_new_processes_a_few_times_in_vain() -> None:
+    run = Run()
+    for number in range(MAX_IN_VAIN + 1):
+        run.fail(error(0, f"line {number}"), reused=True)
+        run.fail(error(0, f"line {number}"))
+    assert [record["event"] for record in run.records].count("withheld") == MAX_IN_VAIN

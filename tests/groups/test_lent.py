@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from dray.config.resources import Resources
 from dray.desk.connection import Call, Connection, ConnectionLost
 from dray.desk.loop import EventLoop
 from dray.desk.wire import Malformed
+from dray.errors import ConfigError
+from dray.groups.capacity import find_slots
 from dray.groups.lent import GroupServer, LentGroups
+from tests.groups.clusters import HEAD_NODE, cluster
 from tests.ray.harness import wait_for
 
 
@@ -78,3 +82,11 @@ def test_a_client_that_calls_what_none_calls_is_let_go_with_one_line(
     ]
     good.close()
     loop.close()
+
+
+def test_a_cluster_that_a_server_lends_is_one_thing_in_messages(loop: EventLoop) -> None:
+    asked = Resources(slots_per_trial=5)
+    server = GroupServer(address="10.0.0.1:6379", endpoint=loop.endpoint, local=False)
+    told = r"5 slots requested, but the Ray cluster of the server at 10\.0\.0\.1:6379 has, or can grow to, 4 cpu slots"
+    with pytest.raises(ConfigError, match=told):
+        find_slots(cluster(HEAD_NODE), asked, 5, server.cluster().description)

@@ -238,7 +238,9 @@ def test_mlflow_has_the_config_and_the_best_trial_of_a_search_that_is_over(serve
         "trial_id": 0,
         "hparams": dict(expected.hparams),
         "metric": 0.25,
-        "batches": 10,
+        "best_by": "one seed",
+        "batches": 20,
+        "best_batches": 10,
         "checkpoint": str(story.directory.trial(0) / "checkpoint_10"),
     }
     fetched = Path(read.client.download_artifacts(run, "experiment.yaml", str(tmp_path)))

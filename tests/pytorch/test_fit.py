@@ -353,7 +353,7 @@ def test_an_aggregation_longer_than_a_report_is_not_warned_of(fit: Fit, caplog: 
 
 
 class OneIdle(OneWeight):
-    """Of its three optimizers, one never steps and another one steps rarely."""
+    """One of its three optimizers never steps, and another one steps rarely."""
 
     def at_init(self) -> None:
         self.rare, self.idle = (

@@ -163,7 +163,7 @@ def test_its_checkpoints_are_whole_and_load_into_one_process(resumed: Sweep) -> 
     assert said.code == 0, said.err
     assert said.out.endswith(" checkpoints verified, 0 damaged\n")
     best = result.best_trial
-    checkpoint = result.path / f"trial_{best.trial_id}" / f"checkpoint_{best.batches}"
+    checkpoint = result.path / f"trial_{best.trial_id}" / f"checkpoint_{best.best_batches}"
     expected = weights(checkpoint)
     trials: list[Any] = [result.load_best_trial(), pytorch.load_trial_from_checkpoint_path(str(checkpoint))]
     for trial in trials:

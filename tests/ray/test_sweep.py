@@ -91,9 +91,9 @@ def test_journal_replays_with_every_decision_the_rules(result: dray.Result) -> N
 
 def test_best_trial_reads_96_percent_of_the_held_out_digits(result: dray.Result) -> None:
     best = result.best_trial
-    [accuracy] = result.metrics.query("trial_id == @best.trial_id and batches == @best.batches and name == 'accuracy'")[
-        "value"
-    ]
+    [accuracy] = result.metrics.query(
+        "trial_id == @best.trial_id and batches == @best.best_batches and name == 'accuracy'"
+    )["value"]
     assert accuracy > 0.96
     assert best.metric == result.trials["best_metric"].min()
 
@@ -129,6 +129,7 @@ def test_trials_have_a_row_each_and_the_documented_columns(result: dray.Result) 
         "batches",
         "metric",
         "best_metric",
+        "best_batches",
         "nan_since",
         "restarts",
         "started",

@@ -73,7 +73,9 @@ def story(ray_is_up: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
 def test_one_process_trains_one_variant_after_the_other(story: Story) -> None:
     of_trials = attempts(story.record)
     assert sorted(of_trials) == [0, 1, 2, 3, 5, 6]
-    assert len({each.pid for mine in of_trials.values() for each in mine}) == 1
+    # The variant that fails at its first batch is tried again in a new process; whether the next trials wait for that
+    # one or get another depends on when it ends.
+    assert len({each.pid for mine in of_trials.values() for each in mine}) in (2, 3)
     assert ends(story.path) == dict.fromkeys(range(7), 1)
 
 

@@ -36,7 +36,7 @@ from dray.serve.address import write as write_address
 from dray.serve.app import listening
 from dray.serve.control import Share
 from dray.serve.lanes import Bar, LaneFile
-from dray.serve.queue import Queue
+from dray.serve.queue import Queue, open_queue
 from dray.serve.quota import Quota
 from searchers.journal import Journal
 from searchers.rows import say
@@ -328,7 +328,7 @@ def _server(root: Path) -> Said:
 
     def start() -> None:
         with handle_errors(), Journal(root / tokens.STATE / "queue.jsonl") as journal:
-            queue = Queue(Journal.read(journal.path), journal.append)
+            queue = open_queue(journal)
             print([(each.name, each.state, each.notes) for each in queue.items()])
             print(LaneFile(root / tokens.STATE / "lanes.jsonl").kept)
             print(list(tokens.Tokens(root, TOKEN).all()))

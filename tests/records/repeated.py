@@ -11,7 +11,7 @@ from dray.config.search import build_search
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import MetricsLog
 from dray.storage import CheckpointStore
-from searchers.events import Create, Exited, Reported, Started
+from searchers.events import Create, Exited, Reason, Reported, Requested, Source, Started
 from searchers.journal import Journal
 
 Outcome = float | Literal["runs", "errored", "canceled", "diverged"]
@@ -28,6 +28,7 @@ def repeated(
     smaller_is_better: bool = True,
     metric: str = "error",
     experiment_seed: int = 1,
+    later: Sequence[tuple[int | None, float, Reason]] = (),
 ) -> ExperimentDirectory:
     """Write it.
 
@@ -35,6 +36,7 @@ def repeated(
         path: of the experiment; made.
         values: the value of each trial of the search.
         again: the value or the outcome of each repeat, by trial and seed; by default, it does not end.
+        later: trials that are added after the repeats: the trial that each is forked from, its value, and how it ends.
     """
     config = load_config(
         {
@@ -105,6 +107,13 @@ def repeated(
             case value:
                 run(action.trial, value)
                 search.on(Exited(trial=action.trial, reason="completed"))
+    for number, (source, value, reason) in enumerate(later):
+        forked = None if source is None else Source(trial=source, step=5, batches=5)
+        action = search.request(Requested(id=f"later-{number}", source=forked))[0]
+        assert isinstance(action, Create)
+        search.on(Started(trial=action.trial))
+        run(action.trial, value)
+        search.on(Exited(trial=action.trial, reason=reason))
     metrics.close()
     journal.close()
     return directory

@@ -29,6 +29,7 @@ def wrong(said: list[tuple[str, str, str, str, damage.Said]]) -> list[tuple[str,
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_no_damage_of_any_file_is_a_traceback_or_takes_others_down(tmp_path: Path) -> None:
     assert not wrong(list(damage.cells(tmp_path)))
 

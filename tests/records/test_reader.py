@@ -191,8 +191,8 @@ def test_table_has_the_front_by_the_definition(result: Result) -> None:
 def test_table_of_the_best_shows_every_metric_and_the_front(result: Result) -> None:
     heading, columns, first, *_ = best_trials(result.reader, width=200)
     assert heading == f"best trials (front 1 is the Pareto front, {len(result.reader.front())} trials):"
-    assert columns.split()[:6] == ["trial", "state", "batches", "front", "validation_loss", "size"]
-    assert first.split()[3] == "1"
+    assert columns.split()[:8] == ["trial", "state", "batches", "best", "at", "front", "validation_loss", "size"]
+    assert first.split()[4] == "1"
 
 
 def test_no_best_trial_if_none_keeps_the_limits(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dray.records.listing import StoredExperiment
 from dray.records.reader import ExperimentReader
 from dray.records.repeats import compared, summary
 from dray.records.result import Result
+from dray.records.standing import standing
 from dray.records.trial_record import TrialRecord
 from searchers.objectives import Metric, Objectives
 from tests.records.repeated import Outcome, repeated
@@ -52,6 +53,40 @@ def test_best_trial_has_the_best_mean_over_new_seeds(tmp_path: Path) -> None:
     assert [trial.id for trial in reader.ranked()[:5]] == [3, 2, 1, 4, 0], "the others follow by their own values"
     assert len(reader.ranked()) == 5 + 9
     assert len(reader.eligible()) == 5, "a repeat is never the best"
+
+
+MEANS = {1: 0.45, 2: 0.40, 3: 0.35}
+"""Of seeds whose luck is 0.1 on average, so that trial 3 has 0.45."""
+
+
+@pytest.mark.parametrize("source", [0, None])
+def test_trial_added_after_the_repeats_is_best_by_one_seed_if_it_is_better(source: int | None, tmp_path: Path) -> None:
+    reader = read(tmp_path, runs(MEANS), later=[(source, 0.44, "completed"), (source, 0.47, "completed")])
+    assert [trial.id for trial in reader.ranked()[:6]] == [14, 3, 15, 2, 1, 4], "behind it are those passed over"
+    seen = reader.overview()
+    assert (seen.best_trial, seen.best, seen.best_by) == (14, 0.44, "one seed")
+    assert reader.repeats_summary().startswith("trial 3 is the best of 3 over 3 seeds")
+    assert reader.repeats_summary().endswith("; trial 14, not trained again, is ahead with 0.44 from one seed")
+    assert reader.overview().to_json()["best_by"] == "one seed"
+
+
+@pytest.mark.parametrize("reason", ["stopped", "errored", "canceled"])
+def test_value_of_a_later_trial_counts_only_if_it_has_completed(reason: Any, tmp_path: Path) -> None:
+    reader = read(tmp_path, runs(MEANS), later=[(0, -1.0, reason)])
+    assert (reader.overview().best_trial, reader.overview().best_by) == (3, "mean of 3 seeds")
+    assert "one seed" not in reader.repeats_summary()
+
+
+def test_every_answer_has_the_same_best_value_and_says_what_it_is(tmp_path: Path) -> None:
+    reader = read(tmp_path, runs(MEANS))
+    best = Result(tmp_path / "experiment").best_trial
+    overview = reader.overview()
+    assert (overview.best_trial, overview.best, overview.best_by) == (best.trial_id, best.metric, best.best_by)
+    assert (best.metric, best.best_by) == (pytest.approx(0.45), "mean of 3 seeds")
+    assert best.metrics == {"error": pytest.approx(0.15)}, "at the checkpoint, of the best run"
+    assert standing(overview, reader).sentence.endswith("best error 0.45 of trial 3 (mean of 3 seeds)")
+    alone = read(tmp_path / "alone", {})
+    assert (alone.overview().best, alone.overview().best_by) == (0.1, "one seed")
 
 
 def test_larger_may_be_better(tmp_path: Path) -> None:
@@ -158,7 +193,7 @@ def test_later_finalist_is_not_waited_for(tmp_path: Path) -> None:
 def test_result_names_the_best_and_its_estimate(tmp_path: Path) -> None:
     directory = repeated(tmp_path / "experiment", VALUES, runs({1: 0.45, 2: 0.40, 3: 0.35}))
     best = Result(directory.path).best_trial
-    assert (best.trial_id, best.metric) == (3, pytest.approx(0.35 - 0.2)), "the third seed was lucky"
+    assert (best.trial_id, best.metrics) == (3, {"error": pytest.approx(0.35 - 0.2)}), "the third seed was lucky"
     assert best.checkpoint.path.endswith("trial_13/checkpoint_20")
     assert best.repeated is not None
     assert (best.repeated.mean, best.repeated.runs) == (pytest.approx(0.45), 3)

@@ -151,14 +151,14 @@ def test_times_are_those_of_the_first_start_and_of_the_end(story: Story) -> None
 
 def test_best_trial_is_ranked_by_its_best_validation_not_its_last(story: Story) -> None:
     best = story.result.best_trial
-    assert (best.trial_id, best.metric, best.batches) == (0, 0.25, 10)
+    assert (best.trial_id, best.metric, best.best_batches, best.batches) == (0, 0.25, 10, 20)
     assert best.hparams == story.search.trials[0].hparams
     assert Path(best.checkpoint.path) == story.directory.path / "trial_0" / "checkpoint_10"
 
 
 def test_largest_is_the_best_if_the_search_maximises(tmp_path: Path) -> None:
     best = told(tmp_path, config(smaller_is_better=False)).result.best_trial
-    assert (best.trial_id, best.metric, best.batches) == (0, 0.5, 20)
+    assert (best.trial_id, best.metric, best.best_batches, best.batches) == (0, 0.5, 20, 20)
 
 
 @pytest.mark.parametrize("fault", ["not kept", "no manifest", "cut", "changed"])
@@ -173,7 +173,7 @@ def test_another_checkpoint_replaces_the_best_one_only_on_request(story: Story, 
     elif fault != "not kept":
         (place / "state").write_bytes(b"stat" if fault == "cut" else b"stale")
     best = story.result.best_trial
-    assert (best.trial_id, best.batches, best.metric) == (3, 15, 0.125)
+    assert (best.trial_id, best.best_batches, best.metric) == (3, 15, 0.125)
     for use in (lambda: best.checkpoint, story.result.load_best_trial):
         with pytest.raises(ExperimentError) as error:
             use()
@@ -219,9 +219,18 @@ def test_a_result_shows_its_name_state_trials_and_best(
     assert repr(result) == f"<dray.Result {shown}>"
     html = result._repr_html_()
     assert f"<b>{shown}</b>" in html
-    assert re.findall("<th>(.*?)</th>", html) == ["trial", "state", "batches", "best error", "lr", "net.depth"]
+    assert re.findall("<th>(.*?)</th>", html) == [
+        "trial",
+        "state",
+        "batches",
+        "best at",
+        "best error",
+        "lr",
+        "net.depth",
+    ]
     cells = re.findall("<td>(.*?)</td>", html)
-    assert (cells[:4], cells[6:10]) == (["0", "COMPLETED", "20", "0.25"], ["3", "RUNNING", "10", "0.375"])
+    assert cells[:5] == ["0", "COMPLETED", "20", "10", "0.25"]
+    assert cells[7:12] == ["3", "RUNNING", "10", "10", "0.375"]
 
 
 def test_a_result_shows_its_path_if_its_files_are_gone(story: Story) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
-from dray.records.rungs import rung_estimates
+from dray.records.rungs import RungEstimate, rung_estimates
 
 
 def config(searcher: dict[str, Any]) -> ExperimentConfig:
@@ -47,6 +47,13 @@ def test_a_rung_that_ranks_and_one_with_no_trials_beyond_it() -> None:
     assert (
         second.sentence("epochs")
         == f"3 epochs: rank correlation with the next rung not known (0 of {second.trials} trials), 33% continue"
+    )
+
+
+def test_a_rung_that_one_trial_has_reached_is_described_in_the_singular() -> None:
+    rung = RungEstimate(length=1, trials=1, compared=0, correlation=None, continues=1 / 3)
+    assert rung.sentence("epochs") == (
+        "1 epoch: rank correlation with the next rung not known (0 of 1 trial), 33% continue"
     )
 
 

@@ -394,7 +394,7 @@ def test_report_of_a_running_experiment_says_so_and_of_its_failures(tmp_path: Pa
     assert "1 trial had invalid hyperparameters" in text
     assert "slots per trial 1/4 slot" in text
     # "layers" is [1, 2] in all that have validated, and nothing yet in one that has not started.
-    assert "trial state batches error lr net.depth 0 completed 10 0.25 0.1726" in text
+    assert "trial state batches best at error lr net.depth 0 completed 20 10 0.25 0.1726" in text
     assert "3 failures; after 1 of them a trial was not restarted" in text
     story.happen(Exited(trial=3, reason="out_of_memory"))
     assert "1 trial ran out of GPU memory" in text_of(write_report(story.directory.path).read_text())

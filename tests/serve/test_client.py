@@ -38,6 +38,17 @@ def server(served: Served) -> Server:
     return Server(served.url, TOKEN)
 
 
+def test_local_runs_are_not_the_latest_experiment(server: Server, served: Served) -> None:
+    digits = simulated(served.results / "digits-1", 2).path
+    run = served.results / "local" / "digits-mine"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text(
+        f'{{"batches": 5, "time": {time.time() + 60}, "final": true, "decides": true}}\n'
+    )
+    assert [each["name"] for each in server.experiments()] == [digits.name, run.name]
+    assert server.named("latest") == server.named("digits") == digits.name
+
+
 # ------------------------------------------------------------------------------------------------------- finding it
 def test_a_server_of_this_user_is_found_by_its_file(served: Served) -> None:
     assert Server.find() is None

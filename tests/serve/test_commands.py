@@ -158,7 +158,19 @@ def test_ways_around_the_server(
 def test_detach_needs_a_server(results: Path, config: Path, dray: Dray) -> None:
     said = dray("e", "create", config, "--detach").is_one_line()
     assert said == "dray: --detach needs a server, and none is up; start one with: dray serve\n"
+    for option, *value in (["--storage-path", "s3://bucket/results"], ["--path", "here"], ["--no-server"], ["--local"]):
+        said = dray("e", "create", config, "--detach", option, *value).is_one_line()
+        assert said.startswith(f"dray: --detach submits to a server, but {option} runs the experiment in this process")
     assert "only one of --detach and --follow" in dray("e", "create", config, "-d", "-f").is_one_line()
+
+
+def test_what_was_not_submitted_to_the_server_can_not_be_detached(up: Served, results: Path, dray: Dray) -> None:
+    simulated(results / "mine-1", 2)
+    for command in (("resume",), ("extend", "--max-trials", 9)):
+        said = dray("e", command[0], "mine", *command[1:], "--detach").is_one_line()
+        assert said == f"dray: mine was not submitted to the server at {up.url}, so it runs here: leave out --detach\n"
+    said = dray("e", "fork", "mine", "--no-server", "--detach").is_one_line()
+    assert said.startswith("dray: --detach submits to a server, but --no-server runs the experiment in this process")
 
 
 @pytest.mark.slow
@@ -171,8 +183,8 @@ def test_ctrl_c_leaves_the_experiment_running(digits: Served) -> None:
         follower.send_signal(signal.SIGINT)
         err = follower.communicate(timeout=60)[1]
     assert follower.returncode == 130
-    assert "digits-1 continues on the server; follow it again with: dray experiment logs digits-1 -f" in err
-    assert "stop it with: dray experiment stop digits-1" in err
+    assert "digits-1 continues on the server; follow it again with: dray experiment logs 1 -f" in err
+    assert "stop it with: dray experiment stop 1" in err
     assert digits.control.calls == []
 
 
@@ -181,7 +193,7 @@ def test_a_submitted_experiment_is_stopped_through_the_server(digits: Served, dr
     said = dray("e", "stop", "1")
     assert said.code == 0
     assert "waiting until its running trials have saved a checkpoint" in said.err
-    assert said.err.endswith("stopped; resume with: dray experiment resume digits-1\n")
+    assert said.err.endswith("stopped; resume with: dray experiment resume 1\n")
     digits.control.put("digits-1", "STOPPING")
     soon(lambda: digits.control.put("digits-1", "STOPPED"))
     assert "at once" in dray("e", "stop", "1").err
@@ -189,9 +201,7 @@ def test_a_submitted_experiment_is_stopped_through_the_server(digits: Served, dr
 
 
 def test_it_is_paused_activated_and_killed(digits: Served, dray: Dray) -> None:
-    assert dray("e", "pause", "digits").err == (
-        "digits-1 is PAUSED; continue it with: dray experiment activate digits-1\n"
-    )
+    assert dray("e", "pause", "digits").err == ("digits-1 is PAUSED; continue it with: dray experiment activate 1\n")
     assert "is PAUSED" in dray("e", "pause", "digits").is_one_line()
     assert dray("e", "activate", "latest").code == 0
     assert dray("e", "kill", "1").code == 0

@@ -10,9 +10,11 @@ from urllib.parse import urljoin
 import pytest
 
 from dray.errors import ConfigError
+from dray.serve import tokens
 from dray.serve.app import listening, make_app
 from dray.serve.auth import LOOPBACK
 from dray.serve.client import Server
+from dray.serve.quota import Quota
 from dray.serve.root_path import RootPath
 from dray.serve.site import openapi
 from dray.serve.tokens import Tokens
@@ -68,6 +70,16 @@ def test_a_server_below_a_path_is_whole(below: Served, prefix: str) -> None:
     assert Server(f"http://127.0.0.1:{below.port}{prefix}/", TOKEN).status().slots == below.control.status().slots
 
 
+def test_servers_at_several_paths_of_a_host_read_their_own_cookies(below: Served) -> None:
+    reader = tokens.create(below.results, "reader", "read", Quota())
+    login = below.send("GET", f"/lab/dray/login?token={reader}", headers={})
+    operator = Tokens(below.results, TOKEN).bearer(TOKEN)
+    assert operator is not None
+    elsewhere = f"dray-{below.port}={operator.cookie}"  # of a server at "/"
+    both = f"{login.headers['Set-Cookie'].partition(';')[0]}; {elsewhere}"  # a browser sends the longer path's first
+    assert below.send("GET", "/lab/dray/api/v1/token", headers={"Cookie": both}).json["name"] == "reader"
+
+
 def test_every_route_below_a_path_needs_what_it_needs_elsewhere(below: Served) -> None:
     tokens = Tokens(below.results, TOKEN)
     app = make_app(below.control, below.results, tokens=tokens, hosts=LOOPBACK, root=ROOT)
@@ -113,7 +125,7 @@ def test_foreign_pages_are_refused_below_a_path_too(below: Served, headers: Mapp
     login = below.send("GET", f"/lab/dray/login?token={TOKEN}", headers={})
     mine = {"Cookie": login.headers["Set-Cookie"].partition(";")[0]}
     if headers.get("Host"):  # the cookie has the port of the address that the browser sees
-        mine["Cookie"] = mine["Cookie"].replace(f"dray-{below.port}", "dray-80")
+        mine["Cookie"] = mine["Cookie"].replace(f"dray-{below.port}", f"dray-{80}")
     headers = {name: value.replace("{port}", str(below.port)) for name, value in headers.items()}
     reply = below.send("POST", f"/lab/dray{STOP}", headers={**mine, "X-Dray": "1", **headers})
     assert reply.status == (200 if is_ours else 403), reply.body

@@ -204,7 +204,7 @@ def test_a_trial_has_its_metrics_checkpoints_and_failures(served: Served) -> Non
         key: mine["value"].tolist() for key, mine in rows.groupby(["kind", "name"])
     }
     assert served.api("GET", "/experiments/experiment/trials/99").status == 404
-    assert trial["best"] == {"trial": 0, "metric": 0.25, "hparams": trial["hparams"]}
+    assert trial["best"] == {"trial": 0, "metric": 0.25, "best_by": "one seed", "hparams": trial["hparams"]}
     assert trial["lineage"] == {"ancestors": [], "children": [], "repeats": []}
 
 

@@ -87,7 +87,8 @@ def main() -> None:
     parser.add_argument("--token", action="store_true", help="a token with a quota of slots submits them to a server")
     parser.add_argument("--whole", action="store_true", help="do not shrink the schedule")
     arguments = parser.parse_args()
-    names = ("requests", "pbt", "auto", "budgets", "repeats", "token", "alerts")
+    parser.add_argument("--once", action="store_true", help="what programs do works only once in a process")
+    names = ("requests", "pbt", "auto", "budgets", "repeats", "token", "alerts", "once")
     options = {name: getattr(arguments, name) for name in names}
     options["faults"] = not arguments.no_faults
     if arguments.end is None:

@@ -20,6 +20,7 @@ from dray.experiment.core import RunCore
 from dray.experiment.driver import ExperimentDriver
 from dray.experiment.limits import Limits
 from dray.experiment.retention import Retention
+from dray.experiment.reuse import Reuse
 from dray.records.spending import Spending
 from searchers.search import Search
 from tests.simulation.schedule import Schedule, drawn
@@ -29,8 +30,8 @@ MOST = 1_000
 
 
 class Bug(NamedTuple):
-    """A fault in the code of a method or function: `wrong` replaces `right`. The seed finds it, with a
-    person's requests if `requests`, with budgets if `budgets`, and with alerts if `alerts`."""
+    """A fault in the code of a method or function: `wrong` replaces `right`. The seed finds it, with a person's
+    requests, budgets, alerts, and code that works once in a process on demand."""
 
     owner: Any
     name: str
@@ -40,9 +41,10 @@ class Bug(NamedTuple):
     requests: bool = False
     budgets: bool = False
     alerts: bool = False
+    once: bool = False
 
     def schedule(self, seed: int) -> Schedule:
-        return drawn(seed, requests=self.requests, budgets=self.budgets, alerts=self.alerts)
+        return drawn(seed, requests=self.requests, budgets=self.budgets, alerts=self.alerts, once=self.once)
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
@@ -132,6 +134,12 @@ BUGS = {
     ),
     "an alert that is not on the disk with its cause": Bug(
         RunCore, "settle", "self._write(records + alerts)", "self._write(records)", 5, alerts=True
+    ),
+    "a failure that an earlier trial in its process has caused counts": Bug(
+        Reuse, "withhold", "if not left.reused", "if True", 0, once=True
+    ),
+    "a used group for a trial that needs a new one": Bug(
+        Desk, "_match", "if group.used and trial in client.new:", "if False:", 0, once=True
     ),
     "a killed run that counts up to the next": Bug(
         Spending,

@@ -10,6 +10,7 @@ from dray.cluster.view import ClusterView, RayNode
 from dray.desk.connection import DeskUnreachable
 from dray.desk.effects import After
 from dray.desk.failure import LOST_NODE
+from dray.desk.messages import Departure
 from dray.groups.effects import ClusterSeen, EndGroup, GroupPlaced, LookAtCluster, ProcessesEnded, StartGroup
 from dray.groups.lender import GroupKind, Lender, OnPool, PoolClosed, PoolOpened
 from tests.simulation.world import Connection, Failed, Future, Process, Steps, World, proceed
@@ -229,6 +230,8 @@ class Rank(Process):
         self._has_returned = False
         self._driver: Connection | None = None
         self._endpoint: Any = None
+        self._code: Any = None  # the experiment and the code that are loaded
+        self._is_reused = False  # it has run a trial, or had other code
 
     def end(self) -> None:
         if self.alive:
@@ -254,7 +257,15 @@ class Rank(Process):
                 number = lease.bind.lease
                 if self.rank == 0:
                     desk.tell("begun", number)
+                code = lease.experiment.name, lease.bind.code
+                self._is_reused = self._is_reused or self._code not in (None, code)
+                if self._is_reused and self._code != code and lease.experiment.setup.once == "import":
+                    self._code = code, "not"
+                    desk.tell("leave", number, self.rank, Departure(outcome="unloaded", alone=True))
+                    continue
+                self._code = code
                 departure = yield from self.serve(lease, self._connect(endpoint))
+                self._is_reused = True
                 desk.tell("leave", number, self.rank, departure)
         except DeskUnreachable:
             error = f"{DeskUnreachable.__name__}: the desk"

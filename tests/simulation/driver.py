@@ -24,8 +24,8 @@ from dray.groups.effects import StartGroup
 from dray.groups.lender import GroupKind, Lender, OnPool
 from dray.groups.pool import GroupsPlan
 from dray.groups.slots import Slots
+from searchers import rows
 from searchers.events import TrialResult
-from searchers.journal import Journal
 from tests.simulation.cluster import Cluster, Lending
 from tests.simulation.experiment import Experiment
 from tests.simulation.worker import Lease
@@ -192,7 +192,7 @@ class DriverProcess(Loop):
             raise Failed(f"{self.name} begins, and {other.name} has not ended")
         experiment.process = self
         self._journal = DiskJournal(experiment.disk, facts.written)
-        records: list[dict[str, Any]] = Journal.parse(experiment.disk.data, where=experiment.name)
+        records: list[dict[str, Any]] = rows.strict(experiment.disk.data, experiment.name)
         for record in records[facts.count :]:  # a killed process wrote them without noticing
             facts.written(record)
         if len(records) != facts.count:
@@ -414,7 +414,7 @@ class DriverProcess(Loop):
     def _check_replay(self) -> None:
         """Check that the journal's file restores the driver's search. (If that was killed, the next one replays it.)"""
         search = self.driver.search
-        records = Journal.parse(self.experiment.disk.data, where=self.name)
+        records = rows.strict(self.experiment.disk.data, self.name)
         replayed = build_search(self.experiment.config, lambda record: None, records=records)
         if repr(replayed.trials) != repr(search.trials) or replayed.done != search.done:  # NaN is not equal to itself
             raise Failed(f"{self.name}: by its journal its trials are {replayed.trials}, in place of {search.trials}")

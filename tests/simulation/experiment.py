@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from dray.config.load import load_config
 from dray.config.notify import Notify
@@ -54,6 +54,7 @@ class Setup:
         invalid, diverging: shares of trials with invalid hyperparameters, and with a loss that becomes NaN.
         extensions: extensions of the experiment, each applied when it is opened again.
         priority, weight, max_slots: its share of the slots.
+        once: what can be done only once in a process: its import, or a trial. No failure of that counts.
         budget: of the config. The user increases it when it is spent.
         repeat: numbers of seeds and of trials that are trained again, or none.
         notify: after how many trials without a gain, and at what share of the budget, somebody is told; or none.
@@ -78,6 +79,7 @@ class Setup:
     weight: float
     max_slots: int | None
     batch_s: float
+    once: Literal["", "import", "trial"] = ""
     budget: tuple[tuple[str, float], ...] = ()
     repeat: tuple[int, int] | None = None
     notify: tuple[int, float] | None = None
@@ -91,6 +93,8 @@ class Setup:
         searcher = dict(self.searcher)
         for number in range(len(self.errors)):
             yield replace(self, errors=self.errors[:number] + self.errors[number + 1 :])
+        if self.once:
+            yield replace(self, once="")
         if self.budget:
             yield replace(self, budget=())
         if self.repeat:
@@ -381,6 +385,10 @@ class Facts:
             elif (reason in ("errored", "out_of_memory")) != (trial in self.given_up) and reason != "stopped":
                 self._fail(f"trial {trial} was {reason}, and {'' if trial in self.given_up else 'not '}given up")
         elif event in ("restarted", "gave_up"):
+            if record["error"] == "duplicated":
+                self._fail(
+                    f"a failure of trial {record['trial']} counts that is due to an earlier trial in its process"
+                )
             self._failures[trial] += 1
             if trial in self.ended:
                 self._fail(f"trial {trial} {event}, though it was {self.ended[trial]} before")

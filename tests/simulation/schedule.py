@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from tests.simulation.experiment import Setup, TrialError
 
@@ -149,6 +149,17 @@ def with_alerts(schedule: Schedule) -> Schedule:
     return replace(schedule, setups=tuple(setups))
 
 
+def with_once(schedule: Schedule) -> Schedule:
+    """Let programs do what can be done only once in a process, while they are imported or in each trial."""
+    random = Random(f"once:{schedule.seed}")
+    kinds: tuple[Literal["import", "trial"], ...] = ("import", "trial")
+    setups = [
+        replace(each, once=random.choice(kinds), reuse_workers=True, errors=(), max_restarts=max(each.max_restarts, 3))
+        for each in schedule.setups
+    ]
+    return replace(schedule, setups=tuple(setups))
+
+
 def with_token(schedule: Schedule) -> Schedule:
     """Let one token submit two or three experiments to a server, perhaps with different slots per trial."""
     random, most = Random(f"token:{schedule.seed}"), sum(schedule.nodes)
@@ -171,9 +182,10 @@ def drawn(
     repeats: bool = False,
     token: bool = False,
     alerts: bool = False,
+    once: bool = False,
 ) -> Schedule:
     """Draw the schedule of a seed; on demand with a token's quota, a person's requests, populations or `auto`, budgets,
-    repeats, and alerts."""
+    repeats, alerts, and code that works once in a process."""
     schedule = schedule_of(seed, faults=faults)
     schedule = with_token(schedule) if token else schedule
     schedule = with_auto(schedule) if auto else schedule
@@ -181,7 +193,8 @@ def drawn(
     schedule = with_repeats(schedule) if repeats else schedule
     schedule = with_requests(schedule) if requests else schedule
     schedule = with_budgets(schedule) if budgets else schedule
-    return with_alerts(schedule) if alerts else schedule
+    schedule = with_alerts(schedule) if alerts else schedule
+    return with_once(schedule) if once else schedule
 
 
 def schedule_of(seed: int, *, faults: bool = True) -> Schedule:

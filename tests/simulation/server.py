@@ -21,7 +21,7 @@ from dray.serve.core import ServerCore
 from dray.serve.queue import Queue
 from dray.serve.quota import Quota
 from dray.serve.scheduler import ProcessEnd
-from searchers.journal import Journal
+from searchers import rows
 from tests.simulation.cluster import Cluster, Lending
 from tests.simulation.driver import Core, DriverProcess, Loop, check_leases
 from tests.simulation.experiment import Experiment
@@ -116,7 +116,7 @@ class ServerProcess(Loop):
         self.processes: dict[str, LentDriver] = {}
         self._is_ending = False
         journal = DiskJournal(results.disk, lambda record: None)
-        records = Journal.parse(results.disk.data, where=self.name)
+        records = rows.strict(results.disk.data, self.name)
         self.quota = results.quota
         queue = Queue(records, journal.append, clock=lambda: self.world.now)
         self._check(queue)

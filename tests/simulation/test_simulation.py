@@ -61,6 +61,11 @@ def test_each_alert_is_raised_once_and_sent_whatever_dies_in_schedules_of_faults
     assert not failures(range(40), alerts=True, requests=True, budgets=True)
 
 
+def test_code_that_works_once_in_a_process_fails_no_trial_in_schedules_of_faults() -> None:
+    assert not failures(range(12), faults=False, once=True)
+    assert not failures(range(30), once=True)
+
+
 def test_faults_that_were_found_stay_mended() -> None:
     assert not failures(FOUND)
 

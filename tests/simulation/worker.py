@@ -112,6 +112,9 @@ class Rank0(Rank):
         self._experiment.facts.resumed(self._trial, self._trained, self._lineage)
         if found is not None and (ended := (yield from self._resume(found))) is not None:
             return Departure(outcome=ended, error=self._why_diverged)
+        if self._is_reused and self._experiment.setup.once == "trial":
+            failure = Failure(kind="error", where="ValueError in __init__", batches=0)
+            raise TrialFailed(Departure(outcome="errored", error="duplicated", failure=failure, reused=True))
         if self._experiment.is_invalid(self._bind.hparams):
             raise TrialFailed(Departure(outcome="invalid_hp", error="these hyperparameters"))
         steps, outcome = drive(self._experiment.plan, at), None

@@ -12,6 +12,7 @@ import heapq
 import json
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -403,6 +404,7 @@ class DiskJournal(Journal):
     """The real journal, on a simulated disk. `written` is called with each record once it is on the disk."""
 
     def __init__(self, disk: Disk, written: Callable[[Mapping[str, Any]], object]) -> None:
+        self.path = Path("journal.jsonl")
         self._disk, self._written = disk, written
         self._waiting: list[Mapping[str, Any]] = []
         disk.data = disk.data[: disk.data.rfind(b"\n") + 1]  # a torn line is removed

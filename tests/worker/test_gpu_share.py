@@ -117,7 +117,7 @@ def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Serve:
     gpu = with_gpu(FakeGPU(), monkeypatch)
     found: list[int] = []
 
-    def trial(*_: object) -> Departure:
+    def trial(*_: object, **__: object) -> Departure:
         found.append(gpu.limit)
         gpu.fraction = 1.0  # a trial can do that
         return Departure(outcome="completed")

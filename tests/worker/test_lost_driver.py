@@ -38,5 +38,7 @@ def test_its_trial_is_restarted() -> None:
     desk.leave("bye", granted.lease, 0, lost_driver(lost.value, batches=20))
     assert effects[0] == Reply("bye", None), "one that hangs waits for it before it ends its process"
     left = next(each.message for each in effects if isinstance(each, Tell) and isinstance(each.message, TrialLeft))
-    assert Restarts([], max_restarts=0, emit=effects.append).end_of(left) is None, "as if its node were lost"
+    assert Restarts([], max_restarts=0, code_of=lambda trial: None, emit=effects.append).end_of(left) is None, (
+        "as if its node were lost"
+    )
     assert left.error.startswith("trial 3 has lost its driver: lost the connection to the experiment's desk at 10.0")

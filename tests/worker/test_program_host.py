@@ -150,8 +150,6 @@ def test_the_compared_metric_must_be_a_number(loss: object, tmp_path: Path) -> N
     host = host_of(Desk(), tmp_path)
     with pytest.raises(SearcherMetricError, match=r"searcher.metric: 'loss' must be a number, but .* reported .*0.5"):
         host.report(Report(batches=7, validation={"loss": loss}))
-    alone = host_of(Desk(), tmp_path, replace(BY_BATCHES, is_single=True))
-    assert not alone.report(Report(batches=7, validation={"loss": loss})), "nothing is compared"
 
 
 @pytest.mark.parametrize("unit", [None, Batch(1), Epoch(1)])
@@ -220,8 +218,10 @@ def test_lengths_that_the_search_has_a_report_of_are_not_decided_again(tmp_path:
     assert desk.decided == [], "it repeats what no checkpoint has"
 
 
-def test_a_first_validation_without_the_metric_is_an_error(tmp_path: Path) -> None:
-    host = host_of(Desk(), tmp_path)
+@pytest.mark.parametrize("is_single", [False, True])
+def test_a_first_validation_without_the_metric_is_an_error(is_single: bool, tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path, replace(BY_BATCHES, is_single=is_single))
+    host.opened()
     host.report(Report(batches=1, training={"loss": 1.0}))
     with pytest.raises(SearcherMetricError, match=r"compares 'loss', but the program reported \['accuracy'\]"):
         host.report(Report(batches=1, validation={"accuracy": 0.5}))
@@ -263,29 +263,6 @@ def test_if_nothing_is_compared_a_program_need_not_report_the_metric(reported: R
     assert host.has_reported
     assert host.end() == "completed"
     assert (desk.reports[-1].final, desk.reports[-1].step) == (True, None)
-
-
-def test_if_nothing_is_compared_a_validation_without_the_metric_is_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    desk = Desk()
-    host = host_of(desk, tmp_path, replace(BY_BATCHES, rungs=(), is_single=True))
-    host.opened()
-    for batches in (1, 2):
-        host.report(Report(batches=batches, validation={"accuracy": 0.5}))
-    assert host.end() == "completed"
-    [warning] = [report.warning for report in desk.reports if report.warning]
-    assert "searcher.metric is 'loss', but the validation metrics are ['accuracy']" in warning
-    assert caplog.messages == [warning], "in the trial's log too"
-
-
-def test_a_trial_that_is_a_class_is_warned_in_the_same_way(tmp_path: Path) -> None:
-    desk = Desk()
-    host = host_in(tmp_path, desk, replace(BY_BATCHES, is_single=True))
-    assert list(host.metrics) == [], "so that the executor does not look for it"
-    host.publish(Report(batches=1, validation={"accuracy": 0.5}, checkpoint="checkpoint_1"))
-    host.publish(Report(batches=2, validation={"accuracy": 0.5}, final=True))
-    assert [(bool(report.warning), report.value) for report in desk.reports] == [(True, None), (False, None)]
 
 
 STOPPING = replace(BY_BATCHES, stops_on_nan=True)

@@ -82,7 +82,9 @@ class ClusterCheck:
             self.add_error(node.name, f"torch can't be imported: {error}")
         elif len(node.gpus) < node.gpus_of_ray:
             why = f"it is built for CUDA {node.cuda}" if node.cuda else "it is built without CUDA"
-            self.add_error(node.name, f"Ray counts {node.gpus_of_ray} GPUs, torch sees {len(node.gpus)}; {why}")
+            self.add_error(
+                node.name, f"Ray counts {counted(node.gpus_of_ray, 'GPU')}, torch sees {len(node.gpus)}; {why}"
+            )
         elif node.gpus and not node.nccl:
             self.add_error(node.name, "torch is built without NCCL: trials can't have several GPUs")
         if node.efa_devices and node.gpus and not node.nccl_plugin:

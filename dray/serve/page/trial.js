@@ -45,7 +45,7 @@ const useMetrics = path => useData(`${path}/metrics?points=${POINTS}`, { every: 
 function Overview({ name, trial, path, it }) {
   const { data: metrics } = useMetrics(path), ran = it.started ? (it.ended ?? Date.now() / 1000) - it.started : null;
   const tiles = [
-    { value: number(it.best_metric), label: `best ${metrics?.metric ?? ""}`, more: it.rank === null ? "" : `rank ${count(it.rank)} of ${count(it.of)}` },
+    { value: number(it.best_metric), label: `best ${metrics?.metric ?? ""}`, more: [it.repeated && `${number(it.repeated.mean)}: mean of ${plural(it.repeated.runs, "seed")}`, it.rank !== null && `rank ${count(it.rank)} of ${count(it.of)}`].filter(Boolean).join("; ") },
     { value: number(it.metric), label: `last ${metrics?.metric ?? ""}`, more: it.nan_since === null ? "" : `NaN since batch ${count(it.nan_since)}`, bad: it.nan_since !== null },
     { value: count(it.batches), label: "batches", more: it.best_batches === null ? "" : `best at ${count(it.best_batches)}` },
     { value: duration(ran), label: "time", more: it.started ? `since ${clock(it.started)}${it.restarts ? `, ${plural(it.restarts, "restart")}` : ""}` : "not started" },

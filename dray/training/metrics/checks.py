@@ -47,17 +47,6 @@ def check_metrics(
             )
 
 
-def metric_warning(metric: str, validation: Mapping[str, object]) -> str:
-    """The warning about a missing metric of `searcher: {name: single}`, which compares nothing; "" if it is there."""
-    if isinstance(validation.get(metric), (int, float)):
-        return ""
-    return (
-        f"searcher.metric is {metric!r}, but the validation metrics are {sorted(validation)}. The trial trains on, "
-        "because `single` compares nothing, but it will have no best validation; set searcher.metric to one of these"
-        f"{_hint(metric, validation)}"
-    )
-
-
 def _hint(metric: str, validation: Mapping[str, object]) -> str:
     from searchers.errors import did_you_mean  # imported here, because workers should import little
 
@@ -135,33 +124,24 @@ def crossed(rungs: Sequence[float], before: float | None, now: float) -> Reached
 
 
 class MetricChecks:
-    """Checks the reports of one trial. `is_single`: of `searcher: {name: single}`, which compares nothing."""
+    """Checks the reports of one trial. `is_single`: of `searcher: {name: single}`, whose program need not report."""
 
     def __init__(self, metrics: Sequence[str], *, is_single: bool, stops_on_nan: bool) -> None:
-        self._metric, self._stops_on_nan = metrics[0], stops_on_nan
-        self.is_single, self._warned = is_single, False
-        self.compared = () if is_single else tuple(metrics)
+        self.metrics, self.is_single, self._stops_on_nan = metrics, is_single, stops_on_nan
 
     def check_program(self, report: Report | None, *, known: bool) -> None:
         """Check a report of a program with its own loop, or its end if None. See `check_metrics`."""
+        if report is None and self.is_single:
+            return  # it may only evaluate a model
         validation = {} if report is None else report.validation
         if validation is not None and (report is None or report.compared):
-            check_metrics(self.compared, validation, FROM_PROGRAM, known=known)
-
-    def warn(self, report: Report) -> str:
-        """Log and return a warning if the first validation of a single trial lacks the metric."""
-        if not self.is_single or self._warned or report.validation is None or not report.compared:
-            return ""
-        self._warned = True
-        if warning := metric_warning(self._metric, report.validation):
-            log.warning(warning)
-        return warning
+            check_metrics(self.metrics, validation, FROM_PROGRAM, known=known)
 
     def diverged(self, report: Report) -> str:
         """Log and return the reason if the trial must be stopped because a loss is NaN or infinite; else ""."""
         if not self._stops_on_nan or report.final:
             return ""
-        why = diverged(self._metric, {"training": report.training, "validation": report.validation})
+        why = diverged(self.metrics[0], {"training": report.training, "validation": report.validation})
         if why:
             log.warning("the trial is stopped (stop_on_nan): after %d batches %s", report.batches, why)
         return why
