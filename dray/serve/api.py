@@ -129,7 +129,7 @@ class Api:
 
             return await self._once(request, config.encode() + await asyncio.to_thread(_digest, packed), submit)
         finally:
-            await _call(self._submitters, stack.close)  # it may remove thousands of files
+            self._submitters.submit(stack.close)  # it may remove thousands of files
 
     async def _once(
         self, request: web.Request, sent: bytes, perform: Callable[[Attempt], Awaitable[tuple[int, Any]]]
@@ -207,7 +207,7 @@ class Api:
             has_code = patch is not None or code is not None
             return await self._request(request, sent, make, self._submitters if has_code else None)
         finally:
-            await _call(self._submitters, stack.close)  # it may remove thousands of files
+            self._submitters.submit(stack.close)  # it may remove thousands of files
 
     async def _fork_trial(self, request: web.Request) -> web.StreamResponse:
         trial, body = int(request.match_info["trial"]), await _body(request)

@@ -10,6 +10,7 @@ from typing import Any
 
 from dray.code.archive import BadArchive, unpack
 from dray.code.ignore import leads_to_code
+from dray.code.trial_import import fault_of_import
 from dray.experiment import requests
 from dray.experiment.request_files import RequestFiles
 from dray.records.directory import ExperimentDirectory
@@ -19,7 +20,6 @@ from dray.records.reader import ExperimentReader
 from dray.serve.answers import BadInput
 from dray.serve.control import ACTIVE, Control, WrongState
 from dray.serve.keys import Attempt
-from dray.serve.outside import import_on_trial
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
 
@@ -78,7 +78,7 @@ def add_with_code(path: Path, hparams: Mapping[str, Any], patch: str | None, cod
     if code is not None:
         unpack_code(code)
     with closing(StoredExperiment.here(ExperimentDirectory.open(path)).read()) as reader:
-        return requests.add(reader, hparams, patch=patch, code=code, importer=import_on_trial)
+        return requests.add(reader, hparams, patch=patch, code=code, importer=fault_of_import)
 
 
 def unpack_code(code: Path) -> None:
