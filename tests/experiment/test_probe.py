@@ -112,6 +112,7 @@ def test_a_size_fits_if_it_fits_on_every_rank(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_allocation_that_fails_ends_a_size_and_not_the_probe(model_dir: Path) -> None:
     one_slot = {"entrypoint": "probed:LittleMemory", "resources": {"slots_per_trial": 1, "slot": "cpu"}}
     hyperparameters = {"global_batch_size": 1, "lr": 0.1}
