@@ -96,7 +96,7 @@ def test_a_wrong_submission_is_one_error(up: Served, agent: Agent) -> None:
         ({"config": "a.yaml", "directory": "/nowhere"}, "no such directory: /nowhere"),
         ({"config": CONFIG, "directory": "~nobody-of-this-name"}, "no such directory: ~nobody-of-this-name"),
         (
-            {"config": CONFIG.replace("single", "asha"), "files": {"model_def.py": "class DigitsTrial(PyTorchTrial): ..."}},
+            {"config": CONFIG.replace("single", "asha"), "files": {"model_def.py": "class DigitsTrial(Base): ..."}},
             "max_trials",
         ),
         ({"config": CONFIG, "directory": "/nowhere"}, "no such directory: /nowhere"),
