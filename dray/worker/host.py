@@ -164,8 +164,8 @@ class RayHost:
             thread.join()
 
     def beat(self) -> None:
-        """Tell the driver how far training is if no report has for a minute: with long steps, `scheduling_unit` batches,
-        over which metrics are averaged, take longer. Not while the search may decide on an earlier batch."""
+        """Tell the driver how far training is if no report has for a minute: the `scheduling_unit` batches over which
+        metrics are averaged may take longer. Not while the search may decide on an earlier batch."""
         (batches, now), (known, since) = (self.batches, time.monotonic()), self._told
         if self._is_saving or batches <= known or now - since < BEAT_S:
             return
