@@ -105,6 +105,9 @@ BUGS = {
     "a drained trial lost that has saved": Bug(
         Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted"', "if False", 14
     ),
+    "a drained trial lost that another rank has left alone": Bug(
+        Desk, "leave", "departure.is_failure or departure.alone or rank == 0", "departure.is_failure or rank == 0", 33
+    ),
     "a trial that restarted, and waits for what was decided": Bug(
         ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", 61_366
     ),
