@@ -116,7 +116,7 @@ BUGS = {
     ),
     "a fork's source deleted": Bug(Retention, "_prune", "(trial, each.batches) in sources", "False", 14, requests=True),
     "a fork's source kept only until its own checkpoint is written": Bug(
-        Retention, "saved", "self._prune()", "self.unpin(trial); self._prune()", 10, requests=True
+        Retention, "saved", "self._prune()", "self.unpin(trial); self._prune()", 9, requests=True
     ),
     "a fork with other code": Bug(Search, "code_of", "self._origin(trial)", "trial", 19, requests=True),
     "a request read twice": Bug(
