@@ -33,6 +33,7 @@ from dray.serve.control import ACTIVE, API, Control, NotSubmitted, Submitted, Ve
 from dray.serve.draft import Draft
 from dray.serve.experiments import experiment_path
 from dray.serve.keys import Attempt, Keys
+from dray.serve.news import News
 from dray.serve.quota import check_priority
 from dray.serve.requests import ask, import_in_fork
 from dray.serve.tokens import STATE, Tokens, account
@@ -47,8 +48,6 @@ SUBMITTERS = 8
 """Most slow requests performed at once: imports of models, deletions from an object store."""
 READERS = 4  # most journals read at once
 REQUESTERS = 8  # most requests to searches that wait for an answer at once
-POLL_S = 0.1  # how often the server looks for events while a request waits for them
-LONGEST_WAIT_S = 25.0  # the longest wait of a request for events: proxies cut off requests after a minute
 MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000  # most tags, and most characters of a tag and of the notes
 
 
@@ -61,7 +60,7 @@ class Api:
         self._submitters = ThreadPoolExecutor(SUBMITTERS, "dray-submit")
         self._readers = ThreadPoolExecutor(READERS, "dray-events")
         self._requesters = ThreadPoolExecutor(REQUESTERS, "dray-requests")
-        self._ending = asyncio.Event()
+        self._news = News(lambda path, after: _call(self._readers, logs.events_after, control, path, after))
         self._keys = Keys(results / STATE)
 
     def routes(self) -> list[web.RouteDef]:
@@ -85,7 +84,7 @@ class Api:
 
     async def end_polls(self, app: web.Application) -> None:
         """Answer the requests that wait for events, because the server is ending; an aiohttp signal."""
-        self._ending.set()
+        await self._news.end()
 
     async def close(self, app: web.Application) -> None:
         """Close the file of keys; an aiohttp signal."""
@@ -239,15 +238,8 @@ class Api:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         name, after = request.match_info["name"], number(request, "after")
-        wait_s = min(float(number(request, "wait_s")), LONGEST_WAIT_S)
-        path, clock = experiment_path(self._results, name), asyncio.get_running_loop().time
-        until = clock() + wait_s
-        while True:
-            news = await _call(self._readers, logs.events_after, self._control, path, after)
-            if news["lines"] or news["state"] not in ACTIVE or clock() >= until or self._ending.is_set():
-                return answer(news)
-            after = news["next"]  # records without a line
-            await asyncio.sleep(POLL_S)
+        path, wait_s = experiment_path(self._results, name), number(request, "wait_s")
+        return answer(await self._news.after(path, after, wait_s))
 
 
 async def _call(pool: ThreadPoolExecutor, function: Callable[..., T], *given: Any) -> T:

@@ -96,6 +96,7 @@ def test_optuna(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_hydra(tmp_path: Path, results: Path) -> None:
     code = project("from-hydra.md", tmp_path / "code")
     printed = run_command("from-hydra.md", "hydra_train.py", code)
@@ -159,6 +160,7 @@ def test_katibs_experiment_is_valid() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_lightning(tmp_path: Path, results: Path) -> None:
     code = project("from-lightning.md", tmp_path / "code")
     # In one process: Lightning takes seconds to import.

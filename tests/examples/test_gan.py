@@ -68,6 +68,7 @@ def test_a_batch_is_a_step_of_each_model_by_its_own_loss_alone(model_def: Module
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.api("1.14", "6.3")
 def test_images_come_near_to_digits_in_40_epochs(model_def: ModuleType, tmp_path: Path) -> None:
     host = FakeHost(tmp_path)

@@ -154,6 +154,7 @@ def test_experiment_runs_the_script_with_its_hyperparameters(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.api("2.16", "3.5")
 def test_script_learns_under_torchrun(tmp_path: Path) -> None:
     # From another directory: it must find its own files, and it is not this one's code that is copied.

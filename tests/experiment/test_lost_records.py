@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
     """An experiment whose driver was killed when three trials had started, of which one was stopped."""
     code = tmp_path / "code"
     code.mkdir()
-    (code / "train.py").touch()
+    (code / "train.py").write_text("train()\n")
     directory = dray.Experiment(CONFIG, model_dir=code, path=tmp_path / "cut-1").prepare()
     with Journal(directory.journal) as journal, closing(MetricsLog(directory.metrics)) as metrics:
         journal.append({"event": "opened", "version": "0", "time": 0.0})

@@ -112,6 +112,7 @@ def test_a_size_fits_if_it_fits_on_every_rank(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_allocation_that_fails_ends_a_size_and_not_the_probe(model_dir: Path) -> None:
     one_slot = {"entrypoint": "probed:LittleMemory", "resources": {"slots_per_trial": 1, "slot": "cpu"}}
     hyperparameters = {"global_batch_size": 1, "lr": 0.1}
@@ -231,7 +232,7 @@ def test_the_failure_of_a_group_is_that_of_the_rank_that_has_caused_it(
     [
         ({"entrypoint": "probed:Trial", "hyperparameters": {"lr": 0.1}}, "hyperparameters.global_batch_size: missing"),
         ({"entrypoint": "python3 probed.py"}, "entrypoint: must be a trial class.* python3 probed.py"),
-        ({"entrypoint": "probed:TwoRank"}, "entrypoint: probed has no class TwoRank; did you mean probed:TwoRanks"),
+        ({"entrypoint": "probed:TwoRank"}, "entrypoint: probed has no class TwoRank; did you mean TwoRanks"),
         ({"resources": {"slot": "gpu"}}, "resources.slot: gpu, but torch sees none"),
     ],
 )

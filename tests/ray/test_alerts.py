@@ -13,7 +13,7 @@ import pytest
 from tests.ray.harness import journal
 from tests.ray.serving import served
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("ray_is_up")]
 
 
 def told(file: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from tests.loggers import WandB
 from tests.pytorch.test_tensorboard import hparams, scalars
 from tests.ray.watched import FAILING, INVALID, TRIAL_COUNT, Watched
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
 
 def curve(result: dray.Result, trial: int, kind: str, name: str) -> dict[int, float]:

@@ -14,7 +14,7 @@ import dray
 from dray.cli import main
 from tests.ray.harness import TRIALS, Driver, attempts, journal, latest_checkpoint, recorded, weights, write_config
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("ray_is_up")]
 
 INTERVAL, LENGTH = 10, 40
 SEARCH = ("reported", "exited", "started")

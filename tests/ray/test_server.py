@@ -274,6 +274,7 @@ def test_an_experiment_whose_process_dies_continues_by_itself(server: Served) ->
     assert server.client.experiment(submitted.name).restarts == 1
 
 
+@pytest.mark.long
 def test_a_token_spends_no_more_than_its_quota_whatever_is_killed_and_if_its_trials_hang(
     server: Served, tmp_path: Path
 ) -> None:

@@ -261,7 +261,7 @@ def test_a_search_that_is_done_but_not_copied_says_so_and_is_copied_by_resuming_
     """Nothing is left to train, so this needs no Ray."""
     code = tmp_path / "model"
     code.mkdir()
-    (code / "m.py").touch()
+    (code / "m.py").write_text("train()\n")
     config = load_config(
         {**RAW, "entrypoint": "python3 m.py", "checkpoint_storage": f"memory://results/{tmp_path.name}"}
     )

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from dray.serve import api
+from dray.serve import news
 from dray.serve.app import listening
 from dray.serve.tokens import Tokens
 from tests.serve.fake import FakeControl
@@ -92,7 +92,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def served(results: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """The server. It looks more often for news."""
-    monkeypatch.setattr(api, "POLL_S", 0.02)
+    monkeypatch.setattr(news, "POLL_S", 0.02)
     control = FakeControl(results)
     with listening(control, results, "127.0.0.1", PORT, Tokens(results, TOKEN)) as url:
         yield Served(int(url.rpartition(":")[2]), control, results)

@@ -176,7 +176,7 @@ def test_commands_go_through_the_server(up: Served, story: Story, dray: Callable
 
 def test_from_python_an_experiment_on_a_server_is_asked_through_the_server(up: Served, story: Story) -> None:
     searcher = {"name": "random", "metric": "m", "max_trials": 1, "max_length": {"batches": 1}}
-    (up.results / "m.py").touch()
+    (up.results / "m.py").write_text("train()\n")
     content = {"entrypoint": "python3 m.py", "searcher": searcher}
     experiment = Experiment(content, model_dir=up.results, server="auto")
     with pytest.raises(LookupError, match="no experiment"):
