@@ -97,13 +97,14 @@ def create(
     _check_not_detached(detach, *(option for option, value in given.items() if value))
     os.environ.pop(URL, None)  # else `Experiment` would submit it
     with nullcontext() if local else exit_on_signals():
-        from dray.code.load import check_entrypoint_file
         from dray.config.load import load_config
 
         _log_info()
         checked = load_config(config, changes or ())
-        check_entrypoint_file(checked.entrypoint, code)  # before torch or Ray is imported
         if local:
+            from dray.code.load import check_entrypoint_file
+
+            check_entrypoint_file(checked.entrypoint, code)  # before torch is imported
             from dray.experiment.local import run_local
             from dray.records.listing import local_overview
             from dray.records.local_runs import LocalRun
