@@ -1,13 +1,16 @@
 """Whether the 90% ranges of `dray preview` hold the length, the duration and the slot-hours of simulated searches.
 
 The searches run on learning curves that the preview knows nothing about: closed forms whose order changes during
-training (search_problems.py), and recorded ones (recorded_problems.py, those for development). Time per epoch depends
-on the width of the model in the closed forms, by a factor of four, and is the same for all recorded trials; training
-times and workers vary by 5% besides. The preview gets the mean time of an epoch, like `--seconds-per-epoch`; or, like
-`--like`, the times of 16 random trials and of a start, from another experiment for every two searches. Each search has
-another seed, and in the closed forms another problem. The goal: at least 85 of 100 searches are within each range.
+training (search_problems.py), and recorded ones (recorded_problems.py; the kept ones too, since no search method is
+changed by what is seen here). Time per epoch depends on the width of the model in the closed forms, by a factor of
+four, and is the same for all recorded trials; training times and workers vary by 5% besides. The preview gets the mean
+time of an epoch, like `--seconds-per-epoch`; or, like `--like`, the times of 16 random trials and of a start, from
+another experiment for every two searches. Each search has another seed, and in the closed forms another problem. The
+goal: at least 85 of 100 searches are within each range.
 
-    python bench/preview.py [--searches 100] [--samplers random] [--save]
+`auto` always has its own sampler, which learns; the others have those of `--samplers`.
+
+    python bench/preview.py [--searches 100] [--samplers random] [--methods auto] [--save]
 """
 
 from __future__ import annotations
@@ -17,14 +20,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 from _measure import Paper, command
-from recorded_problems import TUNE_ON, RecordedProblem, recording
+from recorded_problems import KEPT, TUNE_ON, RecordedProblem, recording
 from search_problems import CurveProblem
 
 from searchers import ASHA, AdaptiveASHA, Method, PromotionASHA, RandomSearch, Search
+from searchers.auto import Auto
+from searchers.events import Action, Event, Reported
 from searchers.previews import Preview, Rates, expected
 from searchers.samplers import named_sampler
 from searchers.simulate import Curve, simulate
@@ -39,6 +44,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "ASHA, stopping": lambda: ASHA(max_trials=TRIALS, max_length=LENGTH, num_rungs=3, divisor=DIVISOR),
     "ASHA, promotion": lambda: PromotionASHA(max_trials=TRIALS, max_length=LENGTH, num_rungs=3, divisor=DIVISOR),
     "adaptive ASHA": lambda: AdaptiveASHA(max_trials=TRIALS, max_length=LENGTH, divisor=DIVISOR),
+    "auto": lambda: Auto(max_trials=TRIALS, max_length=LENGTH),
 }
 
 
@@ -52,18 +58,31 @@ PROBLEMS: dict[str, tuple[Callable[[int], CurveProblem | RecordedProblem], float
     "crossing curves": (lambda seed: curves(seed, 0.75), 0.05),
     "noisy curves": (lambda seed: curves(seed, 0.5), 0.2),
     "recorded curves": (lambda seed: RecordedProblem(recording(TUNE_ON[seed % len(TUNE_ON)]), seed), 0.0),
+    "kept curves": (lambda seed: RecordedProblem(recording(KEPT[seed % len(KEPT)]), seed), 0.0),
 }
+
+
+class Found(NamedTuple):
+    """A simulated search."""
+
+    trained: float
+    time: float
+    busy: float  # the time of all workers
+    trials: list[int]  # at each rung
 
 
 def search(
     make: Callable[[], Method], problem: CurveProblem | RecordedProblem, noise: float, seed: int, sampler: str
-) -> tuple[float, float, float]:
-    """Simulate a search; returns the total length, the duration, and the time of all workers."""
-    method = make()
+) -> Found:
+    method, reached = make(), dict[int, float]()
     drawn = named_sampler(sampler, problem.space, seed=seed, rungs=method.rungs, options={}, objectives=None)
 
     def trial(hparams: Mapping[str, Any]) -> Curve:
         return Curve(problem.curve(hparams), cost=problem.cost(hparams))
+
+    def watch(_: float, event: Event, __: list[Action]) -> None:
+        if isinstance(event, Reported):
+            reached[event.trial] = event.step
 
     found = simulate(
         Search(method, problem.space, seed=seed, smaller_is_better=True, log=lambda _: None, sampler=drawn),
@@ -74,8 +93,10 @@ def search(
         start_cost=START,
         resume_cost=START,
         seed=seed,
+        watch=watch,
     )
-    return found.trained, found.time, found.busy
+    trials = [sum(step >= rung for step in reached.values()) for rung in method.rungs]
+    return Found(found.trained, found.time, found.busy, trials)
 
 
 def measured(problem: CurveProblem | RecordedProblem, seed: int) -> Rates:
@@ -91,9 +112,10 @@ def measured(problem: CurveProblem | RecordedProblem, seed: int) -> Rates:
     return Rates(mean=fmean(costs), spread=stdev(map(math.log, costs)), measured=MEASURED, start=START)
 
 
-def rows(samplers: Sequence[str], count: int) -> Iterator[list[str]]:
-    for sampler in samplers:
-        for name, make in METHODS.items():
+def rows(methods: Sequence[str], samplers: Sequence[str], count: int) -> Iterator[list[str]]:
+    for name in methods:
+        make = METHODS[name]
+        for sampler in ["multi_fidelity"] if name == "auto" else samplers:
             for problem_name, (problem_of, noise) in PROBLEMS.items():
                 problems = [problem_of(seed) for seed in range(count)]
                 found = [search(make, each, noise, seed, sampler) for seed, each in enumerate(problems)]
@@ -102,17 +124,28 @@ def rows(samplers: Sequence[str], count: int) -> Iterator[list[str]]:
                 earlier = [measured(each, seed) for seed, each in enumerate(problems[::EACH])]
                 like = [expected(make, learns=learns, workers=WORKERS, rates=rates) for rates in earlier]
                 by_search = [like[seed // EACH] for seed in range(count)]
-                row = [name, sampler, problem_name, *cells([given] * count, found), *cells(by_search, found)[1:]]
+                ranges = [*cells([given] * count, found), *cells(by_search, found)[1:]]
+                row = [name, sampler, problem_name, *ranges, *medians(given, found)]
                 print(*row, sep=", ", flush=True)
                 yield row
 
 
-def cells(previews: Sequence[Preview], found: Sequence[tuple[float, float, float]]) -> list[str]:
+def medians(given: Preview, found: Sequence[Found]) -> tuple[str, str]:
+    """The total length and, without brackets, the trials at each rung: expected, and found."""
+    total = f"{given.total:.0f}, {median(each.trained for each in found):.0f}"
+    if len(given.brackets) > 1:
+        return total, ""
+    said = " ".join(f"{rung.trials:.0f}" for rung in given.brackets[0].rungs)
+    used = " ".join(f"{fmean(each):.0f}" for each in zip(*(one.trials for one in found), strict=True))
+    return total, f"{said}, {used}"
+
+
+def cells(previews: Sequence[Preview], found: Sequence[Found]) -> list[str]:
     """The share of searches within the ranges of the length, the duration and the slot-hours, each with the ratio of
     the range's ends."""
     ranges = [(each.likely, each.wall_s, each.busy_s) for each in previews]
     texts = []
-    for pairs, values in zip(zip(*ranges, strict=True), zip(*found, strict=True), strict=True):
+    for pairs, values in zip(zip(*ranges, strict=True), zip(*(each[:3] for each in found), strict=True), strict=True):
         ends = [pair[-2:] for pair in pairs if pair is not None]
         if not ends:
             texts.append("certain")
@@ -126,16 +159,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--searches", type=int, default=100, help="searches of each row (default 100)")
     parser.add_argument("--samplers", nargs="+", default=["random"], help="samplers (default random)")
+    parser.add_argument("--methods", nargs="+", default=[*METHODS], choices=METHODS, help="default: all")
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     paper = Paper()
-    found = list(rows(options.samplers, options.searches))
+    found = list(rows(options.methods, options.samplers, options.searches))
     paper.say(
         f"`{command()}`: {options.searches} searches in each row, {TRIALS} trials on {WORKERS} workers. The share "
-        f"within the 90% range (goal: {GOAL:.0%}), and in brackets the ratio of the range's ends.\n"
+        f"within the 90% range (goal: {GOAL:.0%}), and in brackets the ratio of the range's ends. "
+        "Last, the mean expected and the median found length, and the mean trials at each rung, expected and found.\n"
     )
     heads = ["method", "sampler", "problem", "length", "hours", "slot-hours", "hours, --like", "slot-hours, --like"]
+    heads += ["length said, used", "trials at rungs"]
     paper.table(heads, found)
     if options.save:
         paper.save("preview", "How often the ranges of `dray preview` hold")

@@ -168,12 +168,14 @@ def import_model(name: str, directory: Path) -> ModuleType:
     raise ImportRaisedError([("entrypoint", raised(name, directory, failure))]) from failure
 
 
-def module_file(directory: Path, module: str) -> Path | None:
-    """The file of a module or package in ``directory``; None if there is none."""
+def module_file(directory: Path, module: str, *, runs: bool = False) -> Path | None:
+    """The file of a module or package in ``directory``, or with ``runs`` the one that ``python3 -m`` runs; None if
+    there is none."""
     place = directory.joinpath(*module.split("."))
-    for file in (place.with_suffix(".py"), place / "__main__.py", place / "__init__.py"):
-        if file.is_file():
-            return file
+    package, file = place / "__init__.py", place.with_suffix(".py")
+    for each in (file, place / "__main__.py", package) if runs else (package, file):
+        if each.is_file():
+            return each
     return None
 
 

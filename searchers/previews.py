@@ -37,7 +37,7 @@ MAX_SIMULATED_TRIALS = 40_000  # in all these searches together, which takes abo
 NOISE = 0.05, 2.0
 PRIOR_SPREAD, PRIOR_TRIALS = 0.3, 4
 SLOWER = -0.7, 0.7
-MAX_GROWTH = 1.8
+MAX_GROWTH = 2.4
 BEST = -2.0  # smaller is better
 
 
@@ -334,7 +334,7 @@ def _simulate(method: Method, run: int, conditions: _Conditions) -> _Run:
     rng, workers, rates = Random(run), conditions.workers, conditions.rates
     noise = math.exp(rng.uniform(*map(math.log, NOISE)))
     slower = rng.uniform(*SLOWER)
-    growth = conditions.growth * rng.random() ** 2
+    growth = conditions.growth * rng.random()
     mean, spread = rates.draw(rng)
     course = _Course(max(conditions.max_busy_s - workers * rates.boot, 0))
 

@@ -8,7 +8,6 @@ log.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -31,6 +30,8 @@ NUMBER = (int, float)
 OPTIONAL_NUMBER = (int, float, NoneType)
 _RESTORE = "restore the file from a backup"
 _SHOWN = 60
+SAID: dict[str, None] = {}
+"""The sentences that this process has logged, in order."""
 
 
 class _Damage(NamedTuple):
@@ -155,10 +156,16 @@ def unreadable(where: object, what: str) -> DamagedFile:
     return DamagedFile(f"{where} can't be read: {what}; {_RESTORE}")
 
 
-@functools.lru_cache(maxsize=1024)
 def say(sentence: str) -> None:
     """Log a sentence about a damaged file, once."""
-    log.warning("%s", sentence)
+    if sentence not in SAID:
+        SAID[sentence] = None
+        log.warning("%s", sentence)
+
+
+def said(directory: Path) -> list[str]:
+    """What was logged about the files in a directory."""
+    return [each for each in SAID if each.startswith(f"{directory}/")]
 
 
 _NOT_JSON = object()

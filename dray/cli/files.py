@@ -64,6 +64,7 @@ def preview(
     dray preview asha.yaml --seconds-per-epoch 12 --price 2.9
     dray preview asha.yaml --like 41 --config resources.max_slots=8
     """
+    from dray.code.load import check_entrypoint_file
     from dray.config.load import load_config
     from dray.experiment.preview import preview_search
     from dray.experiment.rates import measured_rates, unit_of
@@ -85,6 +86,8 @@ def preview(
     if price is not None and not times:
         raise BadUse("--price needs the time that training takes: give --seconds-per-epoch, or --like EXPERIMENT")
     checked, code = load_config(config, changes or ()), model_dir if model_dir is not None else config.parent
+    if checked.entrypoint is not None:
+        check_entrypoint_file(checked.entrypoint, code)
     rates, unit = None, unit_of(checked.searcher)
     if like is not None:
         rates = measured_rates(like, checked.searcher)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import inspect
 import os
+import sys
+from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from dray.code.source import not_a_trial, tells_class
 from dray.code.startup_hook import HOOK
 from dray.compat import real_package_hint
 from dray.config.entrypoint import EXAMPLES, ClassName, Entrypoint
 from dray.errors import EntrypointError, ImportRaisedError
-from dray.imports import import_model, module_file, no_module, raised, use_model_dir
+from dray.imports import import_model, is_installed, module_file, no_module, raised, use_model_dir
 from dray.script import Script
 from searchers.errors import did_you_mean
 
@@ -47,11 +50,16 @@ def load_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[
     return entrypoint
 
 
-def check_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str]) -> None:
+def check_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str], *, imports: bool = True) -> None:
     """Check the entrypoint before Ray starts; raises as ``load_entrypoint``.
 
     With a ``startup-hook.sh`` only the workers import the model, after the hook has installed what it needs.
+
+    Args:
+        imports: import the class although its source shows that it is there.
     """
+    if check_entrypoint_file(entrypoint, model_dir) and not imports:
+        return
     try:
         load_entrypoint(entrypoint, model_dir)
     except ImportRaisedError:
@@ -59,47 +67,79 @@ def check_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike
             raise
 
 
-def check_entrypoint_file(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str]) -> None:
-    """Check that the file of an entrypoint exists and can be parsed, in milliseconds: nothing is imported."""
+def check_entrypoint_file(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str]) -> bool:
+    """Check that the file of an entrypoint exists, can be parsed, and has the class, in milliseconds: nothing is
+    imported. False: only an import can tell whether it has the class."""
     if entrypoint is None:
         raise _error("entrypoint", f"missing required field; {EXAMPLES}")
     directory = _directory(model_dir)
-    if isinstance(entrypoint, ClassName):
-        _check_module(entrypoint.module, directory)
-    else:
+    if not isinstance(entrypoint, ClassName):
         _check_program(entrypoint, directory)
+        return True
+    module = entrypoint.module
+    file = module_file(directory, module)
+    if file is None:
+        _check_elsewhere(module, directory)
+        file = _file_elsewhere(module)
+        is_pythons = module.partition(".")[0] in sys.stdlib_module_names
+        if is_pythons and (file is None or is_installed(str(file))):
+            raise not_a_trial(module, entrypoint.name, "a part of Python's standard library", (), "trials")
+    if file is None:
+        return False
+    beside = {each.stem for each in file.parent.iterdir()} if file.name == "__init__.py" else ()
+    return tells_class(_source(file, directory), module, entrypoint.name, beside)
 
 
 def _check_program(program: Script, directory: Path) -> None:
     if program.file is None:
-        _check_module(str(program.module), directory)
-        return
-    path = directory / program.file
-    if os.path.isdir(path):  # Path.is_dir raises if a name is too long for the file system
-        raise _error("entrypoint", f"{program.file} in {directory} is a directory; for a package: python3 -m package")
-    if not os.path.isfile(path):
-        scripts = sorted(str(file.relative_to(directory)) for file in directory.rglob("*.py"))
-        hint = did_you_mean(program.file, scripts, f"; its scripts are {', '.join(scripts[:12]) or 'none'}")
-        raise _error("entrypoint", f"no script {program.file} in {directory}{hint}")
-    _check_syntax(path, directory)
+        if (file := module_file(directory, str(program.module), runs=True)) is None:
+            _check_elsewhere(str(program.module), directory)
+            return
+    else:
+        file = directory / program.file
+        if os.path.isdir(file):  # Path.is_dir raises if a name is too long for the file system
+            what = f"{program.file} in {directory} is a directory; for a package: python3 -m package"
+            raise _error("entrypoint", what)
+        if not os.path.isfile(file):
+            scripts = sorted(str(each.relative_to(directory)) for each in directory.rglob("*.py"))
+            hint = did_you_mean(program.file, scripts, f"; its scripts are {', '.join(scripts[:12]) or 'none'}")
+            raise _error("entrypoint", f"no script {program.file} in {directory}{hint}")
+    if not _source(file, directory).strip():
+        raise _error("entrypoint", f"{file} is empty, so it trains nothing; {EXAMPLES}")
 
 
-def _check_module(name: str, directory: Path) -> None:
-    if (file := module_file(directory, name)) is not None:
-        _check_syntax(file, directory)
-        return
-    # A module outside of the directory may have this name; only its outermost package is checked.
+def _check_elsewhere(name: str, directory: Path) -> None:
+    """Check that a module that the directory does not have can be elsewhere: only its outermost package is checked."""
     outermost = name.partition(".")[0]
-    if module_file(directory, outermost) is not None or importlib.util.find_spec(outermost) is None:
+    try:
+        is_there = importlib.util.find_spec(outermost) is not None
+    except ValueError:  # __main__, if it is a script
+        is_there = False
+    if not is_there or module_file(directory, outermost, runs=True) is not None:
         raise _error("entrypoint", no_module(name, directory))
 
 
-def _check_syntax(path: Path, directory: Path) -> None:
+def _file_elsewhere(name: str) -> Path | None:
+    """The source of an installed module, without importing its packages as `importlib.util.find_spec` does."""
+    origin, path = None, None
+    for package in accumulate(name.split("."), "{}.{}".format):
+        if (spec := PathFinder.find_spec(package, path)) is None:
+            return None
+        origin, path = spec.origin, spec.submodule_search_locations
+    return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+def _source(path: Path, directory: Path) -> bytes:
+    """The source of a file that can be parsed."""
+    source = path.read_bytes()
     try:
-        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+        compile(source, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         name = str(path.relative_to(directory)) if path.is_relative_to(directory) else str(path)
         raise _error("entrypoint", raised(name, directory, error, doing="reading")) from None
+    except (RecursionError, MemoryError):
+        pass  # as nested as this, it may be parsed from a lower stack, as by the workers
+    return source
 
 
 def load_trial_class(entrypoint: ClassName, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial]:
@@ -119,32 +159,23 @@ def _directory(model_dir: str | os.PathLike[str]) -> Path:
 
 
 def _find(module: ModuleType, name: str) -> type[PyTorchTrial]:
-    # Imported here because it imports torch: a bad module is reported sooner.
-    from dray.pytorch import PyTorchTrial
-
+    # A module that has not imported this has no trials. It imports torch, so a bad module is reported sooner without.
+    base = getattr(sys.modules.get("dray.pytorch"), "PyTorchTrial", None)
     found: object = module
     for part in name.split("."):  # a nested class has a dotted name
         found = getattr(found, part, None)
-    if isinstance(found, type) and issubclass(found, PyTorchTrial):
+    if base is not None and isinstance(found, type) and issubclass(found, base):
         return found
+    if isinstance(found, type) and (real := real_package_hint()):
+        what = f"{module.__name__}:{name} must be a subclass of PyTorchTrial, got another class; {real}"
+        raise _error("entrypoint", what)
     trials = [
         key
         for key, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, PyTorchTrial) and value is not PyTorchTrial
+        if base is not None and isinstance(value, type) and issubclass(value, base) and value is not base
     ]
-    near = difflib.get_close_matches(name, trials, n=1)
-    if isinstance(found, type) and (real := real_package_hint()):
-        hint = real
-    elif near:
-        hint = f"did you mean {module.__name__}:{near[0]}?"
-    elif trials:
-        hint = f"its trials are {', '.join(trials)}"
-    else:
-        hint = "it has no trials: derive one from dray.pytorch.PyTorchTrial"
-    if found is None:
-        raise _error("entrypoint", f"{module.__name__} has no class {name}; {hint}")
     kind = "another class" if isinstance(found, type) else f"a value of type {type(found).__name__}"
-    raise _error("entrypoint", f"{module.__name__}:{name} must be a subclass of PyTorchTrial, got {kind}; {hint}")
+    raise not_a_trial(module.__name__, name, "" if found is None else kind, trials, "trials")
 
 
 def _error(path: str, what: str) -> EntrypointError:

@@ -232,7 +232,8 @@ class ExperimentDriver:
             self._append(record)
             if line := unread_line(record["unread"], record["read"]):
                 self._emit(Say(f"warning: {line}"))
-        if self._restarts.reached(trial, max((row["batches"] for row in rows), default=-1)):
+        # Not those of system metrics alone, whose batches depend on the clock.
+        if self._restarts.reached(trial, max((row["batches"] for row in rows if row["kind"] != "system"), default=-1)):
             self._need_new(self.search.live)
         if (step := self._trained_to(report)) is not None:
             self.limits.trained(trial, step, self._now)

@@ -115,7 +115,7 @@ class SearchPreview:
             more = f"up to about {count * (len(pbt.rungs) - 1):,} more trials continue from the best"
             lines.append(f"{line}: {more}")
         if isinstance(auto := self.method if self.repeats is None else self.repeats.method, Auto):
-            lines += _explained(auto, self.config)
+            lines += _explained(auto, self.config, self.seen)
         if getattr(self.config.searcher, "skip_uninformative_rungs", False):
             lines.append("at rungs that predict the next one poorly, more trials continue")
         if is_simulated(self.method):
@@ -249,12 +249,18 @@ def preview_search(
     )
 
 
-def _explained(auto: Auto, config: ExperimentConfig) -> list[str]:
+def _explained(auto: Auto, config: ExperimentConfig, seen: Preview) -> list[str]:
     """What the search will do, for which nothing is configured."""
     unit, lines = config.searcher.unit, list[str]()
     if rungs := ", ".join(f"{rung:,}" for rung in auto.rungs[:-1]):
         more = "" if auto.pareto else ", and more from a length that predicts the next one poorly"
-        lines.append(f"each trial pauses after {rungs} {unit}; the best {1 / auto.divisor:.0%} there continue{more}")
+        line = f"each trial pauses after {rungs} {unit}; the best {1 / auto.divisor:.0%} so far continue{more}"
+        lower, upper = (
+            sum(each.trials for each in part) for part in (seen.brackets[0].rungs[:-1], seen.brackets[0].rungs[1:])
+        )
+        if seen.likely is not None and lower:
+            line += f": in all about {upper / lower:.0%}, since later trials are better"
+        lines.append(line)
     drawn = "random or from the prior" if getattr(config.searcher, "prior", None) else "random"
     lines.append(
         f"hyperparameters are {drawn} until there are 12 results; then a model of all results proposes most of them"

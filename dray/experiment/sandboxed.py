@@ -25,12 +25,12 @@ FIELD = "isolation"
 
 
 def check_code(config: ExperimentConfig, code: str | os.PathLike[str], *, imports: bool = True) -> None:
-    """Check the entrypoint in the experiment's code; `imports`: also import it, unless only sandboxes may. Raises as
-    `check_entrypoint`."""
-    if imports and not config.isolation.is_sandbox:
-        check_entrypoint(config.entrypoint, code)
-    else:
+    """Check the entrypoint in the experiment's code, and import it unless only sandboxes may. Arguments and errors are
+    those of `check_entrypoint`."""
+    if config.isolation.is_sandbox:
         check_entrypoint_file(config.entrypoint, code)
+    else:
+        check_entrypoint(config.entrypoint, code, imports=imports)
 
 
 def check_sandbox(config: ExperimentConfig, code: Path | None, *, here: bool = True) -> None:

@@ -242,8 +242,9 @@ class Trainer:
 
     def _agree(self, batches: Any, callbacks: Mapping[str, PyTorchCallback]) -> tuple[int | None, Hooks]:
         """The epoch length, and the hooks that callbacks of any rank have, agreed on by all ranks."""
-        run = self._context._run
-        own = loaders.batches_per_epoch(batches, run), hooks_of(callbacks), pretrained.digest_of(self._context.models)
+        run, models = self._context._run, self._context.models
+        pretrained.hash_on_chiefs(models, run.peers)
+        own = loaders.batches_per_epoch(batches, run), hooks_of(callbacks), pretrained.digest_of(models)
         ranks = run.peers.allgather(own)
         pretrained.check_same([digest for *_, digest in ranks])
         # All ranks use the chief's epoch length: shards may differ by a batch.

@@ -155,8 +155,7 @@ class ExperimentReader(RankedTrials):
         if parts is not None:
             self._load(parts)
         for row in rows:
-            if row["kind"] != SYSTEM:
-                self._reported(row)
+            self._reported(row)
         if was_running != self.is_running or (records and not self.is_running):
             self._note_interrupted()
         self.version += bool(records or rows or parts is not None)
@@ -289,7 +288,7 @@ class ExperimentReader(RankedTrials):
 
         reported = among(lambda kind, _: kind != SYSTEM)
         last = np.zeros(1 + trials.max(initial=-1), np.int64)
-        np.maximum.at(last, trials[reported], batches[reported])
+        np.maximum.at(last, trials, batches)
         for number in set(trials.tolist()):
             self._record(number).batches = int(last[number])
         self.last.load(every, series, trials, batches, values)
@@ -312,10 +311,12 @@ class ExperimentReader(RankedTrials):
 
     def _reported(self, row: Mapping[str, Any]) -> None:
         trial, kind, name = self._record(row["trial_id"]), row["kind"], row["name"]
+        trial.batches = max(row["batches"], trial.batches)
+        if kind == SYSTEM:
+            return
         value = math.nan if row["value"] is None else row["value"]
         self.metrics.add((kind, name))
         self.last.report((kind, name), trial.id, row["batches"], value)
-        trial.batches = max(row["batches"], trial.batches)
         if self._is_compared(kind, name):
             self.has_epochs &= row["epochs"] is not None
             trial.validated(name, row["batches"], row["epochs"], value, row["time"])

@@ -8,7 +8,7 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
@@ -30,8 +30,6 @@ MARK = "_dray_pretrained"  # the attribute that links a parameter to its `Weight
 class Weight:
     """A pretrained tensor in memory that trials share, or this rank's shard of it. `kept` is the module it is from."""
 
-    sha256: str  # of the whole tensor's dtype, shape and content
-
     def __init__(self, tensor: torch.Tensor, whole: Weight | None = None, kept: Pretrained[Any] | None = None) -> None:
         self._tensor = tensor.detach()
         self.kept = kept
@@ -39,10 +37,18 @@ class Weight:
         self.is_shard = whole is not None
         if whole is not None:
             self.sha256 = whole.sha256
-            return
-        digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the whole tensor's dtype, shape and content."""
+        digest = hashlib.sha256(f"{self._tensor.dtype} {tuple(self._tensor.shape)} ".encode())
         digest.update(_bytes(self._tensor).cpu().numpy().data)
-        self.sha256 = digest.hexdigest()
+        return digest.hexdigest()
+
+    @property
+    def summary(self) -> tuple[str, tuple[int, ...], int]:
+        """What equal weights have in common, and others hardly ever; it takes less time than the SHA-256."""
+        return str(self._tensor.dtype), tuple(self._tensor.shape), self._checksum
 
     def moved_to(self, tensor: torch.Tensor) -> Weight:
         weight = copy.copy(self)
@@ -127,6 +133,7 @@ class Pretrained(Generic[M]):
 def share_on_machine(model: torch.nn.Module, peers: DistributedContext) -> None:
     """Move the kept pretrained weights of a model into files, one per machine, before the model is sharded. All ranks
     call this together."""
+    hash_on_chiefs([model], peers)
     parameters = {id(each): each for each in shared_parameters(model).values()}.values()
     for kept in dict.fromkeys(_weight_of(each).kept for each in parameters):
         if kept is None:
@@ -183,6 +190,18 @@ def unshare_changed_shards(models: Sequence[torch.nn.Module], peers: Distributed
     if shards:  # on all ranks
         ranks = peers.allgather([not _weight_of(shard).equals(shard) for shard in shards])
         unshare(shard for shard, *changed in zip(shards, *ranks, strict=True) if any(changed))
+
+
+def hash_on_chiefs(models: Sequence[torch.nn.Module], peers: DistributedContext) -> None:
+    """Hash the pretrained weights in the models on one rank of each machine, for all its ranks that have loaded the
+    same. All ranks call this together."""
+    weights = {
+        (n, name): _weight_of(each) for n, model in enumerate(models) for name, each in shared_parameters(model).items()
+    }
+    own = {key: (each.summary, each.sha256) for key, each in weights.items()} if peers.local_rank == 0 else {}
+    for key, (summary, sha256) in peers.allgather_local(own)[0].items():
+        if key in weights and weights[key].summary == summary:
+            weights[key].sha256 = sha256
 
 
 def digest_of(models: Sequence[torch.nn.Module]) -> str:

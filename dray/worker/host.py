@@ -6,8 +6,9 @@ import contextlib
 import json
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ from dray.worker.link import TrialLink
 from dray.worker.reports import Reports
 
 log = logging.getLogger(__name__)
+
+
+BEAT_S = 60.0
+"""Seconds of training without a report after which the driver is told how far it is."""
 
 
 def _not_yet() -> tuple[int, int]:
@@ -69,6 +74,8 @@ class RayHost:
         self.metrics: Sequence[str] = self.reports.checks.metrics
         self._progress: Callable[[], tuple[int, int]] = _not_yet
         self._begin = 0
+        self._told = 0, -math.inf  # the batches that the driver knows of, and when it was told
+        self._is_saving = False
         self._commits = 0
 
     # ------------------------------------------------------------------ the lease
@@ -117,6 +124,7 @@ class RayHost:
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
         if not self.has_trained:
             self._begin = progress()[0]
+            self._told = self._begin, time.monotonic()
         self._progress = progress
 
     @property
@@ -138,12 +146,42 @@ class RayHost:
         """A value that changes with any progress of the trial or of its transfers with the store."""
         return *self._progress(), self._commits, self._store.transferred
 
+    @contextlib.contextmanager
+    def beating(self, every_s: float = BEAT_S / 6) -> Iterator[None]:
+        """Call `beat` in another thread, again and again, during the block."""
+        over = threading.Event()
+
+        def run() -> None:
+            while not over.wait(every_s):
+                self.beat()
+
+        thread = threading.Thread(target=run, name="dray-beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def beat(self) -> None:
+        """Tell the driver how far training is if no report has for a minute: the `scheduling_unit` batches over which
+        metrics are averaged may take longer. Not while the search may decide on an earlier batch."""
+        (batches, now), (known, since) = (self.batches, time.monotonic()), self._told
+        if self._is_saving or batches <= known or now - since < BEAT_S:
+            return
+        self._told = batches, now
+        row = {"kind": "system", "name": "batches_per_second", "value": (batches - known) / (now - since)}
+        self._link.send_at_once({"batches": batches, "epochs": None, "time": time.time(), **row})
+
     # ------------------------------------------------------------------ reports
     def publish(self, report: Report) -> bool:
         for did, metrics in (("trained to", report.training), ("validated at", report.validation)):
             if metrics is not None:
                 log.info("%s batch %d: %s", did, report.batches, metrics_text(metrics))
-        return self.reports.from_fit(report)
+        try:
+            return self.reports.from_fit(report)
+        finally:
+            self._told, self._is_saving = (report.batches, time.monotonic()), False
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
         return self.reports.reached(validation)
@@ -157,6 +195,7 @@ class RayHost:
 
     # ------------------------------------------------------------------ checkpoints
     def new_checkpoint(self, batches: int) -> Path:
+        self._is_saving = True
         staging = self._store.stage(batches)
         last = self.reports.last_validation
         self.reports.unsaved.stage(staging, last.value if last.batches == batches else None)

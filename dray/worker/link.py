@@ -22,7 +22,7 @@ class TrialLink:
     """Sends reports to the trial's driver, in order, and collects the answers; asks the desk, which may be in the same
     process, whether to stop.
 
-    `confirm_commit`, `saved` and `damaged` may be called in a different thread.
+    `send_at_once`, `confirm_commit`, `saved` and `damaged` may be called in a different thread.
     """
 
     def __init__(self, driver: Connection, desk: Connection, lease: TrialLease) -> None:
@@ -50,6 +50,10 @@ class TrialLink:
         if time.monotonic() < self._sent_at + self._lease.send_every_s:
             return self._answered()
         return self.send(DeskReport(), wait=False)
+
+    def send_at_once(self, row: Row) -> None:
+        """Send a row, without an answer."""
+        self._driver.tell("report", self._lease.number, DeskReport(rows=[row]), False)
 
     def _answered(self) -> Reply:
         """The first received answer other than "continue", if any; otherwise "continue"."""

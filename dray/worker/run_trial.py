@@ -108,7 +108,8 @@ def run_logged(
 
     try:
         watched = _exit_if_hung(host, desk, distributed.rank, log)
-        with watched, use_host(host, distributed), redirect_handlers(), on_failure(fail):
+        beating = host.beating() if distributed.rank == 0 else contextlib.nullcontext()
+        with watched, beating, use_host(host, distributed), redirect_handlers(), on_failure(fail):
             return _run(program, code, host, experiment.log_format, distributed, place)
     except BaseException as error:  # including SystemExit: sys.exit() in a class would end the process
         departures = [departure for known, departure in failed if known is error]

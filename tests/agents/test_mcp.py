@@ -128,7 +128,7 @@ def over_http(url: str, token: str, use: Callable[[Client], Any]) -> Any:
 
 def test_agents_elsewhere_use_the_servers_token(url: str, up: Served) -> None:
     def submit(client: Client) -> Any:
-        files = {"model_def.py": "class DigitsTrial: ...\n"}
+        files = {"model_def.py": "class DigitsTrial(PyTorchTrial): ...\n"}
         return text_of(client, "submit", {"config": CONFIG, "files": files})
 
     text, is_error = over_http(url, TOKEN, submit)
@@ -145,7 +145,7 @@ def test_configs_name_no_files_of_this_machine(
     monkeypatch.setenv("DRAY_STORAGE", str(tmp_path / "mine"))
     secret = tmp_path / "secret.yaml"
     secret.write_text("a5ecret\n")
-    code = {"model_def.py": "class DigitsTrial: ...\n"}
+    code = {"model_def.py": "class DigitsTrial(PyTorchTrial): ...\n"}
 
     async def use(client: Client) -> list[tuple[str, bool]]:
         above = f"{'../' * 20}{secret}"
@@ -166,7 +166,7 @@ def test_a_token_can_do_no_more_here_than_at_the_server(url: str, up: Served) ->
     token = tokens.create(up.results, "reader", "read", Quota())
 
     async def use(client: Client) -> list[tuple[str, bool]]:
-        files = {"model_def.py": "class DigitsTrial: ...\n"}
+        files = {"model_def.py": "class DigitsTrial(PyTorchTrial): ...\n"}
         given: list[tuple[str, dict[str, Any]]] = [("get_budget", {}), ("submit", {"config": CONFIG, "files": files})]
         return [await text_of(client, tool, arguments) for tool, arguments in given]
 

@@ -72,7 +72,7 @@ def test_a_long_list_says_how_to_get_the_rest(up: Served, agent: Agent) -> None:
 
 def test_a_directory_or_files_are_submitted(up: Served, agent: Agent, model: Path) -> None:
     (model / "digits.yaml").write_text(CONFIG)
-    texts = {"model_def.py": "class DigitsTrial: ...\n", "parts/layer.py": "WIDTH = 8\n"}
+    texts = {"model_def.py": "class DigitsTrial(PyTorchTrial): ...\n", "parts/layer.py": "WIDTH = 8\n"}
     of_directory = agent(
         "submit", config="digits.yaml", directory=str(model), changes={"searcher.max_length.batches": 9}
     )
@@ -96,7 +96,7 @@ def test_a_wrong_submission_is_one_error(up: Served, agent: Agent) -> None:
         ({"config": "a.yaml", "directory": "/nowhere"}, "no such directory: /nowhere"),
         ({"config": CONFIG, "directory": "~nobody-of-this-name"}, "no such directory: ~nobody-of-this-name"),
         (
-            {"config": CONFIG.replace("single", "asha"), "files": {"model_def.py": "class DigitsTrial: ..."}},
+            {"config": CONFIG.replace("single", "asha"), "files": {"model_def.py": "class DigitsTrial(Base): ..."}},
             "max_trials",
         ),
         ({"config": CONFIG, "directory": "/nowhere"}, "no such directory: /nowhere"),

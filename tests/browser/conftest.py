@@ -91,7 +91,7 @@ def experiments(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = tmp_path_factory.mktemp("experiments")
     digits = simulated(results / "digits-1", 64)
     (digits.path / "code").mkdir()
-    (digits.path / "code" / "model_def.py").write_text("class DigitsTrial: ...\n")
+    (digits.path / "code" / "model_def.py").write_text("class DigitsTrial(PyTorchTrial): ...\n")
     logs = digits.trial(3) / "logs"
     logs.mkdir(parents=True)
     (logs / "rank_0.log").write_text(

@@ -402,6 +402,8 @@ def test_describe_shows_the_best_trial_and_its_checkpoint(digits: ExperimentDire
         said = dray("c", command, "digits")
         assert said.code == 2
         assert said.err == f"dray: {found['best']['checkpoint_error']}\n"
+    listed = dray("c", "list", "digits")
+    assert (listed.code, listed.err) == (0, f"dray: {found['best']['checkpoint_error']}\n")
     assert sum(found["states"].values()) == TRIALS
     shown = dray("e", "describe", "digits").out
     assert f"trial {trial}: validation_loss" in shown
@@ -596,7 +598,9 @@ def test_a_checkpoint_of_the_best_validation_is_the_one_that_is_taken(digits: Ex
     assert json.loads(Path("copy/progress.json").read_text())["batches"] == best
     dray("c", "download", "digits", trial, "--batches", "10", "-o", "other")
     assert json.loads(Path("other/progress.json").read_text())["batches"] == 10
-    [mine] = [each for each in dray("c", "list", "digits", trial, "--json").value if each["is_best"]]
+    listed = dray("c", "list", "digits", trial, "--json")
+    assert listed.err == ""
+    [mine] = [each for each in listed.value if each["is_best"]]
     assert mine["batches"] == best
     assert mine["size"] == sum(path.stat().st_size for path in Path("copy").rglob("*") if path.is_file())
 

@@ -97,7 +97,7 @@ def test_a_cluster_that_does_not_answer_is_an_error(home: Path, dray: Dray) -> N
 
 @pytest.mark.ray
 def test_an_experiment_whose_model_no_worker_can_import_leaves_nothing(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "bad_def.py").write_text("raise KeyError('end')\n")
+    (tmp_path / "bad_def.py").write_text("raise KeyError('end')\nclass Trial(Base): pass\n")
     config = yaml.safe_load((DIGITS / "asha.yaml").read_text())
     (tmp_path / "asha.yaml").write_text(yaml.safe_dump({**config, "entrypoint": "bad_def:Trial"}))
     before = set(home.iterdir())

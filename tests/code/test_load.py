@@ -143,7 +143,7 @@ def test_a_constructor_that_takes_more_than_the_context_is_an_error(tmp_path: Pa
 
 def test_missing_class_is_reported_with_the_existing_trials(tmp_path: Path) -> None:
     write(tmp_path, "my_model", TRIAL.format(name="MyTrial", here=1))
-    assert "did you mean my_model:MyTrial?" in fault("my_model:MyTrail", tmp_path)
+    assert "did you mean MyTrial?" in fault("my_model:MyTrail", tmp_path)
     assert "its trials are MyTrial" in fault("my_model:Zzz", tmp_path)
 
 
@@ -183,7 +183,7 @@ def test_missing_program_is_reported_with_the_nearest(tmp_path: Path) -> None:
 
 
 def test_model_that_needs_its_startup_hook_is_left_to_the_workers(tmp_path: Path) -> None:
-    write(tmp_path, "my_model", "import my_absent_library\n")
+    write(tmp_path, "my_model", "import my_absent_library\nclass MyTrial(my_absent_library.Trial): pass\n")
     with pytest.raises(EntrypointError, match="my_absent_library"):
         check_entrypoint(parse_entrypoint("my_model:MyTrial"), tmp_path)
     (tmp_path / "startup-hook.sh").touch()

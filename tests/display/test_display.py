@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from dray.display import display as display_module
+from dray.display.best_trials import SHOWN_TRIALS
 from dray.display.board import Board
 from dray.display.counts import Counts
 from dray.display.display import Display
@@ -30,6 +31,7 @@ from searchers.repeats import Repeats
 from searchers.search import Search
 from searchers.space import parse
 from tests.records.story import happened
+from tests.report.simulated import simulated
 
 LONG_PATH = Path("/results/" + "a-long-name/" * 12)
 
@@ -500,6 +502,22 @@ def test_end_says_what_failed_then_the_best_trials_and_where_they_are(tmp_path: 
         f"inspect with: dray report {LONG_PATH}",
         f"              dray trial list {LONG_PATH} --best",
     ]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_table_at_the_end_has_the_trial_that_the_run_was_asked_for_whatever_its_rank(
+    tmp_path: Path, known: bool
+) -> None:
+    reader = StoredExperiment.here(simulated(tmp_path / "digits-1", 14)).read()
+    *_, worst = reader.eligible()
+    assert len(reader.eligible()) > SHOWN_TRIALS
+    worst.is_requested = True
+    shown = Screen()
+    shown.display.begin(search(), {each: reader.trials[each] for each in reader.trials if known or each != worst.id})
+    shown.display.result(reader)
+    heading = next(at for at, line in enumerate(shown.text.splitlines()) if line.startswith("trial "))
+    table = [line.split()[0] for line in shown.text.splitlines()[heading + 1 :][: SHOWN_TRIALS + 1]]
+    assert (table[-1] == str(worst.id)) == (not known)
 
 
 def test_table_of_the_best_fits(tmp_path: Path) -> None:

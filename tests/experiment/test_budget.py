@@ -53,7 +53,7 @@ def experiment(path: Path) -> dray.Experiment:
     """As a script creates it, or continues it."""
     code = path.with_name("code")
     code.mkdir(exist_ok=True)
-    (code / "train.py").touch()
+    (code / "train.py").write_text("train()\n")
     return dray.Experiment(CONFIG, model_dir=code, path=path)
 
 

@@ -638,3 +638,16 @@ def test_with_little_time_left_a_trial_that_is_late_trains_on() -> None:
     scene.effects.clear()
     scene.driver.tick(spent(0.98), 100.0)
     assert not scene.effects
+
+
+def test_what_the_clock_reports_does_not_make_deaths_at_one_place_look_like_progress() -> None:
+    scene, lease = Scene(max_restarts=9), 1
+    scene.grant(lease, 0)
+    for batches in (3, 5, 7):
+        row = {"batches": batches, "kind": "system", "name": "batches_per_second", "value": 1.0}
+        scene.driver.report(None, lease, DeskReport(rows=[{**row, "epochs": None, "time": 0.0}]), False)
+        scene.die(lease, 0)
+        lease += 10
+        scene.grant(lease, 0)
+    scene.decide()
+    assert scene.state(0) == "ERRORED"

@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
     """An experiment whose driver was killed when three trials had started, of which one was stopped."""
     code = tmp_path / "code"
     code.mkdir()
-    (code / "train.py").touch()
+    (code / "train.py").write_text("train()\n")
     directory = dray.Experiment(CONFIG, model_dir=code, path=tmp_path / "cut-1").prepare()
     with Journal(directory.journal) as journal, closing(MetricsLog(directory.metrics)) as metrics:
         journal.append({"event": "opened", "version": "0", "time": 0.0})
@@ -96,7 +96,9 @@ def test_an_experiment_is_not_resumed_or_extended(
     for _ in range(2):
         with pytest.raises(ExperimentError, match=rf"journal\.jsonl has \d+ records?, but had {had}") as error:
             resume(path, **extension)
-    assert "Restore the file from a backup; or begin a new experiment from a checkpoint" in str(error.value)
+    assert "with its checkpoints and journal.jsonl.lock; or begin a new experiment from a checkpoint" in str(
+        error.value
+    )
     assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
 
 

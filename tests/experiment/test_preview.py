@@ -76,7 +76,8 @@ def test_auto_explains_what_it_does() -> None:
     assert [row[2] for row in rows] == ["1", "3", "9", "27"]
     assert rows[0][3] == "64"
     assert "64 trials, expected total" in below
-    assert "pauses after 1, 3, 9 epochs; the best 33% there continue" in below
+    assert "pauses after 1, 3, 9 epochs; the best 33% so far continue" in below
+    assert re.search("in all about (5|6).%, since later trials are better", below)
     assert "hyperparameters are random until there are 12 results; then a model of all results proposes most" in below
     prior = {"lr": {"around": 0.01, "within": 3}}
     _, believed = shown(config.model_copy(update={"searcher": config.searcher.model_copy(update={"prior": prior})}))

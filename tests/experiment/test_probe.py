@@ -232,7 +232,7 @@ def test_the_failure_of_a_group_is_that_of_the_rank_that_has_caused_it(
     [
         ({"entrypoint": "probed:Trial", "hyperparameters": {"lr": 0.1}}, "hyperparameters.global_batch_size: missing"),
         ({"entrypoint": "python3 probed.py"}, "entrypoint: must be a trial class.* python3 probed.py"),
-        ({"entrypoint": "probed:TwoRank"}, "entrypoint: probed has no class TwoRank; did you mean probed:TwoRanks"),
+        ({"entrypoint": "probed:TwoRank"}, "entrypoint: probed has no class TwoRank; did you mean TwoRanks"),
         ({"resources": {"slot": "gpu"}}, "resources.slot: gpu, but torch sees none"),
     ],
 )

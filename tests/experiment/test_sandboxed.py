@@ -28,7 +28,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sandboxed, "why_impossible", lambda: "")
     model = tmp_path / "model"
     model.mkdir()
-    (model / "model_def.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    (model / "model_def.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nclass Trial(PyTorchTrial): ...\n")
     return model
 
 

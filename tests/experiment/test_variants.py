@@ -15,8 +15,8 @@ from dray.experiment import variants
 from dray.records.directory import ExperimentDirectory
 from searchers.errors import IllegalEvent
 
-TRAIN = "lr = 0.1\nprint(lr)\n"
-PATCH = "--- a/train.py\n+++ b/train.py\n@@ -1,2 +1,2 @@\n-lr = 0.1\n+lr = 0.2\n print(lr)\n"
+TRAIN = "lr = 0.1\nTrial = print(lr)\n"
+PATCH = "--- a/train.py\n+++ b/train.py\n@@ -1,2 +1,2 @@\n-lr = 0.1\n+lr = 0.2\n Trial = print(lr)\n"
 
 
 def experiment(tmp_path: Path, entrypoint: str = "python3 train.py", **fields: Any) -> ExperimentDirectory:
@@ -106,7 +106,7 @@ def test_secrets_are_hidden_in_variants_too(tmp_path: Path) -> None:
         (PATCH.replace("+lr = 0.2", "+lr = '\0'"), "the variant's train.py can't be parsed: "),
         (PATCH.replace("+lr = 0.2", f"+lr = {'-' * 200_000}1"), "parsed: it is nested too deeply"),
         (
-            "--- a/train.py\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-lr = 0.1\n-print(lr)\n",
+            "--- a/train.py\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-lr = 0.1\n-Trial = print(lr)\n",
             "the variant's code can't be used: no script train.py in the variant's code",
         ),
         (PATCH.replace("+lr = 0.2", "+lr = 0.1"), "the variant's code is the experiment's own"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,15 @@ from dray.core import DistributedContext
 from dray.pytorch import Batch
 from dray.training.optimisation import bare
 from dray.training.parallel.exchange import on_failure
+from dray.training.pretrained import (
+    Pretrained,
+    check_same,
+    digest_of,
+    hash_on_chiefs,
+    share_on_machine,
+    without_shared,
+)
 from dray.training.pretrained import _bytes as bytes_of
-from dray.training.pretrained import share_on_machine, without_shared
 from tests.core.test_distributed import nodes, on_ranks
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight
@@ -294,6 +304,31 @@ def test_quantised_weights_are_kept_in_a_file_too() -> None:
     for each in (model, quantised("a")):
         assert without_shared(each)[0] == {}
         assert all(torch.equal(*map(bytes_of, pair)) for pair in zip(each.parameters(), expected.values(), strict=True))
+
+
+def test_weights_are_hashed_by_one_rank_of_each_machine_and_by_those_that_have_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, hashed = hashlib.sha256, Counter[int]()
+
+    def counted(data: bytes) -> Any:
+        hashed[threading.get_ident()] += data.startswith(b"torch.")
+        return real(data)
+
+    monkeypatch.setattr("dray.training.pretrained.hashlib.sha256", counted)
+    models = [Pretrained(made(name)).copy() for name in ("a", "a", "a", "b")]
+
+    def digest(peers: DistributedContext) -> tuple[str, int]:
+        model = models[peers.rank]
+        hash_on_chiefs([model], peers)
+        return digest_of([model]), hashed[threading.get_ident()]
+
+    ranks = on_ranks(nodes(2, 2), digest)
+    assert [count for _, count in ranks] == [6, 0, 6, 4], "the fourth rank has the same normalisation, and other layers"
+    digests = [digest for digest, _ in ranks]
+    assert digests[:3] == [digest_of([Pretrained(made("a")).copy()])] * 3
+    with pytest.raises(RuntimeError, match="ranks 0 and 3 have loaded different pretrained weights"):
+        check_same(digests)
 
 
 def test_weights_for_which_the_disk_has_no_space_stay_in_memory(

@@ -62,6 +62,24 @@ def test_what_is_read_piece_by_piece_is_what_is_read_at_once(tmp_path: Path, sev
     assert reader.records == expected.records == len(Journal.read(whole.journal))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_batches_trained_since_the_last_report_count_once_the_trial_has_told_of_them(
+    tmp_path: Path, packed: bool
+) -> None:
+    directory = happened(tmp_path / "one")
+    reader = StoredExperiment.here(directory).read()
+    trial = next(each for each in reader.ranked() if each.batches)
+    known, metrics = trial.batches, set(reader.metrics)
+    log = MetricsLog(directory.metrics)
+    row = {"batches": known + 40, "kind": "system", "name": "batches_per_second", "value": 0.5}
+    log.append(trial.id, [{**row, "epochs": None, "time": 2e9}])
+    if packed:
+        log.close()
+    reader = StoredExperiment.here(directory).read()
+    assert next(each.batches for each in reader.ranked() if each.id == trial.id) == known + 40
+    assert set(reader.metrics) == metrics
+
+
 def test_a_line_that_did_not_reach_the_disk_whole_is_read_once_it_is_written_again(tmp_path: Path) -> None:
     directory = happened(tmp_path / "one")
     lines = directory.journal.read_bytes().splitlines(keepends=True)

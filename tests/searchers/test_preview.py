@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from random import Random
-from statistics import fmean
+from statistics import fmean, median
 from typing import cast
 
 import pytest
 
 from searchers import ASHA, AdaptiveASHA, Method, PromotionASHA, RandomSearch, preview
+from searchers.auto import Auto
 from searchers.events import Action, Event, Reported
 from searchers.method import MAX_TRIALS
 from searchers.previews import Rates, expected
@@ -117,6 +119,30 @@ def test_a_sampler_that_learns_makes_a_search_longer() -> None:
         return expected(lambda: ASHA(max_trials=16, max_length=16, num_rungs=3), learns=learns, workers=4).total or 0
 
     assert total(learns=True) > 1.1 * total(learns=False)
+
+
+USED = [
+    *(696, 1074, 944, 720, 558, 1362, 624, 1096, 878, 914),  # curves
+    *(682, 1236, 752, 788, 660, 1086, 766, 910, 554, 746),  # that cross
+    *(766, 814, 630, 586, 392, 1070, 1132, 1300, 796, 546),  # with noise
+    *(700, 534, 604, 790, 322, 1098, 474, 568, 690, 734),  # recorded
+]
+"""What 40 searches with `auto` trained, 100 trials of at most 27 epochs on 16 workers, on the problems of
+bench/preview.py. They train with real samplers, which takes minutes."""
+REACHED = (100, 64.0, 35.7, 19.3)
+"""The mean number of their trials at each rung."""
+
+
+@pytest.mark.slow
+def test_auto_trains_as_long_as_previewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("searchers.previews.MAX_RUNS", 80)  # instead of 200
+    seen = expected(lambda: Auto(max_trials=100, max_length=27), learns=True, workers=16)
+    assert seen.total == pytest.approx(median(USED), rel=0.2)
+    low, high = seen.likely or (0, 0)
+    assert 0.85 <= fmean(low <= used <= high for used in USED) < 1
+    said = [rung.trials for rung in seen.brackets[0].rungs]
+    for (rung, following), (reached, then) in zip(pairwise(said), pairwise(REACHED), strict=True):
+        assert following / rung == pytest.approx(then / reached, abs=0.1)
 
 
 def test_measured_rates_are_uncertain_when_there_are_few() -> None:

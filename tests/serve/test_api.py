@@ -34,7 +34,7 @@ def model(tmp_path: Path) -> Path:
     """A model directory."""
     root = tmp_path / "model"
     (root / "parts").mkdir(parents=True)
-    (root / "model_def.py").write_text("class DigitsTrial: ...\n")
+    (root / "model_def.py").write_text("class DigitsTrial(PyTorchTrial): ...\n")
     (root / "parts" / "layer.py").write_text("WIDTH = 16\n")
     return root
 

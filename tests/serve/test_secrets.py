@@ -70,7 +70,7 @@ def alices(served: Served) -> ExperimentDirectory:
     """``digits-1``, an experiment of the token ``owner`` with secrets of each kind, and with its code."""
     code = served.results.parent / "code"
     code.mkdir()
-    (code / "model_def.py").write_text(f"class DigitsTrial: ...\nPASSWORD = {SECRETS[0]!r}\n")
+    (code / "model_def.py").write_text(f"class DigitsTrial(PyTorchTrial): ...\nPASSWORD = {SECRETS[0]!r}\n")
     config = load_config(yaml.safe_load(CONFIG))
     directory = ExperimentDirectory.create(served.results / "digits-1", config, code)
     variant = directory.variant("0" * 12)
@@ -137,7 +137,8 @@ def test_each_route_serves_only_the_tokens_of_the_table_and_shows_no_secret(
 def test_whoever_may_not_change_an_experiment_is_told_to_fork_it(
     served: Served, alices: ExperimentDirectory, bearers: dict[str, dict[str, str]]
 ) -> None:
-    patch = {"patch": "--- a/model_def.py\n+++ b/model_def.py\n@@ -1 +1 @@\n-class DigitsTrial: ...\n+import os\n"}
+    change = "@@ -1 +1 @@\n-class DigitsTrial(PyTorchTrial): ...\n+import os\n"
+    patch = {"patch": f"--- a/model_def.py\n+++ b/model_def.py\n{change}"}
     for kind in ("other", "sandboxed"):
         reply = served.send("POST", f"{API}/experiments/digits-1/trials", patch, headers=bearers[kind])
         assert reply.status == 403

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from dray import core
 from dray.desk.connection import DeskUnreachable
 from dray.desk.messages import DeskReport, Reply
 from dray.storage import checkpoints
+from dray.training.cluster_info import note_hparams_read, use_cluster_info
 from dray.training.host import Report
 from dray.worker.host import RayHost
 from dray.worker.lease import SharedSettings
@@ -95,12 +97,53 @@ class Judge:
     def saved(self, *about: object) -> None: ...
 
 
+def test_a_trial_with_long_steps_says_each_minute_how_far_it_is_but_not_past_a_pending_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, batches, desk = 0.0, 5, Judge()
+    monkeypatch.setattr("dray.worker.host.time.monotonic", lambda: now)
+    host = host_in(tmp_path, desk)
+    host.watch(lambda: (batches, 0))
+
+    def after(seconds: float, trained: int) -> list[tuple[int, str, float]]:
+        nonlocal now, batches
+        now, batches = now + seconds, trained
+        desk.reports.clear()
+        host.beat()
+        return [(row["batches"], row["kind"], row["value"]) for report in desk.reports for row in report.rows]
+
+    assert after(59, 7) == []
+    assert after(1, 8) == [(8, "system", (8 - 5) / 60)]
+    assert after(70, 8) == [], "no batch was trained"
+    host.publish(Report(batches=9, training={"loss": 0.5}))
+    assert after(59, 12) == [], "it has just reported"
+    staging = host.new_checkpoint(12)
+    assert after(70, 20) == [], "the search may stop it at batch 12"
+    report = Report(batches=12, validation={"loss": 0.25}, decides=True)
+    host.commit(staging, report, {})
+    host.publish(report)
+    assert after(59, 21) == []
+    assert after(1, 22) == [(22, "system", (22 - 12) / 60)]
+
+
 def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path) -> None:
     host = host_in(tmp_path, Judge())
     host.publish(Report(batches=1, training=None, validation={"loss": 0.5}, decides=True))
     assert not host.is_best({"loss": 0.6})
     assert host.is_best({"loss": 0.4})
     assert not host.is_best({"loss": float("nan")})
+
+
+def test_a_trial_that_may_have_read_all_hyperparameters_has_read_them(tmp_path: Path) -> None:
+    hparams = {"lr": 0.1, "dropout": 0.5}
+    info = core.ClusterInfo(trial=core.TrialInfo(trial_id=0, experiment_id=0, trial_seed=0, hparams=hparams))
+    for name, read in (("lr", ("lr",)), (None, ("lr", "dropout"))):
+        desk = Judge()
+        host = host_in(tmp_path, desk, hparams=hparams)
+        with use_cluster_info(info):
+            note_hparams_read(name)
+            host.publish(Report(batches=1, training=None, validation={"loss": 0.5}, decides=True))
+        assert desk.reports[0].read == read
 
 
 SEVERAL = replace(SETTINGS, objectives=Objectives((Metric(name="mb", at_most=100), Metric(name="loss"))))
