@@ -198,6 +198,8 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
             return f"experiment failed: {record.get('error')}"
         case "unread":
             return unread_line(record["unread"], record["read"]) or "every searched hyperparameter has been read"
+        case "new_processes":
+            return str(record["text"])
         case "extended":
             wanted = [f"{name} {record[name]}" for name in ("max_trials", "max_length") if record.get(name) is not None]
             return f"search extended: {', '.join(wanted)}"
