@@ -122,14 +122,16 @@ def read(path: Path, start: int = 0, *, missing: bytes | None = None) -> bytes:
 
 
 @contextlib.contextmanager
-def readable(path: object) -> Iterator[None]:
-    """Raise `DamagedFile` in place of errors of the operating system, except `FileNotFoundError`."""
+def readable(path: object, *errors: type[Exception], remedy: str = _RESTORE) -> Iterator[None]:
+    """Raise `DamagedFile` in place of errors of the operating system, except `FileNotFoundError`, and of these."""
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, DamagedFile):
         raise
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
+    except errors as error:
+        raise unreadable(path, " ".join(str(error).split()), remedy) from None
 
 
 def complete_size(data: bytes) -> int:
@@ -151,9 +153,9 @@ def damaged_line(where: object, line: int, what: str, *, remedy: str = _RESTORE)
     return f"{where}: line {line} is damaged: {what}; {remedy}"
 
 
-def unreadable(where: object, what: str) -> DamagedFile:
+def unreadable(where: object, what: str, remedy: str = _RESTORE) -> DamagedFile:
     """Return the error of a file that is damaged as a whole."""
-    return DamagedFile(f"{where} can't be read: {what}; {_RESTORE}")
+    return DamagedFile(f"{where} can't be read: {what}; {remedy}")
 
 
 def say(sentence: str) -> None:
