@@ -144,8 +144,8 @@ class Manager:
         self._spares.close()
         self._loop.post(self._scheduler.close)
         while self._processes:
-            if self.ray_died.is_set():
-                self._loop.post(lambda: [each.signal(signal.SIGKILL) for each in self._processes.values()])
+            for each in list(self._processes.values()) if self.ray_died.is_set() else ():
+                each.signal(signal.SIGKILL)
             self._loop.post(self._look)
             time.sleep(STEP_S)
 
