@@ -8,7 +8,6 @@ log.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -31,6 +30,8 @@ NUMBER = (int, float)
 OPTIONAL_NUMBER = (int, float, NoneType)
 _RESTORE = "restore the file from a backup"
 _SHOWN = 60
+SAID: dict[str, None] = {}
+"""The sentences that this process has logged, in order."""
 
 
 class _Damage(NamedTuple):
@@ -121,14 +122,16 @@ def read(path: Path, start: int = 0, *, missing: bytes | None = None) -> bytes:
 
 
 @contextlib.contextmanager
-def readable(path: object) -> Iterator[None]:
-    """Raise `DamagedFile` in place of errors of the operating system, except `FileNotFoundError`."""
+def readable(path: object, *errors: type[Exception], remedy: str = _RESTORE) -> Iterator[None]:
+    """Raise `DamagedFile` in place of errors of the operating system, except `FileNotFoundError`, and of these."""
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, DamagedFile):
         raise
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
+    except errors as error:
+        raise unreadable(path, " ".join(str(error).split()), remedy) from None
 
 
 def complete_size(data: bytes) -> int:
@@ -150,15 +153,21 @@ def damaged_line(where: object, line: int, what: str, *, remedy: str = _RESTORE)
     return f"{where}: line {line} is damaged: {what}; {remedy}"
 
 
-def unreadable(where: object, what: str) -> DamagedFile:
+def unreadable(where: object, what: str, remedy: str = _RESTORE) -> DamagedFile:
     """Return the error of a file that is damaged as a whole."""
-    return DamagedFile(f"{where} can't be read: {what}; {_RESTORE}")
+    return DamagedFile(f"{where} can't be read: {what}; {remedy}")
 
 
-@functools.lru_cache(maxsize=1024)
 def say(sentence: str) -> None:
     """Log a sentence about a damaged file, once."""
-    log.warning("%s", sentence)
+    if sentence not in SAID:
+        SAID[sentence] = None
+        log.warning("%s", sentence)
+
+
+def said(directory: Path) -> list[str]:
+    """What was logged about the files in a directory."""
+    return [each for each in SAID if each.startswith(f"{directory}/")]
 
 
 _NOT_JSON = object()

@@ -20,7 +20,7 @@ from searchers.method import MAX_TRIALS
 
 MAX_CONCURRENT = 10_000
 """Maximum number of slots whatever the limit, as each of the first trials takes memory, and a record of the journal,
-from the start: more than there are slots of any cluster."""
+from the start: more than there are slots of any cluster. A constant, as clusters grow and searches do not know them."""
 NEARLY_DONE = math.nextafter(1.0, 0.0)  # the largest progress of a search that is not done
 
 

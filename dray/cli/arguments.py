@@ -85,6 +85,9 @@ Batches: TypeAlias = Annotated[
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
+JsonLine: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print one line of JSON: what is created; anything else goes to standard error.")
+]
 
 
 def _show_tracebacks(wanted: bool) -> None:

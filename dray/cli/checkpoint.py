@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated, Literal, TypeAlias
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from dray.cli import show
+from dray.cli import description, show
 from dray.cli.arguments import (
     Batches,
     CheckpointArg,
@@ -20,10 +20,13 @@ from dray.cli.arguments import (
     target,
 )
 from dray.cli.errors import FAILED, BadUse
-from dray.cli.reader import opened, read_experiment
+from dray.cli.reader import ReadExperiment, opened, read_experiment
 from dray.errors import NoExperiment
 from dray.storage import CheckpointError, Location, holds_a_trial
 from dray.text import counted, one_line, size
+
+if TYPE_CHECKING:
+    from dray.records.trial_record import TrialRecord
 
 FormatOption: TypeAlias = Annotated[
     Literal["state-dict", "safetensors"], typer.Option("--format", help="Format of the weights.")
@@ -34,13 +37,18 @@ app = typer.Typer(help="List, verify, download and export checkpoints.", no_args
 
 @app.command(name="list")
 def list_(experiment: ExperimentArg, trial: TrialOrAllArg = None, json: Json = False) -> None:
-    """List the checkpoints of an experiment, without verifying them (see dray checkpoint verify).
+    """List the checkpoints of an experiment, without verifying them (see dray checkpoint verify). If the best one can't
+    be used, standard error says so.
 
     \b
     dray checkpoint list latest best
     """
     with read_experiment(experiment) as read:
         checkpoints = read.checkpoints(None if trial is None else read.trial(trial))
+        if checkpoints and not read.reader.is_running:
+            with suppress(NoExperiment):  # none is the best yet
+                if why := description.best_checkpoint(read, _run(read, trial or "best"))["checkpoint_error"]:
+                    typer.echo(f"dray: {why}", err=True)
         trials = read.reader.trials
         values = {each.id: dict(zip(each.at, each.values, strict=True)) for each in trials.values()}
         found = [
@@ -179,18 +187,21 @@ def _chosen(experiment: str, trial: str, at: str) -> Iterator[tuple[Location, st
             yield one, one.name
             return
         with read_experiment(experiment) as read:
-            number = read.trial(trial)
-            if trial == "best":
-                number = read.reader.best_run(number).id
-            directory, record = read.stored.directory, read.reader.trials[number]
+            directory, record = read.stored.directory, _run(read, trial)
             path = choose(directory, record, at)
             place = Location.of(path).with_secrets_of(read.stored.directory.storage)
             with reading(directory, record, path):
-                yield place, f"{read.stored.name}-trial_{number}-{place.name}"
+                yield place, f"{read.stored.name}-trial_{record.id}-{place.name}"
     except (NoCheckpoint, FileNotFoundError) as error:
         raise NoExperiment(str(error)) from None
     except CheckpointError as error:
         raise BadUse(str(error)) from None
+
+
+def _run(read: ReadExperiment, trial: str) -> TrialRecord:
+    """The run that has a trial's checkpoint: of the best trial, it may be a repeat."""
+    number = read.trial(trial)
+    return read.reader.best_run(number) if trial == "best" else read.reader.trials[number]
 
 
 def _one(where: str) -> Location | None:

@@ -226,12 +226,12 @@ def _best(read: ReadExperiment, trial: TrialRecord | None) -> dict[str, Any] | N
         "batches": run.batches,
         "best_batches": run.best_batches,
         "hparams": trial.drawn,
-        **_checkpoint(read, run),
+        **best_checkpoint(read, run),
         "repeated": None if (mean := read.reader.mean_of_repeats(trial.id)) is None else asdict(mean),
     }
 
 
-def _checkpoint(read: ReadExperiment, run: TrialRecord) -> dict[str, str | None]:
+def best_checkpoint(read: ReadExperiment, run: TrialRecord) -> dict[str, str | None]:
     """The checkpoint of a run's best validation, or why it can't be used."""
     from dray.records.checkpoints import NoCheckpoint, choose
 

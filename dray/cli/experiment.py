@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ from dray.cli.arguments import (
     ExperimentArg,
     Follow,
     Json,
+    JsonLine,
     ModelDir,
     Output,
     TailArg,
@@ -32,6 +33,7 @@ from dray.cli.arguments import (
 from dray.cli.errors import FAILED, SOME_FAILED, BadUse, exit_on_signals
 from dray.cli.reader import journal, read_experiment
 from dray.cli.server import Detach, NoServer
+from dray.errors import NoExperiment
 from dray.serve.address import URL
 from dray.serve.client import Server
 from dray.serve.control import Submitted
@@ -68,6 +70,7 @@ def create(
     detach: Detach = False,
     no_server: NoServer = False,
     traceback: Traceback = False,
+    json: JsonLine = False,
 ) -> None:
     """Create an experiment from a config file and run it until it ends.
 
@@ -88,34 +91,42 @@ def create(
     here = local or no_server or path is not None or storage_path is not None
     code = model_dir or config.parent
     if not here and (at := Server.find()) is not None:
-        server.submit(at, config, changes or (), code, detach=detach)
+        server.submit(at, config, changes or (), code, detach=detach, json=json)
         return
     given = {"--local": local, "--path": path, "--storage-path": storage_path, "--no-server": no_server}
     _check_not_detached(detach, *(option for option, value in given.items() if value))
     os.environ.pop(URL, None)  # else `Experiment` would submit it
     with nullcontext() if local else exit_on_signals():
-        from dray.code.load import check_entrypoint_file
         from dray.config.load import load_config
 
         _log_info()
         checked = load_config(config, changes or ())
-        check_entrypoint_file(checked.entrypoint, code)  # before torch or Ray is imported
         if local:
+            from dray.code.load import check_entrypoint_file
+
+            check_entrypoint_file(checked.entrypoint, code)  # before torch is imported
             from dray.experiment.local import run_local
+            from dray.records.listing import local_overview
+            from dray.records.local_runs import LocalRun
 
             again = ["dray", "experiment", "create", str(config), *([] if model_dir is None else [str(model_dir)])]
             again += [word for change in changes or () for word in ("--config", change)]
-            directory = run_local(checked, code, path=path, command=shlex.join([*again, "--local"]))
-            typer.echo(f"results: {directory}")
+            with show.created(json) as answer:
+                directory = run_local(checked, code, path=path, command=shlex.join([*again, "--local"]))
+                answer(description.overview(local_overview(LocalRun(directory))), f"results: {directory}")
         else:
             # Printed first, because importing the model and torch takes seconds.
             typer.echo(f"{checked.name}: importing {checked.entrypoint} ...", err=True)
-            _run(dray.Experiment.of_command(checked, model_dir=code, path=path, storage_path=storage_path))
+            _run(dray.Experiment.of_command(checked, model_dir=code, path=path, storage_path=storage_path), json=json)
 
 
 @app.command()
 def fork(
-    experiment: ExperimentArg, changes: Changes = None, detach: Detach = False, no_server: NoServer = False
+    experiment: ExperimentArg,
+    changes: Changes = None,
+    detach: Detach = False,
+    no_server: NoServer = False,
+    json: JsonLine = False,
 ) -> None:
     """Run the code of an experiment again, with some fields of its config changed, as a new experiment.
 
@@ -129,7 +140,7 @@ def fork(
     found = None if no_server else server.find(experiment)
     if found is not None:
         at, name = found
-        server.submitted(at, at.fork(name, forks.by_field(changes or ())), detach=detach)
+        server.submitted(at, at.fork(name, forks.by_field(changes or ())), detach=detach, json=json)
         return
     _check_not_detached(detach, *["--no-server"] * no_server, experiment=experiment)
     os.environ.pop(URL, None)  # else `Experiment` would submit it
@@ -137,7 +148,7 @@ def fork(
 
     with exit_on_signals(), open_experiment(experiment) as stored, forks.code_of(stored.directory) as code:
         _log_info()
-        _run(dray.Experiment(forks.changed(stored.directory, changes or ()), model_dir=code))
+        _run(dray.Experiment(forks.changed(stored.directory, changes or ()), model_dir=code), json=json)
 
 
 @app.command(name="list")
@@ -389,10 +400,18 @@ def _check_not_detached(detach: bool, *options: str, experiment: str = "") -> No
     raise BadUse("--detach needs a server, and none is up; start one with: dray serve")
 
 
-def _run(experiment: dray.Experiment) -> None:
+def _run(experiment: dray.Experiment, *, json: bool = False) -> None:
+    from dray.records.listing import open_experiment
     from searchers.views import FAILED_STATES
 
-    if not set(experiment.run().trials["state"]).isdisjoint(FAILED_STATES):
+    with show.created(json) as answer:
+        try:
+            states = experiment.run().trials["state"]
+        finally:
+            if json:
+                with suppress(NoExperiment), open_experiment(experiment.path) as stored:
+                    answer(description.overview(stored.overview()), "")
+    if not set(states).isdisjoint(FAILED_STATES):
         raise typer.Exit(SOME_FAILED)
 
 

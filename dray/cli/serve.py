@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dray.cli import show
-from dray.cli.arguments import Json, values_by_name
+from dray.cli.arguments import Json, JsonLine, values_by_name
 from dray.cli.errors import BadUse, handle_errors
 from dray.text import counted
 
@@ -99,6 +99,7 @@ def create(
     experiments: Annotated[int | None, typer.Option(help="Most experiments queued or running at a time.")] = None,
     priority: Annotated[int | None, typer.Option(help="Smallest priority number that they may have.")] = None,
     sandbox: Annotated[bool, typer.Option("--sandbox", help="Their trials run in sandboxes (isolation).")] = False,
+    json: JsonLine = False,
 ) -> None:
     """Create a token and print it, once: the server keeps only its hash. A running server accepts it at once.
 
@@ -119,7 +120,9 @@ def create(
         prices=values_by_name("--price", price),
         sandbox=sandbox,
     )
-    typer.echo(file.create(results_root(), name, scope, quota))
+    token = file.create(results_root(), name, scope, quota)
+    with show.created(json) as answer:
+        answer({"name": name, "scope": scope, "quota": asdict(quota), "token": token}, token)
     typer.echo(f"created {name}; it is not shown again: use it as DRAY_SERVER_TOKEN, with DRAY_SERVER", err=True)
 
 

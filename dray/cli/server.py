@@ -8,11 +8,13 @@ import shlex
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
+from dray.cli import show
 from dray.cli.errors import FAILED, SIGNALLED, SOME_FAILED, BadUse
 from dray.errors import ExperimentError, NoExperiment
 from dray.serve.client import WAIT_S, Server
@@ -89,30 +91,29 @@ def must(experiment: str, verb: Callable[[Server, str], T], *, without: str = ""
         raise BadUse(f"{found[1]} was not submitted to the server{f'; use: {instead}' if without else ''}") from None
 
 
-def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, detach: bool) -> None:
+def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, detach: bool, json: bool) -> None:
     from dray.display.text import searched_line
     from dray.serve.submission import submit_file
 
     sent, checked = submit_file(server, config, changes, code)
-    submitted(server, sent, searched=searched_line(checked.space), detach=detach)
+    submitted(server, sent, searched=searched_line(checked.space), detach=detach, json=json)
 
 
-def submitted(server: Server, sent: Submitted, *, searched: str = "", detach: bool) -> None:
+def submitted(server: Server, sent: Submitted, *, searched: str = "", detach: bool, json: bool) -> None:
     """Print the name of a newly submitted experiment, and follow it unless ``detach``."""
     name, number = sent.name, server.number(sent.name)
     label = name if number is None else f"experiment {number}: {name}"
-    typer.echo(label if detach else f"{label}, submitted to {server.url}")
-    if searched:
-        tell(searched)
-    for field, value in sent.by_quota.items():
-        tell(f"{field} is {value}, by the quota of token {sent.owner}")
-    if sent.missing_secrets:
-        names = ", ".join(sent.missing_secrets)
-        tell(
-            f"it has no {names}: these belong to another token; to give your own, fork again with --config FIELD=VALUE"
-        )
-    if not detach:
-        follow(server, name)
+    with show.created(json) as answer:
+        answer({"number": number, **asdict(sent)}, label if detach else f"{label}, submitted to {server.url}")
+        if searched:
+            tell(searched)
+        for field, value in sent.by_quota.items():
+            tell(f"{field} is {value}, by the quota of token {sent.owner}")
+        if sent.missing_secrets:
+            names, give = ", ".join(sent.missing_secrets), "fork again with --config FIELD=VALUE"
+            tell(f"it has no {names}: these belong to another token; to give your own, {give}")
+        if not detach:
+            follow(server, name)
 
 
 def begin(experiment: str, verb: Callable[[Server, str], Submitted]) -> tuple[Server, str, int] | None:
@@ -230,7 +231,6 @@ def _print_log(server: Server, name: str, after: int, lines: Sequence[str] = ())
 
 
 def _summary(name: str) -> None:
-    from dray.cli import show
     from dray.cli.reader import read_experiment
     from dray.display.best_trials import best_trials
 

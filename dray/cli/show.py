@@ -8,7 +8,8 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -27,6 +28,21 @@ WIDE = 10_000
 def as_json(value: Any) -> None:
     """Print strict JSON: numbers that are not finite become null."""
     typer.echo(json.dumps(finite(value), indent=2, allow_nan=False))
+
+
+@contextmanager
+def created(json_: bool) -> Iterator[Callable[[Any, str], None]]:
+    """Yields what prints the answer of a command that creates something: a text, or with ``json_`` a value as one line
+    of JSON. Then anything else that is printed within the block goes to standard error."""
+    out = sys.stdout
+
+    def answer(value: Any, text: str) -> None:
+        line = json.dumps(finite(value), allow_nan=False) if json_ else text
+        if line:
+            typer.echo(line, file=out)
+
+    with redirect_stdout(sys.stderr) if json_ else nullcontext():
+        yield answer
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[str] = ()) -> None:

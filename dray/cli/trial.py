@@ -17,6 +17,7 @@ from dray.cli.arguments import (
     ExperimentArg,
     Follow,
     Json,
+    JsonLine,
     TailArg,
     TrialArg,
     TrialOrBestArg,
@@ -347,6 +348,7 @@ def fork(
     at: Annotated[
         str, typer.Option(help="Checkpoint to begin from: best, latest, or the number of batches it was saved after.")
     ] = "best",
+    json: JsonLine = False,
 ) -> None:
     """Start a trial from a checkpoint of another one, with its hyperparameters except those that are set.
 
@@ -362,6 +364,7 @@ def fork(
         experiment,
         lambda there, name: there.fork_trial(name, there.trial(name, trial), at=at, hparams=hparams),
         lambda read: requests.fork(read.reader, read.trial(trial), at, hparams),
+        json=json,
     )
 
 
@@ -381,6 +384,7 @@ def add(
         Path | None,
         typer.Option(metavar="DIR", help="Directory with the code that the trial runs instead.", show_default=False),
     ] = None,
+    json: JsonLine = False,
 ) -> None:
     """Add a trial with the hyperparameters that are set, or with other code.
 
@@ -405,6 +409,7 @@ def add(
         experiment,
         lambda there, name: there.add_trial(name, hparams, patch=text, code=None if code is None else pack(code)),
         lambda read: requests.add(read.reader, hparams, patch=text, code=code),
+        json=json,
     )
 
 
@@ -412,18 +417,29 @@ def _request(
     experiment: str,
     on_server: Callable[[Server, str], dict[str, Any]],
     make: Callable[[ReadExperiment], Requested],
+    *,
+    json: bool = False,
 ) -> None:
     """Make a request to an experiment's search, and print the answer: through the server if the experiment was
     submitted to one, else with a file for its driver. An experiment that has ended runs again for a new trial."""
-    found = server.find(experiment)
-    if found is not None:
-        with contextlib.suppress(NotSubmitted):
-            decided = on_server(*found)
+    with show.created(json) as say:
+
+        def tell(decided: dict[str, Any], later: str) -> None:
+            say(decided, "" if decided["trial"] is None else requests.told(decided))
             if decided["trial"] is None:
-                server.tell(f"requested; carried out when {found[1]} runs")
-            else:
-                typer.echo(requests.told(decided))
-            return
+                server.tell(f"requested; carried out {later}")
+
+        found = server.find(experiment)
+        if found is not None:
+            with contextlib.suppress(NotSubmitted):
+                tell(on_server(*found), f"when {found[1]} runs")
+                return
+        _request_here(experiment, make, tell)
+
+
+def _request_here(
+    experiment: str, make: Callable[[ReadExperiment], Requested], tell: Callable[[dict[str, Any], str], None]
+) -> None:
     with read_experiment(experiment) as read:
         stored = read.stored
         if stored.is_copy:
@@ -443,12 +459,9 @@ def _request(
             finally:  # the exit status says how the run ended
                 if answer is None:
                     answer = requests.wait(journal, request)
-                if answer is not None:
-                    typer.echo(requests.told(requests.decided(answer)))
-                elif Journal.writer(journal) is None:
-                    typer.echo(f"requested; carried out after: dray experiment resume {stored.typed}", err=True)
-                else:
-                    silent = f"which it has not done for {requests.ANSWER_S:.0f} s"
-                    typer.echo(f"requested; carried out once the driver responds, {silent}", err=True)
+                later = f"once the driver responds, which it has not done for {requests.ANSWER_S:.0f} s"
+                if Journal.writer(journal) is None:
+                    later = f"after: dray experiment resume {stored.typed}"
+                tell({"trial": None} if answer is None else requests.decided(answer), later)
         except IllegalEvent as error:
             raise BadUse(str(error)) from None

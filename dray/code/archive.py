@@ -20,7 +20,7 @@ from dray import private
 from dray.code.ignore import IGNORE_FILES, MAX_CODE_BYTES, Code, code_of, copied, make_links
 from dray.errors import ConfigError
 from dray.storage.disk import locked
-from dray.text import one_line
+from dray.text import cut, one_line
 
 MAX_ARCHIVE_BYTES = MAX_CODE_BYTES + (16 << 20)  # the compressed size of an archive
 SINCE = 1_000_000_000  # the modification time of all files in an archive; zip files allow none before 1980
@@ -29,6 +29,9 @@ MAX_FILES = 20_000  # files, links and directories in an archive; creating one t
 
 class BadArchive(ValueError):
     """An archive that can't be unpacked; the message is one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message, 400))  # an archive may have names of any length
 
 
 def pack(directory: Path) -> bytes:

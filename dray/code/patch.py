@@ -7,9 +7,10 @@ needed.
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
@@ -17,6 +18,7 @@ from typing import NoReturn
 from dray.text import cut
 
 MAX_PATCH_BYTES = 512 << 10
+MAX_MOVED = 100  # hunks that are looked for in a whole file: hunks that follow one move with it
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _NEVER = re.compile(r"1970-01-01|1969-12-31")  # the time that diff gives to a file that does not exist
 _PREFIX = re.compile(r"[a-z]/")
@@ -94,6 +96,7 @@ def apply(patch: str, read: Callable[[str], bytes | None]) -> dict[str, bytes | 
     {'model.py': b'import torch\\nlr = 0.2\\n'}
     """
     changed: dict[str, bytes | None] = {}
+    moved = itertools.count(1)
 
     def now(name: str) -> bytes | None:
         return changed[name] if name in changed else read(name)
@@ -108,7 +111,7 @@ def apply(patch: str, read: Callable[[str], bytes | None]) -> dict[str, bytes | 
         if new is not None and new != old and now(new) is not None:
             raise BadPatch(f"the patch creates {new}, but the code has it already")
         assert before is not None
-        after = _patched(old or new or "", before, change.hunks)
+        after = _patched(old or new or "", before, change.hunks, moved)
         if old is not None and old != new:
             changed[old] = None
         if new is not None:
@@ -317,19 +320,22 @@ def _inside(name: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ applying
-def _patched(name: str, content: bytes, hunks: list[_Hunk]) -> bytes:
+def _patched(name: str, content: bytes, hunks: list[_Hunk], moved: Iterator[int]) -> bytes:
     starts = [0, *(match.end() for match in re.finditer(rb"\n", content))]  # of its lines
     pieces, at, shift = [], 0, 0
     for number, hunk in enumerate(hunks, 1):
         line = hunk.start + shift
         expected = starts[line] if 0 <= line < len(starts) else -1
         if not (at <= expected and _is_at(content, hunk, expected)):
+            where = f"the patch does not apply: hunk {number} of {name} (line {hunk.at} of the patch)"
+            if next(moved) > MAX_MOVED:
+                raise BadPatch(
+                    f"{where} is one of more than {MAX_MOVED} that are not at their lines; make it from this code"
+                )
             found = _elsewhere(content, hunk, at)
             if len(found) != 1:
                 many = f"its lines are in several places, but not at line {hunk.start + 1}; give more lines of context"
-                why = many if found else _mismatch(content, hunk, starts)
-                where = f"hunk {number} of {name} (line {hunk.at} of the patch)"
-                raise BadPatch(f"the patch does not apply: {where}: {why}")
+                raise BadPatch(f"{where}: {many if found else _mismatch(content, hunk, starts)}")
             expected = found[0]
             shift = bisect_left(starts, expected) - hunk.start
         pieces += [content[at:expected], hunk.new]

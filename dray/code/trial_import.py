@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -105,6 +106,8 @@ def _import_and_tell(entrypoint: ClassName, directory: Path, answer: int) -> Non
     me = os.getpid()
     with contextlib.suppress(OSError):  # if memory is short, this process is the first to be killed
         Path("/proc/self/oom_score_adj").write_text("1000")
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))  # the reader's limit of memory is not the code's
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nowhere, stream)

@@ -230,7 +230,7 @@ class Desk:
             self._try_in_new_processes(state)
         elif departure.failure is not None and departure.failure.kind == "collective":
             state.deferred = state.deferred or departure
-        elif departure.is_failure or rank == 0:
+        elif departure.is_failure or departure.alone or rank == 0:
             if state.state == "moving" and departure.outcome == "interrupted" and not state.canceled:
                 state.client.enqueue([state.trial], first=True)
             self._conclude(state, departure)
@@ -247,8 +247,8 @@ class Desk:
             self._end(state)
         elif departure.is_failure or departure.alone:
             # The other ranks may never leave on their own.
-            is_known = departure.alone or state.has_outcome
-            self._emit(After(PEERS_GRACE_S if is_known else CAUSE_GRACE * PEERS_GRACE_S, "expire", (lease,)))
+            grace_s = PEERS_GRACE_S if state.has_outcome else CAUSE_GRACE * PEERS_GRACE_S
+            self._emit(After(grace_s, "expire", (lease,)))
 
     def _try_in_new_processes(self, lease: Lease) -> None:
         """Let a trial whose code can't be imported in its group, which had other code, continue in new processes. Its

@@ -49,7 +49,7 @@ class DeskReport:
     value: float | None = None  # the metric that the search compares
     metrics: Sequence[float | None] = ()  # with several metrics, all of them in the search's order; None: missing
     final: bool = False  # the trial has completed
-    read: Sequence[str] | None = None  # the hyperparameters that the trial has read; None: unknown
+    read: Sequence[str] | None = None  # the hyperparameters that the trial has read, or may have; None: it does not say
 
     @property
     def is_valid(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dray.records.metrics import read_trials
 from dray.records.reader import ExperimentReader
@@ -12,12 +12,17 @@ from dray.text import counted, shown
 SHOWN_TRIALS = 10
 
 
-def best_trials(reader: ExperimentReader, *, width: int) -> list[str]:
+def best_trials(reader: ExperimentReader, *, width: int, also: Collection[int] = ()) -> list[str]:
     """The best trials, best first, as lines of a table with as many hyperparameters and metrics as fit, after a table
-    of those that were trained again. Failed trials are left out; [] if no other trial has validated."""
+    of those that were trained again. Failed trials are left out; [] if no other trial has validated.
+
+    Args:
+        also: trials that are shown whatever their rank.
+    """
     top = reader.eligible()[:SHOWN_TRIALS]
     if not top:
         return []
+    top += [each for each in reader.trials.values() if each.id in also and each not in top]
     columns: dict[str, list[object]] = {
         "trial": [each.id for each in top],
         "state": [each.state.lower() for each in top],
@@ -29,9 +34,9 @@ def best_trials(reader: ExperimentReader, *, width: int) -> list[str]:
         heading = f"best trials, with the {reader.metric} of their own runs, of one seed:"
     if reader.is_pareto:
         heading = f"best trials (front 1 is the Pareto front, {counted(len(reader.front()), 'trial')}):"
-        columns["front"] = [reader.fronts()[each.id] for each in top]
+        columns["front"] = [reader.fronts().get(each.id) for each in top]
     compared = list(dict.fromkeys(reader.objectives.names))
-    columns |= {name: [each.best_metrics[name] for each in top] for name in compared}
+    columns |= {name: [each.best_metrics.get(name) for each in top] for name in compared}
     if any(each.nan_since is not None for each in top):
         columns["NaN since"] = [each.nan_since for each in top]
     more: dict[str, list[object]] = {name: [each.hparams.get(name) for each in top] for name in reader.varying}

@@ -62,6 +62,7 @@ class Display:
         self._failures = self._retired = 0
         self._shown_errors: dict[int, str] = {}
         self._search: Search | None = None
+        self._before: Mapping[int, TrialRecord] | None = None
         self._shown: tuple[Counts, int, int] | None = None
 
     def __enter__(self) -> Display:
@@ -90,7 +91,7 @@ class Display:
 
     def begin(self, search: Search, trials: Mapping[int, TrialRecord] = MappingProxyType({})) -> None:
         """See `Board.begin`."""
-        self._search = search
+        self._search, self._before = search, trials
         self._board.begin(search, trials)
         if any(view.hparams is not None for view in search.trials.values()):
             self.say(f"resuming: {_so_far(search)}")
@@ -181,9 +182,12 @@ class Display:
         )
 
     def result(self, reader: ExperimentReader) -> None:
-        """Print the failures, the table of the best trials, and the experiment's directory."""
+        """Print the failures, the table of the best trials and of those that were requested, and the experiment's
+        directory."""
         # In one call, so that it is one output in a notebook.
-        best = best_trials(reader, width=self._console.width)
+        known = reader.trials if self._before is None else self._before
+        new = [each.id for each in reader.trials.values() if each.is_requested and each.id not in known]
+        best = best_trials(reader, width=self._console.width, also=new)
         took = duration(reader.overview().ran_s)
         named = typed(self._path)
         failed = reader.failure_summary()

@@ -24,15 +24,12 @@ class RequestFiles:
         found = []
         for path in sorted(self._folder.glob("*.json")):
             try:
-                request = request_from_json(rows.document(path))
+                with rows.readable(path, ValueError):
+                    found.append(replace(request_from_json(rows.document(path)), id=path.stem))
             except FileNotFoundError:  # it was removed meanwhile
                 continue
             except DamagedFile as error:
                 rows.say(str(error))
-            except ValueError as error:
-                rows.say(str(rows.unreadable(path, str(error))))
-            else:
-                found.append(replace(request, id=path.stem))
         return found
 
     def check(self, request: Requested) -> None:

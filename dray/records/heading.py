@@ -13,9 +13,7 @@ import yaml
 
 from dray.records.overview import compared_by
 from dray.records.spending import totals_of
-from dray.text import one_line
 from searchers import rows
-from searchers.errors import DamagedFile
 from searchers.objectives import Objectives
 
 
@@ -34,7 +32,8 @@ class Heading:
     @classmethod
     def of(cls, config: Path) -> Heading:
         """Read a config file; `DamagedFile` if that fails."""
-        try:
+        errors = (yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError, RecursionError)
+        with rows.readable(config, *errors):
             raw = _parsed(_sections(rows.read(config).decode()))
             if not isinstance(raw, Mapping):
                 raise TypeError("it has no fields")
@@ -47,10 +46,6 @@ class Heading:
                 prices=raw.get("prices") or {},
                 repeat=raw.get("repeat"),
             )
-        except DamagedFile:
-            raise
-        except (yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise rows.unreadable(config, one_line(error)) from None
 
 
 def _sections(config: str) -> str:

@@ -58,7 +58,8 @@ def _error(directory: ExperimentDirectory, what: str, where: Location | None) ->
         copy = f"; or move {directory.path} away and resume its copy: dray experiment resume {directory.storage}"
     return (
         f"{journal} {what}: it was cut, deleted, or replaced by an older copy. The search can't continue without these "
-        f"records. Restore the file from a backup{copy}; or begin a new experiment from a checkpoint of this one "
+        "records. Restore the file from a backup that has them, or, from an older one, the whole directory, with its "
+        f"checkpoints and {directory.journal.name}.lock{copy}; or begin a new experiment from a checkpoint of this one "
         "(searcher.source_checkpoint_uuid: the checkpoint's directory)"
     )
 

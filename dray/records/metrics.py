@@ -12,8 +12,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dray.records.by_trial import ByTrial
-from dray.text import one_line
 from searchers import rows as row_files
-from searchers.errors import DamagedFile
 from searchers.rows import NUMBER, OPTIONAL_NUMBER, has_fields
 
 if TYPE_CHECKING:
@@ -286,16 +284,9 @@ def _read_part(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     return table
 
 
-@contextmanager
-def _readable(part: Path) -> Iterator[None]:
-    """Raise `DamagedFile` if a part can't be read."""
-    try:
-        with row_files.readable(part):
-            yield
-    except DamagedFile:
-        raise
-    except (pa.ArrowException, ValueError, KeyError) as error:
-        raise row_files.unreadable(part, f"{one_line(error)}; or move it away to go on without its rows") from None
+def _readable(part: Path) -> AbstractContextManager[None]:
+    remedy = "restore the file from a backup, or move it away to go on without its rows"
+    return row_files.readable(part, pa.ArrowException, ValueError, KeyError, remedy=remedy)
 
 
 def check(row: Any) -> str:

@@ -17,7 +17,6 @@ import yaml
 from dray import private
 from dray.errors import ConfigError
 from dray.masking import MASK, PLACES, hidden, leaves
-from dray.text import one_line
 from searchers import rows
 
 if TYPE_CHECKING:
@@ -53,9 +52,8 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
     with suppress(OSError):
         path.chmod(0o600)  # it may have been written by hand
     try:
-        found = yaml.safe_load(rows.read(path).decode())
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise rows.unreadable(path, one_line(error)) from None
+        with rows.readable(path, UnicodeDecodeError, yaml.YAMLError):
+            found = yaml.safe_load(rows.read(path).decode())
     except FileNotFoundError:
         what = f"is missing: secrets stay on the machine that they were given on; write all of them to {path}"
         raise ConfigError([(name, what) for name in masked]) from None

@@ -16,8 +16,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
-from dray.code.ignore import leads_to_code
+from dray.code.archive import MAX_ARCHIVE_BYTES
 from dray.config.search import CHANGEABLE
 from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
@@ -34,8 +33,9 @@ from dray.serve.draft import Draft
 from dray.serve.experiments import experiment_path
 from dray.serve.keys import Attempt, Keys
 from dray.serve.news import News
+from dray.serve.outside import outside
 from dray.serve.quota import check_priority
-from dray.serve.requests import ask, import_in_fork
+from dray.serve.requests import PACKED, add_with_code, ask, unpack_code
 from dray.serve.tokens import STATE, Tokens, account
 from dray.storage.disk import scratch
 from dray.text import one_line
@@ -43,7 +43,6 @@ from searchers.events import Requested
 
 T = TypeVar("T")
 
-PACKED = ".tar.gz"
 SUBMITTERS = 8
 """Most slow requests performed at once: imports of models, deletions from an object store."""
 READERS = 4  # most journals read at once
@@ -124,12 +123,12 @@ class Api:
             config, owner = await _form(request, packed, "config"), request[CALLER].owner
 
             async def submit(attempt: Attempt) -> tuple[int, Any]:
-                submitted = await _call(self._submitters, self._submitted, config, packed, code, owner, attempt)
+                submitted = await _call(self._submitters, self._submitted, config, code, owner, attempt)
                 return 201, asdict(submitted)
 
             return await self._once(request, config.encode() + await asyncio.to_thread(_digest, packed), submit)
         finally:
-            await _call(self._submitters, stack.close)  # it may remove thousands of files
+            self._submitters.submit(stack.close)  # it may remove thousands of files
 
     async def _once(
         self, request: web.Request, sent: bytes, perform: Callable[[Attempt], Awaitable[tuple[int, Any]]]
@@ -137,8 +136,8 @@ class Api:
         status, value = await self._keys.once(request, request[CALLER].name, sent, perform)
         return answer(value, status=status)
 
-    def _submitted(self, config: str, packed: Path, code: Path, owner: str, attempt: Attempt) -> Submitted:
-        _unpack(packed, code)
+    def _submitted(self, config: str, code: Path, owner: str, attempt: Attempt) -> Submitted:
+        outside(unpack_code, code)
         try:
             return self._control.submit(Draft(config=config), code, owner, attempt.id)
         except ConfigError as error:
@@ -200,14 +199,14 @@ class Api:
             hparams = _hparams(body)
 
             def make(reader: ExperimentReader) -> Requested:
-                if code is not None:
-                    _unpack(code.with_suffix(PACKED), code)
-                return requests.add(reader, hparams, patch=patch, code=code, importer=import_in_fork)
+                if has_code:
+                    return outside(add_with_code, reader.directory.path, hparams, patch, code)
+                return requests.add(reader, hparams)
 
             has_code = patch is not None or code is not None
             return await self._request(request, sent, make, self._submitters if has_code else None)
         finally:
-            await _call(self._submitters, stack.close)  # it may remove thousands of files
+            self._submitters.submit(stack.close)  # it may remove thousands of files
 
     async def _fork_trial(self, request: web.Request) -> web.StreamResponse:
         trial, body = int(request.match_info["trial"]), await _body(request)
@@ -251,18 +250,6 @@ def _without(what: str, code: Path) -> str:
     for place in {str(code), str(code.resolve())}:
         what = what.replace(f"{place}/", "").replace(place, "the model directory")
     return what
-
-
-def _unpack(packed: Path, code: Path) -> None:
-    """Unpack code that was received into a new directory."""
-    code.mkdir()
-    try:
-        with packed.open("rb") as file:
-            links = unpack(file, code)
-    except BadArchive as error:
-        raise BadInput(str(error)) from None
-    if followed := [link for link in links if leads_to_code(code / link, code)]:
-        raise BadInput(f"the code has a link to a file of this machine: {followed[0]}; send the file itself")
 
 
 async def _form(request: web.Request, packed: Path, name: str) -> str:

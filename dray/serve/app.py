@@ -70,7 +70,15 @@ def listening(
             thread.join()
     finally:
         loop.run_until_complete(runner.cleanup())
+        loop.run_until_complete(_cancel_all())  # requests that wait for another process, say
         loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _shown(host: str) -> str:

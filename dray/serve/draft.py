@@ -1,4 +1,4 @@
-"""The config of a new experiment, as a client has sent it. Only the experiment's own process reads it."""
+"""The config of a new experiment, as a client has sent it, which is read outside of the server's process."""
 
 from __future__ import annotations
 

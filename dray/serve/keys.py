@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +119,18 @@ class Keys:
         for record in Journal.read(self._path) if self._path.exists() else ():
             name, answer = str(record["key"]), record.get("answer")
             if "id" in record:
-                known[name] = _Known(str(record["sent"]), str(record["id"]), float(str(record["time"])))
+                sent, number = str(record["sent"]), str(record["id"])
+                known[name] = _Known(sent, number, float(str(record["time"])), answer)
             elif answer is None:
                 known.pop(name, None)
             elif name in known:
                 known[name].answer = answer
         self._known = {name: each for name, each in known.items() if each.time > time.time() - KEPT_S}
+        if len(self._known) < len(known):  # write the file anew, without what is forgotten
+            lines = [json.dumps({"key": name, **asdict(each)}) + "\n" for name, each in self._known.items()]
+            whole = self._path.with_suffix(".new")
+            whole.write_text("".join(lines))
+            os.replace(whole, self._path)
         self._journal = Journal(self._path)
 
 

@@ -52,6 +52,7 @@ from dray.serve.draft import Allowance, Draft
 from dray.serve.guess import guessed
 from dray.serve.lanes import LaneFile, Lanes
 from dray.serve.meters import Meters
+from dray.serve.outside import outside
 from dray.serve.processes import ExperimentProcess, Spares
 from dray.serve.queue import open_queue
 from dray.serve.quota import UNITS, OverQuota, Use, check_room
@@ -259,7 +260,7 @@ class Manager:
             allowance = Allowance(quota=self._tokens.quota(owner), use=self.use(owner))
             check_room(owner, allowance.quota, allowance.use, dict.fromkeys(UNITS, 0.0), {})
         with self._creations.new() as link:
-            create = commands.Create(draft=draft, code=code, link=link, allowance=allowance)
+            create = commands.Create(read=outside(draft.read, allowance), code=code, link=link)
             process = self._spares.create(create)
             assert process.opened is not None
             opened = process.opened

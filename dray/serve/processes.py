@@ -41,7 +41,7 @@ from dray.groups.lent import GroupServer
 from dray.records.spending import totals_of
 from dray.serve import creations
 from dray.serve.control import Share
-from dray.serve.draft import Allowance, Draft, Read
+from dray.serve.draft import Read
 from dray.storage.errors import is_full
 from searchers.ray_tune import TuneDriver
 
@@ -64,10 +64,9 @@ LEAVE_S = 2.0  # how long Ray may take to flush its metrics; usually a third of 
 class Create:
     """Create an experiment from its config and a directory with the model's code, and wait for `RUN`."""
 
-    draft: Draft
+    read: Read
     code: Path
     link: Path  # which leads to its directory until it is accepted, see `dray.serve.creations`
-    allowance: Allowance | None = None  # of its token; None: the server's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,10 +344,9 @@ def _first(commands: queue.SimpleQueue[Any], tune: TuneDriver) -> Any:
 
 def create(command: Create) -> tuple[Read, Experiment]:
     """An experiment that has yet to be prepared."""
-    read = command.draft.read(command.allowance)
-    experiment = Experiment(read.config, model_dir=command.code)
+    experiment = Experiment(command.read.config, model_dir=command.code)
     creations.begin(command.link, experiment.path)
-    return read, experiment
+    return command.read, experiment
 
 
 def _reopen(command: Open) -> tuple[Read, Experiment]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dray.code.trial_import import IMPORT_S, START_S, fault_of_import
-from dray.config.entrypoint import ClassName
+from dray.code.archive import BadArchive, unpack
+from dray.code.ignore import leads_to_code
+from dray.code.trial_import import fault_of_import
 from dray.experiment import requests
 from dray.experiment.request_files import RequestFiles
 from dray.records.directory import ExperimentDirectory
@@ -25,7 +23,7 @@ from dray.serve.keys import Attempt
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
 
-TEMPLATE = "dray.serve.processes"  # what the template of the server's processes has imported
+PACKED = ".tar.gz"
 ONLY = Attempt()
 ANSWER_S = 10.0
 """How long to wait for the driver's answer; a driver that waits for slots gives none."""
@@ -75,26 +73,21 @@ def ask(
     return None if answer is None else requests.decided(answer)
 
 
-def import_in_fork(entrypoint: ClassName, directory: Path) -> str:
-    """A `dray.code.trial_import.Importer` in a fork of the template, which has imported torch."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([TEMPLATE])
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_import_on_trial, args=(theirs, entrypoint, directory), daemon=True)
-    process.start()
-    theirs.close()
+def add_with_code(path: Path, hparams: Mapping[str, Any], patch: str | None, code: Path | None) -> Requested:
+    """The request of a trial with code of its own, for `outside`. `code`: a directory beside its archive."""
+    if code is not None:
+        unpack_code(code)
+    with closing(StoredExperiment.here(ExperimentDirectory.open(path)).read()) as reader:
+        return requests.add(reader, hparams, patch=patch, code=code, importer=fault_of_import)
+
+
+def unpack_code(code: Path) -> None:
+    """Unpack code that was received into a new directory, from the archive beside it; for `outside`."""
+    code.mkdir()
     try:
-        if ours.poll(START_S + IMPORT_S):
-            return str(ours.recv())
-    except (EOFError, OSError):
-        pass
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
-    return f"the process that imports {entrypoint.module} ended without an answer, or gave none"
-
-
-def _import_on_trial(answer: Connection, entrypoint: ClassName, directory: Path) -> None:
-    os.setsid()
-    answer.send(fault_of_import(entrypoint, directory))
+        with code.with_suffix(PACKED).open("rb") as file:
+            links = unpack(file, code)
+    except BadArchive as error:
+        raise BadInput(str(error)) from None
+    if followed := [link for link in links if leads_to_code(code / link, code)]:
+        raise BadInput(f"the code has a link to a file of this machine: {followed[0]}; send the file itself")

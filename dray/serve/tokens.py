@@ -127,7 +127,8 @@ def account(token: Token, use: Use) -> dict[str, Any]:
 def read(file: Path) -> dict[str, Token]:
     """The tokens in a file, by name."""
     try:
-        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with rows.readable(file), os.fdopen(os.open(file, flags), "rb") as opened:
             found = os.fstat(opened.fileno())
             if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
                 what = "others can read or change it, so it may not be yours; chmod 600 it if it is"
@@ -135,8 +136,6 @@ def read(file: Path) -> dict[str, Token]:
             content = rows.parse_document(opened.read(), file, _has_tokens)
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise rows.unreadable(file, error.strerror or str(error)) from None
     for each in content["tokens"]:
         if what := _is_token(each) or _is_quota(each["quota"]):
             raise rows.unreadable(file, f"in tokens, {what}")

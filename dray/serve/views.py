@@ -31,6 +31,7 @@ from dray.serve.curves import Wanted
 from dray.serve.experiments import VIEW_S, Experiments, locked
 from dray.serve.texts import Texts
 from dray.storage import StorageError
+from searchers.rows import said
 
 Read = Callable[[web.Request], bytes | tuple[bytes, float]]
 """Returns JSON, or JSON and the seconds for which it stays the same."""
@@ -314,4 +315,5 @@ def about_fields(reader: ExperimentReader) -> dict[str, Any]:
         "metrics": sorted(f"{kind}.{name}" for kind, name in reader.metrics),
         "failures": len(reader.failures),
         "alerts": plain(reader.alerts),
+        "damaged": said(reader.directory.path),
     }

@@ -103,8 +103,9 @@ class Reports:
             self.last_validation = LastValidation(report.batches, message.value)
             if report.decides:  # it is saved without asking, and later validations must beat it
                 self._offer_best(message.value)
-        if not self._is_program and (report.decides or report.final) and cluster_info.hparams_read is not None:
-            message = replace(message, read=tuple(cluster_info.hparams_read))
+        if not self._is_program and (report.decides or report.final):
+            read = cluster_info.hparams_read
+            message = replace(message, read=tuple(self._lease.hparams if read is None else read))
         if self.life.outcome != "completed":  # the last checkpoint of a trial that is stopping
             return self._send(message, wait=False)
         if self._is_program and report.final:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dray.cluster.checks.node import UnfitNode
 from dray.code.startup_hook import HOOK, StartupHookFailed
 from dray.desk.connection import Connection
-from dray.desk.failure import Failure
 from dray.desk.messages import Departure, Unfit
 from dray.errors import ConfigError, ImportRaisedError
-from dray.text import one_line
 from dray.worker.lease import TrialLease
 
 
@@ -19,9 +17,9 @@ def give_up(desk: Connection, client: str, group: str, error: Exception) -> None
 
 
 def unloaded(desk: Connection, group: str, lease: TrialLease, error: Exception, *, is_reused: bool) -> Departure:
-    """Report that the code of a leased trial can't be loaded. If it is a variant's, this concerns no other trial;
-    otherwise it ends the run. If this process had other code (`is_reused`), which may be why the import has failed, the
-    trial is tried in a new one first."""
+    """Report that the code of a leased trial can't be loaded. If it is a variant's, this ends its trial; otherwise it
+    ends the run. If this process had other code (`is_reused`), which may be why the import has failed, the trial is
+    tried in a new one first."""
     if is_reused and isinstance(error, ImportRaisedError):
         return Departure(outcome="unloaded", alone=True)
     if lease.code is None or isinstance(error, UnfitNode | StartupHookFailed):
@@ -29,8 +27,7 @@ def unloaded(desk: Connection, group: str, lease: TrialLease, error: Exception, 
         return Departure(outcome="interrupted")
     faults = error.faults if isinstance(error, ConfigError) else [("entrypoint", repr(error))]
     why = "; ".join(f"{field}: {what}" for field, what in faults)
-    failure = Failure(kind="error", where=one_line(why), batches=0)
-    return Departure(outcome="errored", error=f"its code can't be loaded: {why}", failure=failure)
+    return Departure(outcome="errored", error=f"its code can't be loaded: {why}", fatal=True)
 
 
 def unfit_by(error: Exception) -> Unfit:

@@ -118,6 +118,9 @@ def test_the_overview_says_what_the_command_says_and_is_followed(site: Site) -> 
     site.until(lambda: "0.0625" in site.one(".tiles").text, "the tile")
     site.story.happen(Exited(trial=3, reason="completed"))
     site.until(lambda: "4 of 5 trials ended" in site.texts(".standing")[0])
+    site.story.journal.append({"event": "unread", "unread": ["dropuot"], "read": ["lr"]})
+    line = "dropuot is searched, but no trial has read it; read: lr"
+    site.until(lambda: site.texts("main p.trouble") == [line], "an unread hyperparameter")
 
 
 def test_how_far_trials_came_is_counted_by_rung(site: Site) -> None:

@@ -202,8 +202,8 @@ def test_local_is_named_after_its_config_stopped_by_ctrl_c_and_resumed_by_the_co
     again = re.search(r"resume with: dray (.*)", caplog.text)
     assert again, caplog.text
     assert again[1].endswith(f"--config max_restarts=0 --local --path {run}")
-    resumed = dray(*shlex.split(again[1]))
-    assert resumed.code == 0, resumed.err
+    resumed = dray(*shlex.split(again[1]), "--json")
+    assert (resumed.value["path"], resumed.value["state"], resumed.out.count("\n")) == (str(run), "COMPLETED", 1)
     assert re.search(r"training 8 batches .*, from batch [34] on", caplog.text)
     there = dray("e", "describe", "one", "--json").value
     assert (there["state"], there["batches"], there["best_metric"]) == ("COMPLETED", 8, pytest.approx(0.25**8))

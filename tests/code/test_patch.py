@@ -190,6 +190,19 @@ def test_what_is_no_patch_of_these_files_is_one_clear_error(which: str) -> None:
     assert len(str(error.value)) < 500
 
 
+def test_at_most_100_hunks_are_looked_for() -> None:
+    code = {"long.py": b"".join(b"%d\n" % line for line in range(200))}
+    hunks = [f"@@ -1 +1 @@\n-{line}\n+{line}.5\n" for line in range(10, 111)]
+    long = "--- a/long.py\n+++ b/long.py\n"
+    changed = apply(long + "".join(hunks[:100]), code.get)["long.py"]
+    assert changed is not None
+    assert changed.count(b".5\n") == 100
+    with pytest.raises(BadPatch, match=r"hunk 101 of long.py \(line 303 of the patch\) is one of more than 100"):
+        apply(long + "".join(hunks), code.get)
+    with pytest.raises(BadPatch, match=r"hunk 51 of long.py .* is one of more than 100"):
+        apply(long + "".join(hunks[:50]) + long + "".join(hunks[50:]), code.get)
+
+
 @pytest.mark.parametrize(("content", "says"), [(b"--- a/caf\xe9.py\n", "is not UTF-8 text"), (None, "No such file")])
 def test_a_file_that_is_no_text_is_no_patch(content: bytes | None, says: str, tmp_path: Path) -> None:
     if content is not None:

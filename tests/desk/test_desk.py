@@ -296,15 +296,27 @@ def test_ranks_that_fail_alike_end_their_lease_and_with_invalid_hps_keep_their_g
     assert scene.lend(4, size=2, after=lease.number).number == lease.number + 1
 
 
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("outcome", "alone"), [("errored", False), ("stopped", True)])
 def test_a_rank_that_left_first_retires_the_group_after_a_grace(
-    scene: Scene, outcome: LeaseOutcome, alone: bool
+    scene: Scene, outcome: LeaseOutcome, alone: bool, rank: int
 ) -> None:
     lease = scene.lend(3, size=2)
-    assert scene.leave(lease, 0, outcome, "boom", alone=alone) == [After(PEERS_GRACE_S, "expire", (lease.number,))]
+    assert scene.leave(lease, rank, outcome, "boom", alone=alone) == [After(PEERS_GRACE_S, "expire", (lease.number,))]
     assert [(message.outcome, message.error) for message in scene.told(TrialLeft)] == [(outcome, "boom")]
     scene.desk.expire(lease.number)
     assert (lease.state, lease.group.retiring, lease.group.lease) == ("over", True, None)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_trial_whose_group_is_to_end_continues_in_another_after_one_rank_left_alone(scene: Scene, rank: int) -> None:
+    lease = scene.lend(3, size=2)
+    scene.ask("other", start=2, size=2)
+    scene.desk.drain("g")
+    scene.leave(lease, rank, "interrupted", alone=True)
+    assert scene.granted() == [], "the other rank may still train it"
+    scene.desk.expire(lease.number)
+    assert (scene.granted(), lease.group.retiring) == ([3], True)
 
 
 def test_ranks_that_left_differently_retire_their_group(scene: Scene) -> None:

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from dray.display import display as display_module
+from dray.display.best_trials import SHOWN_TRIALS
 from dray.display.board import Board
 from dray.display.counts import Counts
 from dray.display.display import Display
@@ -30,6 +31,7 @@ from searchers.repeats import Repeats
 from searchers.search import Search
 from searchers.space import parse
 from tests.records.story import happened
+from tests.report.simulated import simulated
 
 LONG_PATH = Path("/results/" + "a-long-name/" * 12)
 
@@ -449,7 +451,7 @@ def test_a_resumed_run_shows_what_earlier_runs_reported() -> None:
 TRACEBACK = "Traceback (most recent call last):\n  File ...\nKeyError: 'lr'\n"
 
 
-def test_a_failure_shows_the_users_frames() -> None:
+def test_a_failure_shows_the_users_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     users = '  File "model_def.py", line 7, in __init__\n    hparams["lr"]\n'
     trace = (
@@ -461,6 +463,10 @@ def test_a_failure_shows_the_users_frames() -> None:
     assert screen.text == f"{head}{users}KeyError: 'lr'\n"
     screen.display.failure(3, error, "out of memory twice")
     assert screen.text.splitlines()[5:] == ["trial 3 failed for good (out of memory twice): the same error again"]
+    monkeypatch.setenv("DRAY_TRACEBACK", "1")
+    screen = Screen()
+    screen.display.failure(3, error)
+    assert screen.text == f"trial 3 failed:\n{trace}KeyError: 'lr'\n"
 
 
 def test_a_failure_outside_user_code_shows_its_last_line_and_only_so_many_are_shown() -> None:
@@ -500,6 +506,22 @@ def test_end_says_what_failed_then_the_best_trials_and_where_they_are(tmp_path: 
         f"inspect with: dray report {LONG_PATH}",
         f"              dray trial list {LONG_PATH} --best",
     ]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_table_at_the_end_has_the_trial_that_the_run_was_asked_for_whatever_its_rank(
+    tmp_path: Path, known: bool
+) -> None:
+    reader = StoredExperiment.here(simulated(tmp_path / "digits-1", 14)).read()
+    *_, worst = reader.eligible()
+    assert len(reader.eligible()) > SHOWN_TRIALS
+    worst.is_requested = True
+    shown = Screen()
+    shown.display.begin(search(), {each: reader.trials[each] for each in reader.trials if known or each != worst.id})
+    shown.display.result(reader)
+    heading = next(at for at, line in enumerate(shown.text.splitlines()) if line.startswith("trial "))
+    table = [line.split()[0] for line in shown.text.splitlines()[heading + 1 :][: SHOWN_TRIALS + 1]]
+    assert (table[-1] == str(worst.id)) == (not known)
 
 
 def test_table_of_the_best_fits(tmp_path: Path) -> None:

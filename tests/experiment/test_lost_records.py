@@ -96,7 +96,9 @@ def test_an_experiment_is_not_resumed_or_extended(
     for _ in range(2):
         with pytest.raises(ExperimentError, match=rf"journal\.jsonl has \d+ records?, but had {had}") as error:
             resume(path, **extension)
-    assert "Restore the file from a backup; or begin a new experiment from a checkpoint" in str(error.value)
+    assert "with its checkpoints and journal.jsonl.lock; or begin a new experiment from a checkpoint" in str(
+        error.value
+    )
     assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import threading
 import time
@@ -96,7 +97,16 @@ def test_a_fork_of_a_best_checkpoint_that_is_missing_is_an_error(story: Story, e
 def test_the_command_shows_what_it_was_given(story: Story) -> None:
     with answering(story):
         said = CliRunner().invoke(app, ["trial", "add", str(story.directory.path), "--set", "lr=.inf"]).output
+        add = CliRunner().invoke(app, ["trial", "add", str(story.directory.path), "--set", "lr=0.15", "--json"])
+        fork = CliRunner().invoke(app, ["trial", "fork", str(story.directory.path), "3", "--json"])
     assert said == "trial 5, lr = inf\n"
+    assert (add.stdout, add.stderr) == ('{"trial": 6, "hparams": {"lr": 0.15}}\n', "")
+    assert json.loads(fork.stdout) == {
+        "trial": 7,
+        "hparams": {},
+        "source": {"trial": 3, "step": 10, "batches": 10},
+    }
+    story.journal.close()
 
 
 def test_without_a_driver_a_request_waits_for_the_next_run(story: Story, experiment: Experiment) -> None:

@@ -92,12 +92,10 @@ def test_a_data_set_gets_each_epoch_before_its_first_record_also_in_a_resumed_ru
     assert levels(whole) == {0: {0}, 1: {1}, 2: {2}}
     assert data.epochs == [0, 1, 2], "the training process's data set, whatever the workers do"
     assert all(len(seen) == 1 for seen in whole.saw.values()), "what set_epoch draws is the same in all workers"
-    again = Curriculum()
     for stop in (7, 10):  # within an epoch, and at the end of one
-        fit(seeing(again, shuffle=True, **workers), max_length=Batch(stop))
-        resumed = fit(
-            seeing(again, shuffle=True, **workers), max_length=Batch(15), latest_checkpoint=host.checkpoints()[-1]
-        )
+        fit(seeing(Curriculum(), shuffle=True, **workers), max_length=Batch(stop))
+        made = seeing(Curriculum(), shuffle=True, **workers)  # as in a new process
+        resumed = fit(made, max_length=Batch(15), latest_checkpoint=host.checkpoints()[-1])
         assert resumed.saw == {epoch: seen for epoch, seen in whole.saw.items() if epoch >= stop // 5}
 
 

@@ -39,7 +39,7 @@ from dray.serve.lanes import Bar, LaneFile
 from dray.serve.queue import Queue, open_queue
 from dray.serve.quota import Quota
 from searchers.journal import Journal
-from searchers.rows import say
+from searchers.rows import SAID
 from tests.cli.conftest import checkpoint
 from tests.model_code import imports_undone
 from tests.report.simulated import rows, simulated
@@ -207,7 +207,7 @@ class Said:
 
 
 def _captured(function: Callable[[], Any]) -> Said:
-    say.cache_clear()  # each command is a process of its own
+    SAID.clear()  # each command is a process of its own
     out, err, log, trouble = io.StringIO(), io.StringIO(), io.StringIO(), ""
     handler = logging.StreamHandler(log)
     handler.setLevel(logging.WARNING)
@@ -288,7 +288,7 @@ PAGES += ("/checkpoints", "/curves", "/figures/slots", "/failures", "/variants/3
 
 def _page(root: Path) -> Said:
     """The server's list, and all views of the experiment."""
-    say.cache_clear()
+    SAID.clear()
     out, trouble, log = list[str](), "", io.StringIO()
     said: dict[str, None] = {}
     handler = logging.StreamHandler(log)

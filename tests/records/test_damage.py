@@ -110,7 +110,7 @@ def test_rows_after_a_damaged_one_are_kept_and_packed(tmp_path: Path, caplog: py
     MetricsLog(tmp_path).append(0, [row(1), row(2), row(3)])
     lines = (tmp_path / TAIL).read_bytes().splitlines(keepends=True)
     (tmp_path / TAIL).write_bytes(lines[0] + b"%$\n[]\n" + lines[2] + lines[1][:9])
-    rows.say.cache_clear()
+    rows.SAID.clear()
     log = MetricsLog(tmp_path)
     log.append(0, [row(4)])
     log.close()

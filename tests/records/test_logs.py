@@ -36,3 +36,16 @@ def test_start_of_a_trial_shows_what_is_searched(space: Any, drawn: Any, shown: 
     config = load_config({"entrypoint": "a:A", "searcher": searcher, "hyperparameters": space})
     records = [{"event": "started", "trial": 3, "hparams": drawn}]
     assert list(event_lines(config, records)) == [f"trial 3 started: {shown}"]
+
+
+def test_what_a_driver_has_said_of_all_trials_is_in_the_log_of_a_server_too() -> None:
+    searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 1}}
+    config = load_config({"entrypoint": "a:A", "searcher": searcher, "hyperparameters": {"global_batch_size": 16}})
+    records = [
+        {"event": "new_processes", "trial": 1, "code": None, "text": "the trials get new processes from now on"},
+        {"event": "unread", "unread": ["dropuot"], "read": ["lr"]},
+    ]
+    assert list(event_lines(config, records)) == [
+        "the trials get new processes from now on",
+        "dropuot is searched, but no trial has read it; read: lr",
+    ]

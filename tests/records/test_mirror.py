@@ -107,7 +107,7 @@ def test_a_copy_whose_journal_was_cut_is_refused_and_keeps_its_checkpoints(
         ExperimentError, match=rf"^{experiment.storage}/journal\.jsonl (has|says nothing of trial 0)"
     ) as error:
         fetch_experiment(experiment.storage.uri)
-    assert "Restore the file from a backup; or begin a new experiment" in str(error.value)
+    assert "with its checkpoints and journal.jsonl.lock; or begin a new experiment" in str(error.value)
     assert experiment.store(0).latest() is not None
 
 

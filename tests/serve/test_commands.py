@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,6 +85,11 @@ def test_detached_prints_only_the_name(up: Served, config: Path, dray: Dray) -> 
     assert up.control.experiment("digits-1").share == Share(priority=3, weight=2.0)
     take_number(up.results / "digits-1")
     assert (up.results / "digits-1" / "code" / "parts" / "layer.py").exists()
+    for command in (("create", config), ("fork", "digits-1")):
+        said = dray("e", *command, "--detach", "--json")
+        answer = up.control.experiment(said.value["name"])
+        assert said.value == {"number": None, **json.loads(json.dumps(asdict(answer)))}
+        assert said.out.count("\n") == 1
 
 
 def test_a_submission_shows_the_space_and_warns_once(
@@ -96,18 +103,23 @@ def test_a_submission_shows_the_space_and_warns_once(
     assert "for 0.0001 to 0.1 write {type: log, base: 10, minval: -4, maxval: -1}" in message
 
 
-def test_an_experiment_is_followed_to_its_end(up: Served, config: Path, dray: Dray) -> None:
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_experiment_is_followed_to_its_end(up: Served, config: Path, dray: Dray, as_json: bool) -> None:
     def train() -> None:
         simulated(up.results / "digits-1", 2)
         time.sleep(0.5)
         up.control.put("digits-1", "COMPLETED")
 
     soon(train, once=lambda: is_queued(up))
-    said = dray("e", "create", config, "-f")
+    said = dray("e", "create", config, "-f", *["--json"] * as_json)
     assert said.code == 0, said.err
-    assert said.out.startswith(f"digits-1, submitted to {up.url}\n")
-    assert "trial 0 started: " in said.out
-    assert "Results: " in said.out.splitlines()[-1]
+    followed = said.err if as_json else said.out
+    assert "trial 0 started: " in followed
+    assert "Results: " in followed.splitlines()[-1]
+    if as_json:
+        assert said.value["name"] == "digits-1"
+    else:
+        assert said.out.startswith(f"digits-1, submitted to {up.url}\n")
 
 
 @pytest.mark.parametrize(("state", "code"), [("ERROR", 1), ("STOPPED", 1), ("PAUSED", 1)])

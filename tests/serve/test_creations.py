@@ -30,7 +30,7 @@ def made(results: Path, model: Path) -> Callable[[Path], Path]:
 
     def make(link: Path) -> Path:
         with imports_undone():
-            return create(Create(draft=Draft(config=CONFIG), code=model, link=link))[1].prepare().path
+            return create(Create(read=Draft(config=CONFIG).read(), code=model, link=link))[1].prepare().path
 
     return make
 
@@ -61,7 +61,7 @@ def test_one_in_another_directory_is_gone_with_its_name_in_the_results(
     elsewhere = CONFIG + f"checkpoint_storage: {{type: shared_fs, host_path: {tmp_path / 'elsewhere'}}}\n"
     creations = Creations(results / ".server" / "creations")
     with imports_undone(), pytest.raises(OSError), creations.new() as link:
-        path = create(Create(draft=Draft(config=elsewhere), code=model, link=link))[1].prepare().path
+        path = create(Create(read=Draft(config=elsewhere).read(), code=model, link=link))[1].prepare().path
         assert (path.parent, listed(results)) == ((tmp_path / "elsewhere").resolve(), [path])
         raise OSError("the queue's disk is full")
     assert listed(results) == []

@@ -118,6 +118,23 @@ def test_a_server_that_was_killed_meanwhile_finds_what_the_request_has_created(
     assert len(names(served)) == 2
 
 
+def test_a_key_is_forgotten_after_a_day_and_its_lines_are_removed_when_a_server_starts(
+    served: Served, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, file = pack(model), served.results / STATE / "keys.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr("dray.serve.keys.time.time", lambda: 0.0)
+        submit(served, CONFIG, code, keyed(served))
+    kept = submit(served, CONFIG, code, keyed(served, "key-2"))
+    kill(served, answered=True)
+    with restarted(served) as again:
+        assert submit(again, CONFIG, code, keyed(served, "key-2")).json == kept.json
+        [line] = file.read_text().splitlines()
+        assert kept.json["name"] in line
+        submit(again, CONFIG, code, keyed(served))
+    assert len(names(served)) == 3
+
+
 def test_a_trial_is_added_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "ANSWER_S", 0.0)
     directory = simulated(served.results / "digits-1", 4)

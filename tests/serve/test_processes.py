@@ -10,8 +10,9 @@ import pytest
 from dray.errors import ConfigError, ExperimentError, Fault
 from dray.serve.draft import Draft
 from dray.serve.processes import MAX_SPARES, Create, Failed, Spares
+from tests.serve.test_api import CONFIG
 
-CREATE = Create(draft=Draft(config=""), code=Path("code"), link=Path("link"))
+CREATE = Create(read=Draft(config=CONFIG).read(), code=Path("code"), link=Path("link"))
 
 
 @dataclass(eq=False)

@@ -85,7 +85,7 @@ def test_a_trial_is_stopped_while_the_code_of_others_is_imported(
         stopped.wait(20)
         raise IllegalEvent("importing it takes too long")
 
-    monkeypatch.setattr(api.requests, "add", hang)
+    monkeypatch.setattr(api, "outside", hang)
     with ThreadPoolExecutor(api.SUBMITTERS) as pool, answering(story):
         body = {"patch": "--- a/x.py"}
         added = [pool.submit(served.api, "POST", f"{ONE}/trials", body) for _ in range(api.SUBMITTERS)]
@@ -164,6 +164,8 @@ def test_commands_go_through_the_server(up: Served, story: Story, dray: Callable
             code=0, out="trial 5, from trial 3 at batch 10, lr = 0.15\n", err=""
         )
         assert dray("trial", "add", "1", "--set", "lr=1e-1").out == "trial 6, lr = 0.1\n"
+        asked = dray("trial", "fork", "1", "3", "--at", "10", "--json")
+        assert (asked.value, asked.out.count("\n"), asked.err) == ({**NEW, "trial": 7, "hparams": {}}, 1, "")
         assert dray("trial", "stop", "1", "3").out == "trial 3 is stopped\n"
         bad = dray("trial", "add", "1", "--set", "lr=abc")
         assert bad == Said(code=2, out="", err="dray: hyperparameters.lr: must be a number, got 'abc'\n")

@@ -263,7 +263,9 @@ def test_the_command_creates_lists_and_revokes_with_and_without_a_server(
     secret = created.out.strip()
     assert (created.code, re.fullmatch(r"[\w-]{43}", secret) is not None) == (0, True)
     dray("serve", "token", "create", "paid", "--usd", "5", "--price", "A100=2.9", "--price", "CPU=0.1")
-    dray("serve", "token", "create", "reader", "--scope", "read")
+    told = dray("serve", "token", "create", "reader", "--scope", "read", "--json")
+    assert (told.value["name"], told.value["scope"], len(told.value["token"])) == ("reader", "read", 43)
+    assert told.out.count("\n") == 1
     assert dray("serve", "token", "revoke", "reader").code == 0
     without = dray("serve", "token", "list")
     assert secret not in without.out

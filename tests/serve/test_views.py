@@ -21,6 +21,7 @@ from tests.report.simulated import simulated
 from tests.serve.conftest import Served
 
 TRIALS = 48
+ROW = {"batches": 900, "epochs": None, "kind": "training", "name": "loss", "value": 0.5, "time": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -313,6 +314,17 @@ def test_a_damaged_journal_is_an_answer(served: Served, digits: Path) -> None:
     assert served.api("GET", "/experiments/digits-1").status == 409
     [row] = served.listed()
     assert row["state"] == "DAMAGED"
+
+
+def test_damaged_rows_are_told_where_the_experiment_is_seen(served: Served, digits: Path) -> None:
+    assert served.api("GET", "/experiments/digits-1").json["damaged"] == []
+    tail = digits / "metrics" / "_tail.jsonl"
+    MetricsLog(digits / "metrics").append(0, [ROW])
+    tail.write_bytes(tail.read_bytes() + b"%$\n[]\n" + tail.read_bytes())
+    served.api("GET", "/experiments/digits-1/trials/0/metrics")
+    [line] = served.api("GET", "/experiments/digits-1?now=1").json["damaged"]
+    assert line.startswith(f"{tail.resolve()}: line "), line
+    assert line.endswith("is damaged: expected a JSON object, got b'%$'; this line is left out; so is 1 more")
 
 
 def test_an_empty_config_is_an_answer_that_says_so(served: Served, digits: Path) -> None:

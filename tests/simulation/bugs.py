@@ -105,6 +105,9 @@ BUGS = {
     "a drained trial lost that has saved": Bug(
         Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted"', "if False", 14
     ),
+    "a drained trial lost that another rank has left alone": Bug(
+        Desk, "leave", "departure.is_failure or departure.alone or rank == 0", "departure.is_failure or rank == 0", 33
+    ),
     "a trial that restarted, and waits for what was decided": Bug(
         ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", 61_366
     ),
@@ -113,7 +116,7 @@ BUGS = {
     ),
     "a fork's source deleted": Bug(Retention, "_prune", "(trial, each.batches) in sources", "False", 14, requests=True),
     "a fork's source kept only until its own checkpoint is written": Bug(
-        Retention, "saved", "self._prune()", "self.unpin(trial); self._prune()", 10, requests=True
+        Retention, "saved", "self._prune()", "self.unpin(trial); self._prune()", 9, requests=True
     ),
     "a fork with other code": Bug(Search, "code_of", "self._origin(trial)", "trial", 19, requests=True),
     "a request read twice": Bug(

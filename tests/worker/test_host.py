@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from dray import core
 from dray.desk.connection import DeskUnreachable
 from dray.desk.messages import DeskReport, Reply
 from dray.storage import checkpoints
+from dray.training.cluster_info import note_hparams_read, use_cluster_info
 from dray.training.host import Report
 from dray.worker.host import RayHost
 from dray.worker.lease import SharedSettings
@@ -130,6 +132,18 @@ def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path) -
     assert not host.is_best({"loss": 0.6})
     assert host.is_best({"loss": 0.4})
     assert not host.is_best({"loss": float("nan")})
+
+
+def test_a_trial_that_may_have_read_all_hyperparameters_has_read_them(tmp_path: Path) -> None:
+    hparams = {"lr": 0.1, "dropout": 0.5}
+    info = core.ClusterInfo(trial=core.TrialInfo(trial_id=0, experiment_id=0, trial_seed=0, hparams=hparams))
+    for name, read in (("lr", ("lr",)), (None, ("lr", "dropout"))):
+        desk = Judge()
+        host = host_in(tmp_path, desk, hparams=hparams)
+        with use_cluster_info(info):
+            note_hparams_read(name)
+            host.publish(Report(batches=1, training=None, validation={"loss": 0.5}, decides=True))
+        assert desk.reports[0].read == read
 
 
 SEVERAL = replace(SETTINGS, objectives=Objectives((Metric(name="mb", at_most=100), Metric(name="loss"))))
