@@ -1,4 +1,4 @@
-"""Checks and figures that need a GPU, in eight minutes on one. Writes bench/results/gpu.md.
+"""Checks and figures that need a GPU, in eight minutes on one, and thirteen on several. Writes bench/results/gpu.md.
 
     python bench/gpu.py [--parts nccl shard ...] [--budget 480] [--to FILE] [--commit NAME] [--dry-run]
 
@@ -62,21 +62,27 @@ from _measure import (
 )
 
 PARTS = {
-    "nccl": ("NCCL alone", "nccl", 35),
-    "shard": ("FullyShard with one slot", "shard", 52),
-    "errors": ("Errors of a GPU, and the next trial", "errors", 20),
-    "failing": ("A device-side assert and too little memory, in a search on Ray", "failing_search", 20),
-    "gloo": ("Two processes on one GPU, over gloo", "gloo", 30),
-    "stall": ("The stall of a checkpoint of 2 GB", "stall", 35),
-    "tokens": ("A GPT in bf16", "tokens", 48),
-    "tp": ("Tensor parallelism of size 1, with a plan for some of the layers", "tp", 18),
-    "tests": ("Tests marked `gpu`", "marked_tests", 58),
-    "loader": ("Images from a loader", "loader", 32),
-    "rung": ("The stall at a rung, in a search on Ray", "rung", 34),
-    "quarters": ("Four trials on one GPU, in a search on Ray", "quarters", 73),
+    "nccl": ("NCCL alone", 35),
+    "shard": ("FullyShard with one slot", 52),
+    "errors": ("Errors of a GPU, and the next trial", 20),
+    "failing_search": ("A device-side assert and too little memory, in a search on Ray", 20),
+    "gloo": ("Two processes on one GPU, over gloo", 30),
+    "stall": ("The stall of a checkpoint of 2 GB", 35),
+    "tokens": ("A GPT in bf16", 48),
+    "tp": ("Tensor parallelism of size 1, with a plan for some of the layers", 18),
+    "marked_tests": ("Tests marked `gpu`", 58),
+    "loader": ("Images from a loader", 32),
+    "rung": ("The stall at a rung, in a search on Ray", 34),
+    "quarters": ("Four trials on one GPU, in a search on Ray", 73),
 }
-"""In order of worth, by name: the title, the module in bench/on_gpu, and the most seconds that it may take. All of them
-fit the budget."""
+"""The title of each module in bench/on_gpu, and the most seconds that it may take, in order of worth. All of them fit
+the budget."""
+SEVERAL = {
+    "parallel": ("DDP and FullyShard on several GPUs, against loops by hand", 120),
+    "faults": ("A rank that raises, asserts or is killed, over NCCL", 90),
+    "halves": ("Tensor parallelism of size 2, shards, and half of the GPUs", 90),
+}
+"""The same for two GPUs or more, which come first there, with a budget of their own."""
 BUDGET_S = 480
 PATIENCE = 4
 """A dry run may take this many times as long: it measures nothing, and may run on a busy machine."""
@@ -240,20 +246,21 @@ def measure(options: argparse.Namespace, directory: Path) -> bool:
         )
     paper.say(f"`bench/gpu.py`, commit {commit(options.commit)}.")
     patience = PATIENCE if tiny else 1
-    budget = options.budget or BUDGET_S * patience
+    more = SEVERAL if tiny or len(seen["gpus"]) > 1 else {}
+    budget = options.budget or (BUDGET_S + sum(most_s for _, most_s in more.values())) * patience
     goals: list[bool] = []
     sound = True
-    waiting = options.parts or [*PARTS]
+    waiting = options.parts or [*more, *PARTS]
     while waiting:
         _write(file, paper, title, f"\nUnfinished: {', '.join(waiting)}.")
         name = waiting.pop(0)
-        heading, module, most_s = PARTS[name]
+        heading, most_s = (PARTS | SEVERAL)[name]
         limit_s = min(most_s * patience, budget - (time.monotonic() - began) - END_S)
         if limit_s < LEAST_S:
             paper.say(f"\n## {heading}\n\nLeft out: too little is left of {budget:.0f} s.")
             sound = False
             continue
-        outcome = run_part(module, limit_s, directory / name, tiny=tiny, on_cpu=options.dry_run)
+        outcome = run_part(name, limit_s, directory / name, tiny=tiny, on_cpu=options.dry_run)
         reached, whole = report(paper, heading, limit_s, outcome, tiny=tiny)
         goals += reached
         sound = sound and whole
@@ -278,7 +285,7 @@ def main(arguments: Sequence[str]) -> int:
         child(arguments[1], "--tiny" in arguments)
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all, in this order")
+    parser.add_argument("--parts", nargs="+", choices=[*SEVERAL, *PARTS], help="default: all, in this order")
     parser.add_argument("--budget", type=float, help=f"the most seconds for all of it (default {BUDGET_S})")
     parser.add_argument("--to", type=Path, help="the file to write (default bench/results/gpu.md; none for a dry run)")
     parser.add_argument("--commit", help="the commit of the tree, if it is a copy without its history")

@@ -7,13 +7,12 @@ import importlib
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from _measure import stamp
-from part import DEVICE, ON_GPU, Child, attempt, check, classified, figure, note, raised
+from part import DEVICE, ON_GPU, attempt, check, classified, figure, joined, note, on_ranks, raised
 
 from dray import pytorch
 from dray.core import DistributedContext
@@ -23,9 +22,13 @@ FAULTS = ("none", "raises", "assert", "killed")
 
 
 def main(tiny: bool) -> None:
-    """Each fault of rank 1, in two processes of its own."""
+    """Each fault of rank 1, in two processes of its own, all on one GPU."""
+    meet_faults(CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0])
+
+
+def meet_faults(**environment: str) -> None:
     with attempt("the processes"):
-        both = {fault: [start(fault, rank) for rank in (0, 1)] for fault in FAULTS}
+        both = {fault: on_ranks(2, "gloo", "rank", fault, **environment) for fault in FAULTS}
         ended = {fault: [child.ended() for child in children] for fault, children in both.items()}
     with attempt("data-parallel"):
         check("both ranks", [how for how, _ in ended["none"]], ["exited with 0"] * 2)
@@ -46,29 +49,14 @@ def main(tiny: bool) -> None:
                     note(f"{fault}, rank {number}:\n```\n{last}\n```")
 
 
-def start(fault: str, rank: int) -> Child:
-    environment = {
-        "RANK": rank,
-        "WORLD_SIZE": 2,
-        "LOCAL_RANK": rank,
-        "LOCAL_WORLD_SIZE": 2,
-        "GROUP_RANK": 0,
-        "GROUP_WORLD_SIZE": 1,
-        "GLOO_SOCKET_IFNAME": "lo",
-        "USE_TORCH_DISTRIBUTED": "true",
-    }
-    return Child("gloo", "rank", fault, **{name: str(value) for name, value in environment.items()})
-
-
 def rank(fault: str) -> None:
     """One of two ranks."""
-    # Two ranks on one GPU are what dray refuses, as NCCL would.
-    setattr(importlib.import_module("dray.pytorch.init"), "check_gpus", lambda *_: None)  # noqa: B010 - no other name
-    number = int(os.environ["RANK"])
-    store = dist.FileStore(str(Path(f"{fault}-store").absolute()), 2)
-    dist.init_process_group("gloo", store=store, rank=number, world_size=2)
+    number, peers = int(os.environ["RANK"]), joined()
+    if ON_GPU and dist.get_backend() == "gloo":
+        # Two ranks on one GPU are what dray refuses, as NCCL would.
+        setattr(importlib.import_module("dray.pytorch.init"), "check_gpus", lambda *_: None)  # noqa: B010 - no other name
     weights: dict[str, torch.Tensor] = {}
-    error = raised(lambda: weights.update(trained(DistributedContext.from_torch_distributed(), fault)))
+    error = raised(lambda: weights.update(trained(peers, fault)))
     if fault == "none":
         if error is not None:
             raise error

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -14,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from _measure import STAMPS, Stamp, of_kind, read_stamps, stamp
+
+from dray.core import DistributedContext
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type == "cuda"
@@ -134,6 +138,41 @@ def well(child: Child, what: str) -> None:
     how, output = child.ended()
     if how != "exited with 0":
         stamp("failure", what=what, text="\n".join([how, *output.splitlines()[-LINES:]]))
+
+
+def on_ranks(size: int, module: str, function: str, *arguments: object, **environment: str) -> list[Child]:
+    """A function in so many processes, the ranks of one trial."""
+    store = Path(tempfile.mkdtemp(dir=Path.cwd())) / "store"
+    usual = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
+    usual |= {"USE_TORCH_DISTRIBUTED": "true", "GLOO_SOCKET_IFNAME": "lo", "STORE": store}
+    fixed = {name: str(value) for name, value in usual.items()} | environment
+    return [Child(module, function, *arguments, RANK=str(rank), LOCAL_RANK=str(rank), **fixed) for rank in range(size)]
+
+
+def joined() -> DistributedContext:
+    """The process group of this rank: over NCCL, as in dray's workers, if each rank has a GPU of its own; else gloo."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    gpu = torch.device("cuda", rank) if torch.cuda.device_count() >= size else None
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+    dist.init_process_group(
+        "gloo" if gpu is None else "cpu:gloo,cuda:nccl",
+        store=dist.FileStore(os.environ["STORE"], size),
+        rank=rank,
+        world_size=size,
+        device_id=gpu if os.environ.get("DRAY_BIND_DEVICE") == "1" else None,
+    )
+    return DistributedContext.from_torch_distributed()
+
+
+def several() -> int:
+    """The number of ranks for a part that needs two GPUs or more; two on a CPU. If there is one GPU, 0, and the part is
+    left out."""
+    count = torch.cuda.device_count() if ON_GPU else 2
+    if count < 2:
+        stamp("left_out", why="this machine has one GPU")
+        return 0
+    return count - count % 2
 
 
 def classified(what: str, error: BaseException | None, kind: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from part import DEVICE, attempt, check, figure
 from torch import nn
 
 from dray import pytorch
+from dray.core import DistributedContext
 
 BATCHES = 3
 OPTIMIZERS: dict[str, Any] = {
@@ -32,7 +34,7 @@ def main(tiny: bool) -> None:
             "tp, FullyShard": {"divided": True, "sharded": True},
         }.items():
             with attempt(f"{name}, {way}"):
-                weights = train(optimizer, **options)
+                weights, _ = train(optimizer, **options)
                 plain = plain or weights
                 differ = max(float((weights[each] - plain[each]).abs().max()) for each in plain)
                 check(f"{name}, {way}: weights of the plain model", differ < 1e-4, True)
@@ -79,7 +81,8 @@ class Trial(pytorch.PyTorchTrial):
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
         x = torch.linspace(-1, 1, 16 * BATCHES * 8).sin().reshape(-1, 8)
-        return pytorch.DataLoader(torch.utils.data.TensorDataset(x), batch_size=16)
+        shares = self.context.device_mesh["dp_shard"].size()
+        return pytorch.DataLoader(torch.utils.data.TensorDataset(x), batch_size=16 // shares)
 
     build_validation_data_loader = build_training_data_loader
 
@@ -99,12 +102,23 @@ class Trial(pytorch.PyTorchTrial):
         return {"validation_loss": self.model(batch[0]).square().mean()}
 
 
-def train(optimizer: Any, **options: bool) -> dict[str, torch.Tensor]:
-    """The weights after a few batches, whole."""
-    with pytorch.init(mesh={"tp": 1}, enable_tensorboard_logging=False) as context:
+def train(
+    optimizer: Any,
+    *,
+    distributed: DistributedContext | None = None,
+    tp: int = 1,
+    length: int = BATCHES,
+    latest_checkpoint: str | None = None,
+    **options: bool,
+) -> tuple[dict[str, torch.Tensor], Path]:
+    """The weights after a few batches, whole, and the last checkpoint."""
+    with pytorch.init(mesh={"tp": tp}, distributed=distributed, enable_tensorboard_logging=False) as context:
         trial = Trial(context, optimizer, **options)
-        pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(BATCHES), checkpoint_policy="none")
-        return {
+        pytorch.Trainer(trial, context).fit(
+            max_length=pytorch.Batch(length), checkpoint_policy="none", latest_checkpoint=latest_checkpoint
+        )
+        weights = {
             name: (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).float().cpu().clone()
             for name, weight in trial.model.state_dict().items()
         }
+        return weights, context.get_tensorboard_path().parent / f"checkpoint_{length}"

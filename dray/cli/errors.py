@@ -46,11 +46,12 @@ _MEANT = {
 }
 """Commands by their names in Determined, SkyPilot, W&B and Docker."""
 _MEANT_IN = {
-    "trial": {"kill": "stop", "create": "add"},
+    "trial": {"kill": "stop", "delete": "stop", "create": "add"},
+    "token": {"delete": "revoke", "kill": "revoke"},
     "checkpoint": {"describe": "list"},
 }
 """Commands that have another name in one group."""
-_ENDS_MORE = frozenset({"kill", "stop", "delete"})
+_ENDS_MORE = frozenset({"kill", "stop", "delete", "pause"})
 """Never suggested from another group: what ends a trial there ends an experiment."""
 
 # click's classes of usage errors, or those of the copy of click in newer versions of Typer.
@@ -144,11 +145,11 @@ def show_uncaught(kind: type[BaseException], error: BaseException, trace: Traceb
     _flush()
     if has_users_frames(whole):
         _print_error(
-            f"an error in your code; --traceback also shows the frames of libraries\n{users_traceback(whole)}", FAILED
+            f"an error in your code; {TRACEBACK}=1 also shows the frames of libraries\n{users_traceback(whole)}", FAILED
         )
     elif not is_drays_file(last.filename):
         what = "".join(traceback.format_exception_only(error)).strip()
-        _print_error(f"{what}\nraised in {last.filename}:{last.lineno}; --traceback shows all frames", FAILED)
+        _print_error(f"{what}\nraised in {last.filename}:{last.lineno}; {TRACEBACK}=1 shows all frames", FAILED)
     elif (last.line or "").startswith("raise ") and not isinstance(error, AssertionError):
         _print_error(str(error), FAILED)
     else:
@@ -205,8 +206,8 @@ def _elsewhere(error: Any) -> str:
         return f"did you mean dray {group}"
     word = _MEANT.get(word, word)
     word = _MEANT_IN.get(here, {}).get(word, word)
-    if word in getattr(groups.get(here), "commands", {}):
-        return f"did you mean dray {here} {word}"
+    if here and word in error.ctx.command.commands:
+        return f"did you mean {f'dray {here}' if here in groups else error.ctx.command_path} {word}"
     if here and word in _ENDS_MORE:
         return ""
     meant = [f"dray {name} {word}" for name, group in groups.items() if word in getattr(group, "commands", {})]

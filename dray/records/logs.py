@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from dray.config.schema import ExperimentConfig
 from dray.desk.failure import LOG_TAIL, has_users_frames, users_traceback
+from dray.environment import TRACEBACK
 from dray.records.hparams import flatten, unread_line
 from dray.storage.logs import NAME
 from dray.text import cut, printable, shown
@@ -127,8 +129,11 @@ def short_error(error: object) -> list[str]:
 
 
 def users_error(error: str, code: Path) -> str:
-    """A journaled error with the frames of the user's code, as `users_traceback`; else as `short_error`."""
+    """A journaled error with the frames of the user's code, as `users_traceback`; else as `short_error`. With
+    ``DRAY_TRACEBACK``, with all frames."""
     begin = error.find(TRACEBACK_HEAD)
+    if begin >= 0 and os.environ.get(TRACEBACK):
+        return printable(error[begin:].strip())
     if begin < 0 or not has_users_frames(error[begin:]):
         return "\n".join(short_error(error))
     return printable(users_traceback(error[begin:], code).strip())

@@ -139,10 +139,13 @@ class Manager:
             time.sleep(STEP_S)
 
     def stop(self) -> None:
-        """Let running trials save, and end the experiments' processes. The queue is kept for the next server."""
+        """Let running trials save, unless Ray has died, and end the experiments' processes. The queue is kept for the
+        next server."""
         self._spares.close()
         self._loop.post(self._scheduler.close)
         while self._processes:
+            for each in list(self._processes.values()) if self.ray_died.is_set() else ():
+                each.signal(signal.SIGKILL)
             self._loop.post(self._look)
             time.sleep(STEP_S)
 

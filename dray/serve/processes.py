@@ -262,6 +262,7 @@ def drive(connection: Connection, server: GroupServer, home: str, alerts: Watche
     threading.Thread(target=_receive, args=(connection, commands), name="dray-server", daemon=True).start()
     code = 1
     try:
+        skip_ids(os.getpid())
         join(server.address)
         loop = EventLoop("dray-driver")
         loop.listen(ray.util.get_node_ip_address())
@@ -288,6 +289,17 @@ def drive(connection: Connection, server: GroupServer, home: str, alerts: Watche
             with suppress(OSError):  # a full disk
                 stream.flush()
         os._exit(code)  # everything is on the disk, and Ray's exit handlers can take seconds, or hang
+
+
+def skip_ids(number: int) -> None:
+    """Skip as many of Ray's random ids, up to 2047, so that this process draws others than its siblings.
+
+    Ray seeds its generator at the first id, which an import of the template draws, and forks copy it. When a process
+    connects, it puts an object with a random id into the node's store (`WarmupStore`), and Ray aborts the process if
+    another one has just put one with this id: see "Equal ids after a fork" in bench/results/ray_versions.md.
+    """
+    for _ in range(number % 2048):
+        ray.ObjectRef.from_random()
 
 
 def _receive(connection: Connection, commands: queue.SimpleQueue[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -16,10 +17,15 @@ from dray.records.directory import results_root
 from dray.serve import address as addresses
 from dray.serve.app import AT_ROOT, listening
 from dray.serve.manager import Manager, why_full
+from dray.serve.restart import restart
 from dray.serve.root_path import RootPath
 from dray.serve.tokens import STATE, Tokens
 
 IDLE_S = 600.0  # how long a worker group may be idle before it ends, by default
+
+
+class RayDied(Exception):
+    """A process of the Ray that was started for this server has died."""
 
 
 def serve(
@@ -33,6 +39,8 @@ def serve(
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP: then running trials save, and the queue is kept for the next server.
 
+    If a process of the Ray that it has started dies, the same command replaces this process, once in five minutes.
+
     Args:
         host, port: the HTTP server's; ports in use are skipped.
         address: the Ray cluster's; None: ``RAY_ADDRESS``, or a new cluster on this machine.
@@ -44,8 +52,9 @@ def serve(
         ConfigError: other machines can reach the host, and there is no token; or the file of tokens can't be read.
         JournalError: another server uses the results directory.
         ConnectionError: there is no cluster at the address.
-        ExperimentError: no port is free, or the disk is full.
+        ExperimentError: no port is free, or the disk is full, or Ray has died again.
     """
+    environment = dict(os.environ)
     results = results_root().resolve()
     results.mkdir(parents=True, exist_ok=True)
     private.make_directory(results / STATE)  # can't be written to: said before Ray starts
@@ -70,13 +79,16 @@ def serve(
                 say(f"open {root.address or url}/login?token={token}")
                 try:
                     manager.run(over.is_set)
-                    say("running trials save a checkpoint; press Ctrl-C again to end at once")
+                    if not manager.ray_died.is_set():
+                        say("running trials save a checkpoint; press Ctrl-C again to end at once")
                     manager.stop()
                 finally:
                     with contextlib.suppress(OSError):  # a full disk: the file's process is gone anyway
                         addresses.remove(results)
             manager.close()  # only now: HTTP requests wait for its event loop
-            if manager.ray_died.is_set():
-                raise ExperimentError("a process of Ray on this machine has died; start the server again")
+            if manager.ray_died.is_set() and not over.is_set():
+                raise RayDied  # ends what is left of Ray
+    except RayDied:
+        restart(environment, say)
     finally:
         restore_handlers(before)

@@ -181,7 +181,7 @@ class RayHost:
         try:
             return self.reports.from_fit(report)
         finally:
-            self._told, self._is_saving = (report.batches, time.monotonic()), False
+            self._told, self._is_saving = (self.batches, time.monotonic()), False
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
         return self.reports.reached(validation)

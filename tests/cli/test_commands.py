@@ -195,6 +195,10 @@ def test_a_trial_that_is_missing_is_one_line(command: str, home: Path, dray: Dra
         ("t kill 7 2", "did you mean dray trial stop"),
         ("trial cancel 7", "did you mean dray trial stop"),
         ("trial create 7", "did you mean dray trial add"),
+        ("t rm 7 1", "did you mean dray trial stop"),
+        ("trial pause 7 1", "no such command 'pause'"),
+        ("serve token rm me", "did you mean dray serve token revoke"),
+        ("serve token ls", "did you mean dray serve token list"),
         ("trial run 7", "did you mean dray trial add"),
         ("trial status 7", "did you mean dray trial describe"),
         ("experiment status 7", "did you mean dray experiment describe"),
@@ -295,7 +299,7 @@ def test_what_is_the_users_bug_has_a_traceback_of_the_users_files(
     capfd.readouterr()
     sys.excepthook(error, raised.value, raised.value.__traceback__)
     note, *shown = capfd.readouterr().err.splitlines()
-    assert note == "dray: an error in your code; --traceback also shows the frames of libraries"
+    assert note == "dray: an error in your code; DRAY_TRACEBACK=1 also shows the frames of libraries"
     assert shown[:2] == [
         "Traceback (most recent call last):",
         f'  File "{tmp_path}/train.py", line 1, in <module>',

@@ -451,7 +451,7 @@ def test_a_resumed_run_shows_what_earlier_runs_reported() -> None:
 TRACEBACK = "Traceback (most recent call last):\n  File ...\nKeyError: 'lr'\n"
 
 
-def test_a_failure_shows_the_users_frames() -> None:
+def test_a_failure_shows_the_users_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     users = '  File "model_def.py", line 7, in __init__\n    hparams["lr"]\n'
     trace = (
@@ -463,6 +463,10 @@ def test_a_failure_shows_the_users_frames() -> None:
     assert screen.text == f"{head}{users}KeyError: 'lr'\n"
     screen.display.failure(3, error, "out of memory twice")
     assert screen.text.splitlines()[5:] == ["trial 3 failed for good (out of memory twice): the same error again"]
+    monkeypatch.setenv("DRAY_TRACEBACK", "1")
+    screen = Screen()
+    screen.display.failure(3, error)
+    assert screen.text == f"trial 3 failed:\n{trace}KeyError: 'lr'\n"
 
 
 def test_a_failure_outside_user_code_shows_its_last_line_and_only_so_many_are_shown() -> None:

@@ -28,6 +28,7 @@ from tests.pytorch.fakes import FakeHost, callback
 from tests.pytorch.processes import results_of, serve
 from tests.pytorch.regression import Regression, run, two
 from tests.pytorch.resuming import assert_equal
+from tests.pytorch.test_epochs import Curriculum, seeing
 from tests.pytorch.test_tensorboard import scalars
 
 pytestmark = pytest.mark.slow
@@ -416,6 +417,20 @@ def features(directory: Path) -> dict[str, Any]:
     return {kind: two(trial, directory / kind, **TRAINED) for kind, trial in KINDS.items()}
 
 
+def curriculum(directory: Path) -> list[dict[int, set[Any]]]:
+    """What each epoch saw, with two persistent loader workers on each rank: in a whole run, and in one of three parts,
+    of which the first ends within an epoch, and the second with one."""
+    data = seeing(Curriculum(), batch_size=1, shuffle=True, num_workers=2, persistent_workers=True)
+    peers, made = DistributedContext.from_torch_distributed(), list[Any]()
+    for name, lengths in (("whole", (15,)), ("parts", (7, 10, 15))):
+        host = FakeHost(directory / name)
+        for length in lengths:
+            latest = peers.broadcast([None, *host.checkpoints()][-1])
+            kwargs: dict[str, Any] = {"max_length": Batch(length), "latest_checkpoint": latest}
+            run(data, host, distributed=peers, prepare=made.append, **kwargs)
+    return [trial.saw for trial in made]
+
+
 # ---------------------------------------------------------------------------------------------------------------- tests
 
 
@@ -653,10 +668,20 @@ def test_mixed_precision_is_close_to_full(ranks: list[dict[str, Any]]) -> None:
         torch.testing.assert_close(half, weight, rtol=0.05, atol=0.02)
 
 
+def test_each_epoch_reaches_the_data_sets_of_all_loader_workers_of_both_ranks_also_after_a_resume(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for rank in ranks:
+        whole, *parts = rank["curriculum"]
+        assert {epoch: {level for level, _ in seen} for epoch, seen in whole.items()} == {0: {0}, 1: {1}, 2: {2}}
+        assert parts == [{0: whole[0], 1: whole[1]}, {1: whole[1]}, {2: whole[2]}]
+        assert whole == ranks[0]["curriculum"][0], "what set_epoch draws is the same on both ranks"
+
+
 # How ranks end is tested on both backends, and what they compute on gloo alone.
 ENDS = [compressed, compressed_and_left, gradients_in_validation, unaveraged, failure_behind]
 
 if __name__ == "__main__":
     rest = [words_of_all_lengths, gathered, training, aggregation, last, unseeded, pretrained_weights, copies]
-    rest += [hook_on_one_rank, custom_metrics, full_dataset, features]
+    rest += [hook_on_one_rank, custom_metrics, full_dataset, features, curriculum]
     serve(ENDS + (rest if os.environ["TEST_BACKEND"] == "gloo" else []))

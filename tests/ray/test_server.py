@@ -21,7 +21,7 @@ from dray.serve.client import Refused, Server
 from dray.serve.control import Invalid, Submitted, WrongState
 from dray.serve.quota import Quota
 from tests.agents.conftest import Agent
-from tests.ray.harness import TRIALS, attempts, journal, lines, recorded, saved_batches
+from tests.ray.harness import TRIALS, attempts, descendants, journal, lines, recorded, saved_batches
 from tests.ray.scraping import scraped, values
 from tests.ray.serving import Served, copy_of, served
 from tests.repository import Repository
@@ -333,3 +333,20 @@ def test_a_server_that_is_killed_finds_its_experiments_again(server: Served) -> 
     check_training(server.record("running-on"), trials=1, batches=60)
     assert server.client.experiment(paused.name).state == "PAUSED"
     assert [record["event"] for record in journal(server.path(running))].count("start") == 1
+
+
+@pytest.mark.long
+def test_a_server_whose_own_ray_dies_starts_again_by_itself_and_finds_its_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    with served(tmp_path / "results", RAY_ADDRESS="") as server:
+        submitted = server.submit("raylet-lost", batches=60, pause_s=0.1)
+        server.wait_for(lambda: has_saved(server, submitted), "a checkpoint")
+        since = server.client.status().since
+        [raylet] = [pid for pid, name in descendants(server.process.pid).items() if name == "raylet"]
+        os.kill(raylet, signal.SIGKILL)
+        assert "experiment ended: completed" in list(server.client.follow(submitted.name))[-1]
+        check_training(server.record("raylet-lost"), trials=1, batches=60)
+        assert server.client.status().since > since
+        assert server.process.poll() is None, "in the same process"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import ray
 
 from dray.errors import ConfigError, ExperimentError, Fault
 from dray.serve.draft import Draft
-from dray.serve.processes import MAX_SPARES, Create, Failed, Spares
+from dray.serve.processes import MAX_SPARES, Create, Failed, Spares, skip_ids
 from tests.serve.test_api import CONFIG
 
 CREATE = Create(read=Draft(config=CONFIG).read(), code=Path("code"), link=Path("link"))
@@ -73,3 +75,24 @@ def test_closing_ends_the_process_that_waits() -> None:
     waits = FakeDriver()
     spares(waits).close()
     assert waits.signals == [9]
+
+
+def drawn_in_a_fork(number: int) -> bytes:
+    """Ray's next random id in a process with this number."""
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            skip_ids(number)
+            os.write(write, ray.ObjectRef.from_random().binary())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        return file.read()
+
+
+def test_processes_of_one_template_draw_other_ids() -> None:
+    again, once, other = map(drawn_in_a_fork, (7, 7, 8))
+    assert again == once, "or Ray gives forks ids of their own now, and none need to be skipped"
+    assert once != other

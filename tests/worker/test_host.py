@@ -123,7 +123,7 @@ def test_a_trial_with_long_steps_says_each_minute_how_far_it_is_but_not_past_a_p
     host.commit(staging, report, {})
     host.publish(report)
     assert after(59, 21) == []
-    assert after(1, 22) == [(22, "system", (22 - 12) / 60)]
+    assert after(1, 22) == [(22, "system", (22 - 20) / 60)]
 
 
 def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path) -> None:

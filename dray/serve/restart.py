@@ -1,0 +1,28 @@
+"""Starts a server again whose Ray has died, with the same command in the same process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from dray.errors import ExperimentError
+
+RESTARTED = "_DRAY_SERVER_RESTARTED"  # Unix time of the last restart
+AGAIN_S = 300.0  # the shortest time between two restarts
+
+
+def restart(environment: Mapping[str, str], say: Callable[[str], None]) -> NoReturn:
+    """Replace this process's program by itself, which finds its queue as after a kill. `environment`: as it was when
+    this one started. A second time within five minutes, it is an `ExperimentError`."""
+    died = "a process of Ray on this machine has died"
+    if time.time() - float(environment.get(RESTARTED) or 0) < AGAIN_S:
+        raise ExperimentError(
+            f"{died} again within {AGAIN_S / 60:.0f} minutes, perhaps for want of memory; start the server again, "
+            "which then continues its queue"
+        )
+    say(f"{died}; the server starts again, and continues its queue")
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environment, RESTARTED: str(time.time())})
