@@ -65,7 +65,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:
             return super().construct_object(node, deep=deep)
-        except (ValueError, TypeError, AttributeError, KeyError):  # as of !!bool 5, or an integer of too many digits
+        except (ValueError, OverflowError, TypeError, AttributeError, KeyError):  # as of !!bool 5
             problem = f"{node.value!r:.60} is not a valid {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
@@ -187,7 +187,7 @@ def parsed(text: str) -> tuple[Any, Fault | None]:
         return None, Fault(place, f"not valid YAML{context}: {error.problem}")
     except RecursionError:
         return None, Fault("config", TOO_DEEP)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # not only YAMLError: \UFFFFFFFF is no character
         return None, Fault("config", f"not valid YAML: {one_line(error)}")
 
 

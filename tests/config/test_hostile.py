@@ -89,8 +89,9 @@ HOSTILE = {
     ),
     "long number": (f"{BASE}max_restarts: 1{'0' * 10_000}\n", "000 is not a valid int"),
     "hours": (f"{BASE}max_restarts: 1{':00' * 20_000}\n", "is not a valid int"),
+    "many seconds": (f"{BASE}max_restarts: 1{':00' * 300}.5\n", "is not a valid float"),
+    "no character": (f'{BASE}description: "\\UFFFFFFFF"\n', "not valid YAML"),
     "no bool": (f"{BASE}data: {{x: !!bool 5}}\n", "not valid YAML: '5' is not a valid bool"),
-    "half a character": (
         f'{BASE}name: "a\\ud800b"\n',
         r"name: must be text, got 'a\ud800b', which is not valid Unicode",
     ),
