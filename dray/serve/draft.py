@@ -92,7 +92,8 @@ def _with_secrets_of(
     for (section, field_), names in masked.items():
         if names:
             there = known.get(section, {}).get(field_) if is_owner else _REMOVED
-            new[section] = {**new[section], field_: _unmasked(new[section][field_], there)}
+            value = _unmasked(new[section][field_], there)
+            new[section] = {**new[section], field_: None if value is _REMOVED else value}
     notify = new.get("notify")
     if not is_owner and isinstance(notify, Mapping):
         if notify.get("command") and {**notify, "url": None} == {**plain["notify"], "url": None}:

@@ -228,6 +228,16 @@ def test_masks_that_stand_for_nothing_are_left_to_be_reported(tmp_path: Path, re
     }
 
 
+def test_a_mask_in_place_of_all_secrets_gives_somebody_else_none(tmp_path: Path, results: Path) -> None:
+    content = {name: value for name, value in yaml.safe_load(CONFIG).items() if name != "checkpoint_storage"}
+    path = ExperimentDirectory.create(tmp_path / "digits-1", load_config(content), None).path
+    for place in ("data.secrets", "environment.environment_variables"):
+        read = Draft(config={place: "********"}, forked=path).read()
+        section, field = place.split(".")
+        assert not read.config.to_dict()[section].get(field)
+        assert place in read.missing_secrets
+
+
 def test_the_limits_of_a_token_hold_for_its_forks(tmp_path: Path, results: Path) -> None:
     path = ExperimentDirectory.create(tmp_path / "digits-1", load_config(yaml.safe_load(CONFIG)), None).path
     read = Draft(config={}, forked=path).read(Allowance(quota=Quota(slots=2), use=NOTHING))
