@@ -294,7 +294,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
     """A request's body, which must be a JSON object."""
     try:
         return _object(await request.text() if request.can_read_body else "{}")
-    except LookupError as error:  # an unknown charset
+    except (LookupError, UnicodeDecodeError) as error:  # the former for an unknown charset
         raise BadInput(f"the body is not JSON: {error}") from None
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import socket
 import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from dray.errors import ExperimentError
 from dray.serve import api, auth, site, views
@@ -52,6 +54,7 @@ def listening(
     """Answer HTTP requests in a thread within the block, and yield the URL. It is an `ExperimentError` if no port is
     free or this machine has no such host."""
     loop = asyncio.new_event_loop()
+    logging.getLogger("aiohttp.server").addFilter(_is_fault)
     runner = web.AppRunner(
         make_app(control, results, tokens=tokens, hosts=auth.host_names(host) | root.hosts, root=root),
         handle_signals=False,
@@ -72,6 +75,11 @@ def listening(
         loop.run_until_complete(runner.cleanup())
         loop.run_until_complete(_cancel_all())  # requests that wait for another process, say
         loop.close()
+
+
+def _is_fault(record: logging.LogRecord) -> bool:
+    """Whether a record of aiohttp is about more than a request that is no HTTP, or too long: its client is told."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 async def _cancel_all() -> None:

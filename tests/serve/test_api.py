@@ -239,3 +239,17 @@ def test_a_request_waits_for_events_and_passes_over_a_torn_line(served: Served) 
     later.join()
     assert news["lines"]
     assert news["state"] == "RUNNING"
+
+
+def test_a_body_that_is_no_text_is_bad_input(served: Served) -> None:
+    put(served, "RUNNING")
+    for body in ('{"max_trials": 9}'.encode("utf-16"), b'{"max_trials": "\xff"}'):
+        reply = served.send("POST", "/api/v1/experiments/digits-1/extend", body)
+        assert (reply.status, reply.json["error"][:20]) == (400, "the body is not JSON"), reply.body
+
+
+def test_a_request_that_is_no_http_leaves_no_traceback_in_the_log(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = served.send("GET", f"/api/v1/status?{'x' * 20_000}")
+    assert (reply.status, caplog.records) == (400, [])
