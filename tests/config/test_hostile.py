@@ -92,6 +92,7 @@ HOSTILE = {
     "many seconds": (f"{BASE}max_restarts: 1{':00' * 300}.5\n", "is not a valid float"),
     "no character": (f'{BASE}description: "\\UFFFFFFFF"\n', "not valid YAML"),
     "no bool": (f"{BASE}data: {{x: !!bool 5}}\n", "not valid YAML: '5' is not a valid bool"),
+    "half a character": (
         f'{BASE}name: "a\\ud800b"\n',
         r"name: must be text, got 'a\ud800b', which is not valid Unicode",
     ),
