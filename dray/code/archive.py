@@ -94,7 +94,7 @@ def unpack(packed: BinaryIO, to: Path) -> list[str]:
         make_links(to, links.items())
     except BadArchive:
         raise
-    except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, RecursionError, zlib.error) as error:
         raise BadArchive(f"the code can't be unpacked: {one_line(error)}; it must be a .tar.gz") from None
     return list(links)
 

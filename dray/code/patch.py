@@ -193,7 +193,8 @@ def _take(change: _Change, text: str, at: int) -> None:
 
 def _refuse(text: str, at: int) -> None:
     """Raise if a line between the sections says something that would otherwise be missing from the code."""
-    if text.startswith(("GIT binary patch", "Binary files ")) or re.match(r"Files .* and .* differ", text):
+    differs = text.startswith("Files ") and " and " in text and text.endswith(" differ")
+    if differs or text.startswith(("GIT binary patch", "Binary files ")):
         raise BadPatch(f"line {at} of the patch is about a binary file; give a directory with the code instead")
     if text.startswith("Only in "):
         raise BadPatch(f"line {at} of the patch: {text}, without its content; make the patch with diff -ruN")

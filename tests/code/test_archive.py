@@ -82,6 +82,12 @@ def test_what_the_ignore_files_choose_arrives_and_nothing_else(tmp_path: Path, t
     assert chosen(tmp_path / "fork") == before
 
 
+def _of_no_time() -> tarfile.TarInfo:
+    found = tarfile.TarInfo("late")
+    found.pax_headers = {"mtime": "1e400"}
+    return found
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
@@ -93,6 +99,7 @@ def test_what_the_ignore_files_choose_arrives_and_nothing_else(tmp_path: Path, t
         (lambda: archive(member("device", tarfile.CHRTYPE)), "not a file, directory or link"),
         (lambda: archive(member("a/" * 32_000 + "b")), "can't be unpacked"),
         (lambda: archive(member("b" * 5000)), "can't be unpacked"),
+        (lambda: archive(_of_no_time()), "can't be unpacked"),
         (lambda: io.BytesIO(b"nothing"), r"must be a .tar.gz"),
         (lambda: io.BytesIO(b""), r"must be a .tar.gz"),
         (lambda: io.BytesIO(gzip.compress(b"x" * 5000)), r"must be a .tar.gz"),

@@ -177,6 +177,7 @@ HOSTILE = {
     "half a header": ("--- a/model.py\n" + HUNK, "line 1 of the patch: '--- a/model.py' is not where"),
     "no text": (FILES + HUNK.replace("0.2", "\ud800"), "the patch is not UTF-8 text"),
     "huge": (FILES + HUNK + "x" * MAX_PATCH_BYTES, "the patch has more than 524,288 bytes; give a directory"),
+    "many ands": (f"Files{' and' * 60_000}\n", "changes no file"),
 }  # fmt: skip
 
 
