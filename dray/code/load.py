@@ -112,8 +112,9 @@ def _check_elsewhere(name: str, directory: Path) -> None:
     """Check that a module that the directory does not have can be elsewhere: only its outermost package is checked."""
     outermost = name.partition(".")[0]
     try:
-        is_there = importlib.util.find_spec(outermost) is not None
-    except ValueError:  # __main__, if it is a script
+        # Elsewhere, __main__ is another program.
+        is_there = outermost != "__main__" and importlib.util.find_spec(outermost) is not None
+    except ValueError:  # somebody has put a module of this name into sys.modules
         is_there = False
     if not is_there or module_file(directory, outermost, runs=True) is not None:
         raise _error("entrypoint", no_module(name, directory))
