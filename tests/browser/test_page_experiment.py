@@ -343,7 +343,7 @@ def test_config_and_code_are_text_with_numbered_lines(site: Site) -> None:
     assert files == [
         "experiment.yaml config",
         "link link",
-        "model_def.py 23 B",
+        "model_def.py 37 B",
         "net/evil.py 85 B",
         "weights.bin 2.0 KiB",
     ]
