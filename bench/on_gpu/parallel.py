@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from part import DEVICE, ON_GPU, attempt, check, clock, figure, joined, on_ranks, several, well
-from small_gpt import TINY, Sizes, clip, data, loss_of, made, optimizer_of
+from small_gpt import TINY, OnTokens, Sizes, clip, data, loss_of, made, optimizer_of
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -71,7 +71,7 @@ def train_by_hand(way: str, sizes: Sizes) -> tuple[float, float]:
     return (clock() - since) / (BATCHES - WARM_UP), loss.item()
 
 
-class Trial(pytorch.PyTorchTrial):
+class Trial(OnTokens):
     """The same with dray."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext, way: str, sizes: Sizes) -> None:
@@ -82,11 +82,6 @@ class Trial(pytorch.PyTorchTrial):
         self.model = context.wrap_model(made(sizes), parallel=parallel)
         self.optimizer = context.wrap_optimizer(optimizer_of(self.model))
 
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(data(self.sizes), batch_size=self.sizes.batch, pin_memory=ON_GPU)
-
-    build_validation_data_loader = build_training_data_loader
-
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         if batch_idx == WARM_UP:
             self.since = clock()
@@ -96,6 +91,3 @@ class Trial(pytorch.PyTorchTrial):
         if batch_idx == BATCHES - 1:
             self.batch_s, self.loss = (clock() - self.since) / (BATCHES - WARM_UP), loss.item()
         return {"loss": loss}
-
-    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        return {"validation_loss": 0.0}

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from part import ON_GPU, attempt, check, clock, figure, mib, peak
-from small_gpt import GPT, TINY, Sizes, clip, data, loss_of
+from small_gpt import GPT, TINY, OnTokens, Sizes, clip, loss_of
 
 from dray import pytorch
 from dray.pytorch import FullyShard
@@ -81,7 +81,7 @@ def close(losses: list[float], others: list[float]) -> bool:
     return all(math.isclose(a, b, abs_tol=CLOSE) for a, b in zip(losses, others, strict=True))
 
 
-class Trial(pytorch.PyTorchTrial):
+class Trial(OnTokens):
     """Trains on the same batches in each way."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext, sizes: Sizes, way: dict[str, Any]) -> None:
@@ -96,11 +96,6 @@ class Trial(pytorch.PyTorchTrial):
         self.since = 0.0
         self.offloads = bool(way.get("cpu_offload"))
 
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(data(self.sizes), batch_size=self.sizes.batch, pin_memory=ON_GPU)
-
-    build_validation_data_loader = build_training_data_loader
-
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         if batch_idx == WARM_UP:
             self.since = clock()
@@ -114,9 +109,6 @@ class Trial(pytorch.PyTorchTrial):
             found = {parameter.device.type for parameter in self.model.parameters()}
             check("shards are on", found, {"cpu" if self.offloads else "cuda"})
         return {"loss": loss}
-
-    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        return {"validation_loss": 0.0}
 
 
 def begin(module: torch.nn.Module) -> None:

@@ -16,6 +16,7 @@ from part import DEVICE, ON_GPU, attempt, clock, doing, figure, mib, note
 from small_gpt import (
     TINY,
     ByHand,
+    OnTokens,
     Sizes,
     clip,
     data,
@@ -67,7 +68,7 @@ def flops_of(sizes: Sizes) -> float:
     return count_flops(lambda: loss_of(model, one).backward())[1] / sizes.block
 
 
-class Trial(pytorch.PyTorchTrial):
+class Trial(OnTokens):
     """An epoch is a turn. When one ends, the loop by hand has a turn as long."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext, sizes: Sizes, *, turn: int, turns: int) -> None:
@@ -82,19 +83,11 @@ class Trial(pytorch.PyTorchTrial):
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         return {"turns": Turns(self)}
 
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(data(self.sizes), batch_size=self.sizes.batch, pin_memory=ON_GPU)
-
-    build_validation_data_loader = build_training_data_loader
-
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         loss = loss_of(self.model, batch)
         self.context.backward(loss)
         self.context.step_optimizer(self.optimizer, clip_grads=clip)
         return {"loss": loss}
-
-    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        return {"validation_loss": 0.0}
 
 
 class Turns(pytorch.PyTorchCallback):
