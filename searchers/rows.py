@@ -31,7 +31,8 @@ OPTIONAL_NUMBER = (int, float, NoneType)
 _RESTORE = "restore the file from a backup"
 _SHOWN = 60
 SAID: dict[str, None] = {}
-"""The sentences that this process has logged, in order."""
+"""The latest sentences that this process has logged, in order."""
+_KEPT = 1024
 
 
 class _Damage(NamedTuple):
@@ -162,6 +163,8 @@ def say(sentence: str) -> None:
     """Log a sentence about a damaged file, once."""
     if sentence not in SAID:
         SAID[sentence] = None
+        if len(SAID) > _KEPT:
+            SAID.pop(next(iter(SAID)), None)
         log.warning("%s", sentence)
 
 

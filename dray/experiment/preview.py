@@ -255,11 +255,9 @@ def _explained(auto: Auto, config: ExperimentConfig, seen: Preview) -> list[str]
     if rungs := ", ".join(f"{rung:,}" for rung in auto.rungs[:-1]):
         more = "" if auto.pareto else ", and more from a length that predicts the next one poorly"
         line = f"each trial pauses after {rungs} {unit}; the best {1 / auto.divisor:.0%} so far continue{more}"
-        lower, upper = (
-            sum(each.trials for each in part) for part in (seen.brackets[0].rungs[:-1], seen.brackets[0].rungs[1:])
-        )
-        if seen.likely is not None and lower:
-            line += f": in all about {upper / lower:.0%}, since later trials are better"
+        trials = [rung.trials for rung in seen.brackets[0].rungs]
+        if seen.likely is not None and (paused := sum(trials[:-1])):
+            line += f": in all about {sum(trials[1:]) / paused:.0%}, since later trials are better"
         lines.append(line)
     drawn = "random or from the prior" if getattr(config.searcher, "prior", None) else "random"
     lines.append(

@@ -40,7 +40,7 @@ class Weight:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the whole tensor's dtype, shape and content."""
+        """The hash of the whole tensor's dtype, shape and content."""
         digest = hashlib.sha256(f"{self._tensor.dtype} {tuple(self._tensor.shape)} ".encode())
         digest.update(_bytes(self._tensor).cpu().numpy().data)
         return digest.hexdigest()

@@ -11,6 +11,7 @@ from dray.desk.messages import Departure
 from dray.errors import EntrypointError, ImportRaisedError
 from dray.worker.unfit import unloaded
 
+DESK: Any = None  # it is told of what concerns other trials, too
 LEASE: Any = SimpleNamespace(client="run", code="0123456789ab")
 RAISED = ImportRaisedError([("trial", "model_def.py:3 raised ValueError: no")])
 
@@ -22,7 +23,7 @@ RAISED = ImportRaisedError([("trial", "model_def.py:3 raised ValueError: no")])
 def test_only_an_import_that_fails_in_a_process_with_other_code_is_tried_in_a_new_one(
     error: EntrypointError, is_reused: bool, is_tried_again: bool
 ) -> None:
-    departure = unloaded(None, "g", LEASE, error, is_reused=is_reused)  # type: ignore[arg-type]
+    departure = unloaded(DESK, "g", LEASE, error, is_reused=is_reused)
     if is_tried_again:
         assert departure == Departure(outcome="unloaded", alone=True)
     else:
