@@ -88,7 +88,8 @@ def test_runs_in_this_process_have_no_sandbox(model: Path, tmp_path: Path) -> No
 def test_the_code_of_a_variant_is_imported_on_trial_in_a_sandbox(model: Path, tmp_path: Path) -> None:
     created(model).prepare()
     directory = ExperimentDirectory.open(tmp_path / "experiment")
-    broken = "--- a/model_def.py\n+++ b/model_def.py\n@@ -1 +1,2 @@\n {}+raise KeyError('no such thing')\n"
+    broken = "--- a/model_def.py\n+++ b/model_def.py\n@@ -1,2 +1,3 @@\n+raise KeyError('no such thing')\n{}"
     with pytest.raises(IllegalEvent, match=r"(?s)the variant's code can't be used: .*KeyError: 'no such thing'"):
-        from_patch(directory, broken.format((model / "model_def.py").read_text()))
+        lines = (model / "model_def.py").read_text().splitlines(keepends=True)
+        from_patch(directory, broken.format("".join(f" {line}" for line in lines)))
     assert not (tmp_path / "imported").exists()

@@ -26,7 +26,7 @@ from searchers.search import Search
 from tests.simulation.schedule import Schedule, drawn
 from tests.simulation.simulation import failure_of
 
-MOST = 1_000
+MOST = 200
 
 
 class Bug(NamedTuple):
@@ -78,7 +78,7 @@ BUGS = {
         ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", 2_388
     ),
     "a drained trial lost": Bug(
-        Desk, "group_ended", 'lease.state in ("granted", "moving")', 'lease.state == "granted"', 684
+        Desk, "group_ended", 'lease.state in ("granted", "moving")', 'lease.state == "granted"', 1_152
     ),
     "a closed terminal that hung": Bug(ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", 438),
     "an acknowledgement before the flush": Bug(
