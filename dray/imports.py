@@ -174,7 +174,7 @@ def module_file(directory: Path, module: str, *, runs: bool = False) -> Path | N
     place = directory.joinpath(*module.split("."))
     package, file = place / "__init__.py", place.with_suffix(".py")
     for each in (file, place / "__main__.py", package) if runs else (package, file):
-        if each.is_file():
+        if os.path.isfile(each):  # Path.is_file raises if a name is too long for the file system
             return each
     return None
 

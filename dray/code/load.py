@@ -83,7 +83,7 @@ def check_entrypoint_file(entrypoint: Entrypoint | None, model_dir: str | os.Pat
         file = _file_elsewhere(module)
         is_pythons = module.partition(".")[0] in sys.stdlib_module_names
         if is_pythons and (file is None or is_installed(str(file))):
-            raise not_a_trial(module, entrypoint.name, "a part of Python's standard library", (), "trials")
+            raise _error("entrypoint", f"{module} is a module of Python, so it has no trials; {EXAMPLES}")
     if file is None:
         return False
     beside = {each.stem for each in file.parent.iterdir()} if file.name == "__init__.py" else ()

@@ -18,7 +18,7 @@ def restart(environment: Mapping[str, str], say: Callable[[str], None]) -> NoRet
     """Replace this process's program by itself, which finds its queue as after a kill. `environment`: as it was when
     this one started. A second time within five minutes, it is an `ExperimentError`."""
     died = "a process of Ray on this machine has died"
-    if time.time() - float(environment.get(RESTARTED) or 0) < AGAIN_S:
+    if abs(time.time() - float(environment.get(RESTARTED) or 0)) < AGAIN_S:  # the clock may have been set back
         raise ExperimentError(
             f"{died} again within {AGAIN_S / 60:.0f} minutes, perhaps for want of memory; start the server again, "
             "which then continues its queue"

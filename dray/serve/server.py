@@ -86,9 +86,10 @@ def serve(
                     with contextlib.suppress(OSError):  # a full disk: the file's process is gone anyway
                         addresses.remove(results)
             manager.close()  # only now: HTTP requests wait for its event loop
-            if manager.ray_died.is_set() and not over.is_set():
+            if manager.ray_died.is_set():
                 raise RayDied  # ends what is left of Ray
     except RayDied:
-        restart(environment, say)
+        if not over.is_set():
+            restart(environment, say)
     finally:
         restore_handlers(before)

@@ -112,10 +112,14 @@ def test_submodules_are_attributes_of_their_package(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entrypoint", ["os:system", "sys:exit", "json.decoder:JSONDecoder", "builtins:int"])
 def test_pythons_own_modules_have_no_trials(tmp_path: Path, entrypoint: str) -> None:
-    assert fault(tmp_path, "", entrypoint).startswith(
-        f"{entrypoint} must be a subclass of PyTorchTrial, got a part of Python's standard library"
-    )
+    module = entrypoint.partition(":")[0]
+    assert fault(tmp_path, "", entrypoint).startswith(f"{module} is a module of Python, so it has no trials; for example")
     assert check(tmp_path, "class Trial(Base): pass", "os:Trial", "os.py")  # of the user's own, with the same name
+
+
+@pytest.mark.parametrize("module", ["a" * 300, "a" * 80_000, "a." * 5_000 + "b"])
+def test_a_module_whose_name_is_too_long_for_a_file_is_missing(tmp_path: Path, module: str) -> None:
+    assert fault(tmp_path, "", f"{module}:Trial").startswith("no module aaaa" if "." not in module else "no module a.a")
 
 
 def test_installed_modules_are_looked_into_without_importing_their_packages(
