@@ -94,8 +94,11 @@ def unpack(packed: BinaryIO, to: Path) -> list[str]:
         make_links(to, links.items())
     except BadArchive:
         raise
+    except tarfile.OutsideDestinationError as error:
+        raise BadArchive(f"the code has {error.tarinfo.name!r:.100}, which is outside of its directory") from None
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, RecursionError, zlib.error) as error:
-        raise BadArchive(f"the code can't be unpacked: {one_line(error)}; it must be a .tar.gz") from None
+        what = one_line(error).replace(f"{to}/", "")
+        raise BadArchive(f"the code can't be unpacked: {what}; it must be a .tar.gz") from None
     return list(links)
 
 

@@ -113,7 +113,9 @@ def test_submodules_are_attributes_of_their_package(tmp_path: Path) -> None:
 @pytest.mark.parametrize("entrypoint", ["os:system", "sys:exit", "json.decoder:JSONDecoder", "builtins:int"])
 def test_pythons_own_modules_have_no_trials(tmp_path: Path, entrypoint: str) -> None:
     module = entrypoint.partition(":")[0]
-    assert fault(tmp_path, "", entrypoint).startswith(f"{module} is a module of Python, so it has no trials; for example")
+    assert fault(tmp_path, "", entrypoint).startswith(
+        f"{module} is a module of Python, so it has no trials; for example"
+    )
     assert check(tmp_path, "class Trial(Base): pass", "os:Trial", "os.py")  # of the user's own, with the same name
 
 
