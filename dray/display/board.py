@@ -20,8 +20,9 @@ from dray.text import counted, duration, rough, rough_time, shown
 from dray.training.metrics.checks import is_loss
 from dray.training.units import amount
 from searchers.domains import searched
+from searchers.events import Losses
 from searchers.method import MAX_TRIALS
-from searchers.objectives import Losses, Metric, Objectives
+from searchers.objectives import Metric, Objectives
 from searchers.pareto import ordered
 from searchers.previews import is_simulated, preview
 from searchers.search import Search

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-import dray
 from dray import private
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
@@ -122,7 +121,7 @@ def tune_driver(loop: EventLoop, directory: Path, *, local: bool) -> TuneDriver:
         local: whether the handle can import dray as this process does.
     """
     private.make_directory(directory)  # Tune writes the key of the connection to it
-    path = None if local else str(Path(dray.__file__).parents[1])
+    path = None if local else str(Path(__file__).parents[2])
     return TuneDriver(source=functools.partial(results_of, loop.endpoint), directory=directory, path=path)
 
 

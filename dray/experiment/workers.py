@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ray import cloudpickle
 
-import dray
 from dray.cluster import autoscaler
 from dray.cluster.checks.node import REMEDIES, Needs, Trouble, nodes_without, write_sign
 from dray.cluster.connection import Cluster
@@ -27,7 +26,7 @@ from dray.groups.lender import GroupKind
 from dray.groups.shell import look_at_cluster
 from dray.groups.slots import Slots
 from dray.records.directory import ExperimentDirectory
-from dray.text import some
+from dray.text import LOG_FORMAT, some
 from dray.worker.lease import SharedSettings
 from dray.worker.spec import ExperimentSpec
 
@@ -99,7 +98,7 @@ def prepare_workers(
     most = None if resources.max_slots is None else resources.max_slots * slots.unit
     return Workers(
         experiment=ExperimentSpec(
-            run=run, settings=settings, load_trial=load_trial, log_format=dray.LOG_FORMAT, needs=needs
+            run=run, settings=settings, load_trial=load_trial, log_format=LOG_FORMAT, needs=needs
         ),
         kind=GroupKind(
             slots=slots,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dray.records.hparams import flatten
-from searchers.events import Repeat
-from searchers.objectives import Losses, Objectives
+from searchers.events import Losses, Repeat
+from searchers.objectives import Objectives
 from searchers.views import END_STATES, NEVER_BEST, State
 
 EndedBy = Literal["search", "request", "divergence", "interruption"]

@@ -55,7 +55,8 @@ from dray.serve.meters import Meters
 from dray.serve.outside import outside
 from dray.serve.processes import ExperimentProcess, Spares
 from dray.serve.queue import open_queue
-from dray.serve.quota import UNITS, OverQuota, Use, check_room
+from dray.serve.quota import UNITS, Use, check_room
+from dray.serve.refusals import OverQuota
 from dray.serve.scheduler import ProcessEnd
 from dray.serve.tokens import STATE, Tokens
 from dray.storage import StorageFull

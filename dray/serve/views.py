@@ -16,19 +16,20 @@ from aiohttp.typedefs import Handler
 
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.checkpoints import list_checkpoints
+from dray.records.comparison import compare
 from dray.records.lineage import lineage
 from dray.records.logs import failure_fields
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
-from dray.records.repeats import compare
 from dray.records.standing import standing
 from dray.report.ui import boards
 from dray.serve import figures, queue_views, series, table
 from dray.serve.answers import BadInput, number, numbers, plain
 from dray.serve.answers import encoded as _encoded
-from dray.serve.control import API, Control, NotSubmitted, Submitted
+from dray.serve.control import API, Control, Submitted
 from dray.serve.curves import Wanted
 from dray.serve.experiments import VIEW_S, Experiments, locked
+from dray.serve.refusals import NotSubmitted
 from dray.serve.texts import Texts
 from dray.storage import StorageError
 from searchers.rows import said

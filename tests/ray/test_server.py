@@ -18,8 +18,9 @@ from dray.cli import main
 from dray.code.archive import pack
 from dray.serve import tokens
 from dray.serve.client import Refused, Server
-from dray.serve.control import Invalid, Submitted, WrongState
+from dray.serve.control import Submitted
 from dray.serve.quota import Quota
+from dray.serve.refusals import Invalid, WrongState
 from tests.agents.conftest import Agent
 from tests.ray.harness import TRIALS, attempts, descendants, journal, lines, recorded, saved_batches
 from tests.ray.scraping import scraped, values

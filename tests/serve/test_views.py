@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 import pytest
 
+from dray.records.comparison import compare
 from dray.records.metrics import SYSTEM, MetricsLog
-from dray.records.repeats import compare, summary
+from dray.records.repeats import summary
 from dray.records.result import Result
 from dray.serve import experiments, logs
 from tests.records.repeated import repeated

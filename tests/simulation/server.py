@@ -16,10 +16,11 @@ from dray.groups.lender import GroupKind, Lender
 from dray.groups.lent import LentGroups
 from dray.groups.pool import GroupsPlan
 from dray.serve import effects
-from dray.serve.control import NotSubmitted, Share, WrongState
+from dray.serve.control import Share
 from dray.serve.core import ServerCore
 from dray.serve.queue import Queue
 from dray.serve.quota import Quota
+from dray.serve.refusals import NotSubmitted, WrongState
 from dray.serve.scheduler import ProcessEnd
 from searchers import rows
 from tests.simulation.cluster import Cluster, Lending
