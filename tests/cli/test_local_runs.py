@@ -6,9 +6,11 @@ import contextlib
 import fcntl
 import json
 import logging
+import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,10 +107,9 @@ def test_its_state_says_whether_it_runs_and_how_it_ended(script: Path, dray: Dra
         fcntl.flock(file, fcntl.LOCK_EX)
         assert state() == "RUNNING"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    for more, said in (({}, "COMPLETED"), ({"interrupted": True}, "STOPPED")):  # by a callback, and by Ctrl-C
-        rows[-1] = {name: value for name, value in rows[-1].items() if name != "decides"} | more
-        metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert state() == said
+    del rows[-1]["decides"]  # it stopped early
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert state() == "STOPPED"
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]) + '{"torn')
     assert state() == "UNKNOWN"
     assert f'fit(..., latest_checkpoint="{script}/checkpoint_4")' in dray("e", "describe", "train").out
@@ -177,6 +178,27 @@ def test_a_run_that_failed_is_listed_with_its_error(
     assert f"{there['name']}  ERROR" in told
     assert re.search("^failed with +ValueError: the password is xxxxxxxx$", told, re.MULTILINE)
     assert ("--local --path" in told) == (batches >= 4)
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+@pytest.mark.parametrize(("stops", "state"), [("asks", "COMPLETED"), ("exits", "COMPLETED"), ("sigterm", "STOPPED")])
+def test_a_run_that_ends_itself_early_is_completed(home: Path, stops: str, state: str, is_saved: bool) -> None:
+    class Early(OneWeight):
+        def at_batch(self, batch_idx: int) -> None:
+            if batch_idx == 1 and stops == "exits":
+                raise pytorch.ShouldExit
+            if batch_idx == 1 and stops == "sigterm":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if batch_idx == 1 and stops == "asks":
+                self.context.set_stop_requested(True)
+
+    with pytorch.init() as context, contextlib.suppress(SystemExit):
+        period = Batch(2) if is_saved else None
+        pytorch.Trainer(Early(context), context).fit(
+            max_length=Batch(6), validation_period=Batch(2), checkpoint_period=period
+        )
+    [run] = local_runs(home)
+    assert LocalRun(run).state == state
 
 
 def test_a_run_whose_failure_was_caught_has_failed(home: Path) -> None:
