@@ -191,25 +191,16 @@ def test_a_damaged_config_is_one_line_that_names_it(how: str, tmp_path: Path) ->
         assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
-def test_an_error_with_letters_that_no_terminal_can_write_is_shown(encoding: str, tmp_path: Path) -> None:
+def test_an_error_with_letters_that_no_terminal_can_write_is_shown(tmp_path: Path) -> None:
     damage.make(tmp_path)
     directory = ExperimentDirectory(tmp_path / damage.NAME)
-    for event in ("restarted", "gave_up"):
-        failure = {"event": event, "trial": 1, "error": "OSError: no b\udcff/\ud83d→", "batches": 3, "time": 1.7e9 + 99}
-        with directory.journal.open("a") as file:
-            file.write(json.dumps(failure) + "\n")
+    failure = {"event": "gave_up", "trial": 1, "error": "OSError: no b\udcff/\ud83d→", "batches": 3, "time": 1.7e9 + 99}
+    with directory.journal.open("a") as file:
+        file.write(json.dumps(failure) + "\n")
     assert "\\udcff" in write_report(directory.path).read_text(encoding="utf-8")
-    environment = {**os.environ, "DRAY_HOME": str(tmp_path), "PYTHONIOENCODING": encoding}
-    for command in (("experiment", "logs"), ("experiment", "describe"), ("trial", "describe")):
-        words = [
-            sys.executable,
-            "-c",
-            "from dray.cli import main; main()",
-            *command,
-            damage.NAME,
-            *(["1"] if command[0] == "trial" else []),
-        ]
+    environment = {**os.environ, "DRAY_HOME": str(tmp_path), "PYTHONIOENCODING": "ascii:strict"}
+    for command in ("logs", "describe"):
+        words = [sys.executable, "-c", "from dray.cli import main; main()", "experiment", command, damage.NAME]
         said = subprocess.run(words, env=environment, capture_output=True, check=False)
         assert (said.returncode, said.stderr) == (0, b"")
         assert b"no b\\udcff/\\ud83d" in said.stdout
