@@ -205,7 +205,8 @@ class LocalHost:
             display.say("no checkpoint was saved")
         else:
             display.say(f"latest checkpoint: {self._saved}")
-            if how := self.how_to_resume(self._saved, completed=not why):
+            # A trial that has ended early is complete, as in an experiment.
+            if not why.startswith("ended early") and (how := self.how_to_resume(self._saved, completed=not why)):
                 display.say(how)
 
     def how_to_resume(self, checkpoint: str, *, completed: bool) -> str:

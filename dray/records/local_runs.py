@@ -96,7 +96,7 @@ class LocalRun:
             (each for each in get_args(LocalState) if each == self._last.get("ended")), None
         )
         if ended is None and self._last.get("final"):
-            return "COMPLETED" if self._last.get("decides") else "STOPPED"
+            return "STOPPED" if self._last.get("interrupted") else "COMPLETED"
         return ended or "UNKNOWN"
 
     @property

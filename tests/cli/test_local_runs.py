@@ -105,9 +105,10 @@ def test_its_state_says_whether_it_runs_and_how_it_ended(script: Path, dray: Dra
         fcntl.flock(file, fcntl.LOCK_EX)
         assert state() == "RUNNING"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    del rows[-1]["decides"]  # it stopped early
-    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert state() == "STOPPED"
+    for more, said in (({}, "COMPLETED"), ({"interrupted": True}, "STOPPED")):  # by a callback, and by Ctrl-C
+        rows[-1] = {name: value for name, value in rows[-1].items() if name != "decides"} | more
+        metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert state() == said
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]) + '{"torn')
     assert state() == "UNKNOWN"
     assert f'fit(..., latest_checkpoint="{script}/checkpoint_4")' in dray("e", "describe", "train").out
