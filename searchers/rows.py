@@ -52,7 +52,7 @@ def has_fields(fields: Fields, *, unbounded: str = "") -> Check:
         if type(row) is not dict:
             return f"expected a JSON object, got {_cut(row)}"
         for name, kinds, is_bounded in required:
-            value = row.get(name)
+            value: Any = row.get(name)
             if type(value) not in kinds or (is_bounded and type(value) in NUMBER and not -_MOST < value < _MOST):
                 return f"{name} is {_cut(value)}" if name in row else f"it has no {name}"
         return ""
