@@ -180,7 +180,8 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
             return f"driver started, dray {record.get('version')}"
         case "started":
             drawn = flatten(dict(searched(space.root, record.get("hparams") or {})))
-            return " ".join([f"{trial} started{':' * bool(drawn)}", *(f"{name}={shown(drawn[name])}" for name in drawn)])
+            values = (f" {name}={shown(value)}" for name, value in drawn.items())
+            return f"{trial} started{':' if drawn else ''}{''.join(values)}"
         case "reported":
             at = amount(shown(record["step"]), unit)
             return f"{trial} at {at}: {metric} {shown(record.get('value'))}{_decided(record)}"

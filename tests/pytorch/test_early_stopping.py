@@ -45,7 +45,12 @@ def length(fit: Fit, made: type[Any], host: FakeHost, stopping: pytorch.EarlySto
     ],
 )
 def test_a_trial_ends_once_it_has_not_improved_for_its_patience(
-    fit: Fit, host: FakeHost, values: list[float], arguments: dict[str, Any], ends: int, caplog: pytest.LogCaptureFixture
+    fit: Fit,
+    host: FakeHost,
+    values: list[float],
+    arguments: dict[str, Any],
+    ends: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
     values = values + values[-1:] * (20 - len(values))
