@@ -51,6 +51,7 @@ _ACTIONS: Mapping[str, Fields] = {
 _action = by_kind("action", _ACTIONS)
 _source = has_fields({**_TRIAL, "step": NUMBER, "batches": (int, NoneType)})
 _repeat = has_fields({**_TRIAL, "seed": (int,)})
+_to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _LATEST = 1e11  # Unix time in s, after the year 5000
 
 
@@ -64,7 +65,7 @@ def check(record: Any) -> str:
         return "a name of a hyperparameter is not text"
     if record["event"] in ("started", "reported", "requested"):
         try:
-            json.dumps(record.get("hparams"), ensure_ascii=False, allow_nan=False).encode()
+            _to_json(record.get("hparams")).encode()
             hparams_from_json(record.get("hparams"))
         except (ValueError, RecursionError) as error:
             return f"its hyperparameters: {error}"
