@@ -14,8 +14,7 @@ from rich.text import Text
 
 from dray.display.text import sparkline
 from dray.records.forecast import Forecast
-from dray.records.hparams import flatten
-from dray.records.trial_record import TrialRecord
+from dray.records.trial_record import TrialRecord, flatten
 from dray.text import counted, duration, rough, rough_time, shown
 from dray.training.metrics.checks import is_loss
 from dray.training.units import amount

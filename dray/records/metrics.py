@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dray.records.by_trial import ByTrial
+from dray.records.trial_record import ByTrial
 from searchers import rows as row_files
 from searchers.rows import NUMBER, OPTIONAL_NUMBER, has_fields
 

@@ -23,11 +23,11 @@ from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.records.standing import standing
 from dray.report.ui import boards
-from dray.serve import figures, queue_views, series, table
+from dray.serve import figures, queue_views, table
 from dray.serve.answers import BadInput, number, numbers, plain
 from dray.serve.answers import encoded as _encoded
 from dray.serve.control import API, Control, Submitted
-from dray.serve.curves import Wanted
+from dray.serve.curves import Wanted, trial_metrics, trial_system
 from dray.serve.experiments import VIEW_S, Experiments, locked
 from dray.serve.refusals import NotSubmitted
 from dray.serve.texts import Texts
@@ -198,12 +198,12 @@ class Views:
             return None
 
     def metrics(self, request: web.Request) -> bytes:
-        """See `series.metrics`; with ``points``, at most so many of each metric."""
-        return _encoded(series.metrics(*self._trial(request), number(request, "points", 10**9)))
+        """See `trial_metrics`; with ``points``, at most so many of each metric."""
+        return _encoded(trial_metrics(*self._trial(request), number(request, "points", 10**9)))
 
     def system(self, request: web.Request) -> bytes:
-        """See `series.system`."""
-        return _encoded(series.system(*self._trial(request)))
+        """See `trial_system`."""
+        return _encoded(trial_system(*self._trial(request)))
 
     def comparison(self, request: web.Request) -> bytes:
         """Two trials, ``a`` and ``b``, the latter perhaps of another experiment, ``with``; see
