@@ -349,7 +349,7 @@ def test_a_server_whose_own_ray_dies_starts_again_by_itself_and_finds_its_experi
         [raylet] = [pid for pid, name in descendants(server.process.pid).items() if name == "raylet"]
         os.kill(raylet, signal.SIGKILL)
         try:
-            assert "experiment ended: completed" in list(server.client.follow(submitted.name))[-1]
+            assert "search done (completed)" in list(server.client.follow(submitted.name))[-1]
         except Unreachable:
             raise AssertionError(server.log.read_text()) from None
         check_training(server.record("raylet-lost"), trials=1, batches=60)
