@@ -288,7 +288,7 @@ def test_figures_of_all_kinds_are_served(served: Served, digits: Path) -> None:
 def test_figures_have_the_trials_that_are_asked_for(
     served: Served, digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dray.report.data.MAX_TRIALS", 8)
+    monkeypatch.setattr("dray.figures.data.MAX_TRIALS", 8)
     monkeypatch.setattr("dray.serve.experiments.MOST_MADE", 3)
 
     def figure(query: str = "") -> tuple[list[int], list[int], str]:
