@@ -114,8 +114,9 @@ def connect(address: str | None) -> Cluster:
     directory = _ray_directory()
     # On a slow machine Ray's node gives up, 15 s into its imports (ray-project/ray#65983); the next time, these are
     # in memory. With a version of Ray that differs from those that dray knows, a start in Ray's own way may succeed.
-    quick = [internals.quick_start(token.own) for _ in range(2)]
-    for quickly in (*quick, contextlib.nullcontext()):
+    tries: list[AbstractContextManager[None]] = [internals.quick_start(token.own) for _ in range(2)]
+    tries.append(contextlib.nullcontext())
+    for quickly in tries:
         try:
             _start(directory, quickly)
             return _own("a new Ray cluster on this machine")
