@@ -22,14 +22,6 @@ class _Phase(NamedTuple):
     meaning: str = ""
 
 
-class PhaseShare(NamedTuple):
-    name: str
-    colour: str
-    meaning: str
-    share: float
-    time: str
-
-
 PHASES_SHOWN = {
     "booting": _Phase("processes starting", "#6f7d8f", "a worker group's processes start and import torch"),
     "starting": _Phase("starting", "#e3a400", "from a trial's hyperparameters to its first batch"),
@@ -55,7 +47,7 @@ def slot_time(source: FigureData) -> dict[str, Figure]:
     if table.empty:
         return {}
     about = {
-        "phases": [each._asdict() for each in phase_shares(source)],
+        "phases": phases(table),
         "gpu_types": by_gpu_type(table) if table["gpu_type"].nunique() > 1 else [],
         "machine": machine_use(source),
         "before": max(float(table["start"].min()) - (source.overview.began or math.inf), 0.0),
@@ -64,12 +56,13 @@ def slot_time(source: FigureData) -> dict[str, Figure]:
     return found if (groups := stretches(source)) is None else {**found, "groups": groups}
 
 
-def phase_shares(source: FigureData) -> list[PhaseShare]:
-    """The phases, largest share first."""
-    table = source.timeline
+def phases(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The phases with their shares, largest first."""
     spent = ((table["end"] - table["start"]) * table["slots"]).groupby(table["phase"]).sum()
-    of_all = spent.sort_values(ascending=False, kind="stable").items()
-    return [PhaseShare(*PHASES_SHOWN[str(phase)], float(of / spent.sum()), duration(float(of))) for phase, of in of_all]
+    return [
+        {**PHASES_SHOWN[str(phase)]._asdict(), "share": float(of / spent.sum()), "time": duration(float(of))}
+        for phase, of in spent.sort_values(ascending=False, kind="stable").items()
+    ]
 
 
 def by_gpu_type(table: pd.DataFrame) -> list[tuple[str, str, str]]:

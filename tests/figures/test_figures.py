@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pandas as pd
 import pytest
 
 from dray.config.load import load_config
-from dray.figures import data as figure_data
 from dray.figures import front, plots, slot_time
 from dray.figures.data import FigureData
 from dray.figures.importance import importance
@@ -35,8 +33,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return simulated(tmp_path_factory.mktemp("report") / "experiment", TRIALS, workers=WORKERS).path
 
 
-def data_of(path: Path, include: Collection[int] = ()) -> FigureData:
-    return FigureData(StoredExperiment.here(ExperimentDirectory(path)).read(), include)
+def data_of(path: Path) -> FigureData:
+    return FigureData(StoredExperiment.here(ExperimentDirectory(path)).read())
 
 
 @pytest.fixture
@@ -45,18 +43,6 @@ def looked(path: Path) -> FigureData:
 
 
 # ------------------------------------------------------------------ figures
-
-
-def test_trials_that_were_asked_for_are_shown_in_their_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure_data, "MAX_TRIALS", 8)
-    usual = data_of(path)
-    ranked = usual.ranked["trial_id"].tolist()
-    asked = [trial for trial in ranked if trial not in usual.shown.index][:2]
-    report = data_of(path, include=[asked[1], ranked[0], asked[0], 10**6])
-    assert report.shown.index.tolist() == [trial for trial in ranked if trial in usual.shown.index or trial in asked], (
-        "by rank"
-    )
-    assert (set(report.included), usual.included) == (set(asked), [])
 
 
 def test_choices_are_in_the_order_of_the_config_and_missing_ones_are_told(path: Path) -> None:

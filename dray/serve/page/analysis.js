@@ -35,7 +35,7 @@ const trialsOf = found => new Set(Object.values(found?.figures ?? {}).flatMap(fi
 function Section({ kind, title, name, about, picked, view: View, least, nothing }) {
   // Of a figure that leaves out trials: those that it has anyway.
   const [place, seen] = useSeen(), usual = useRef(null), [made, setMade] = useState(""), [trouble, setTrouble] = useState("");
-  const wanted = usual.current && !SAVED ? [...picked.chosen].filter(trial => !usual.current.has(trial)).slice(0, MOST_INCLUDED) : [];
+  const wanted = usual.current ? [...picked.chosen].filter(trial => !usual.current.has(trial)).slice(0, MOST_INCLUDED) : [];
   const path = `${experiment(name)}/figures/${kind}`, asked = `${path}${wanted.length ? `?include=${wanted}` : ""}`;
   const { data, error, fresh } = useData(asked, { every: EVERY_MS, when: seen && made !== `${asked} ${about.version}`, keep: true });
   const trials = useMemo(() => trialsOf(data), [data]);

@@ -1,7 +1,6 @@
 // Small parts of all views.
 
 import { html, useEffect, useRef, useState } from "./lib/preact.js";
-import { SAVED } from "./data.js";
 import { useKeys } from "./keys.js";
 import { joined, listed, useParam } from "./url.js";
 import { clean, count } from "./values.js";
@@ -105,11 +104,10 @@ export function Chips({ name, label, options }) {
 }
 
 // ------------------------------------------------------------------
-// [ref, whether its place is on the screen or nearly]; all of a report is, as it may be printed.
+// [ref, whether its place is on the screen or nearly].
 export function useSeen() {
-  const place = useRef(null), [seen, set] = useState(Boolean(SAVED));
+  const place = useRef(null), [seen, set] = useState(false);
   useEffect(() => {
-    if (SAVED) return undefined;
     const watch = new IntersectionObserver(entries => set(entries.at(-1).isIntersecting), { rootMargin: "200px" });
     watch.observe(place.current);
     return () => watch.disconnect();
