@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from dray.figures.data import rung_name, rungs_reached, some_ranks
+from dray.figures.plots import BEST_COLOUR, rung_colour
+from dray.figures.scale import scaled
 from dray.records.bands import LEAST, POINTS, Band, Curve, band_of
-from dray.records.machine import over_time, seconds_by_phase
-from dray.records.metrics import read_series, read_system, read_trials
+from dray.records.metrics import read_series
 from dray.records.reader import ExperimentReader
 from dray.records.thinning import thinned
 from dray.records.timeline import leases, slot_seconds
 from dray.records.trial_record import TrialRecord
-from dray.report.data import rung_name, rungs_reached, some_ranks
-from dray.report.figures import BEST_COLOUR, rung_colour
-from dray.report.scale import is_log, scaled
-from dray.serve.answers import BadInput, encoded, plain
+from dray.serve.answers import BadInput
 from dray.text import counted
 from searchers.records import number_to_json
 
@@ -77,14 +76,14 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def curves(reader: ExperimentReader, wanted: Wanted) -> bytes:
-    """Curves as JSON.
+def curves(reader: ExperimentReader, wanted: Wanted) -> dict[str, Any]:
+    """Curves, for JSON.
 
     ``shown`` of ``of`` trials that have validated, and ``how`` they were chosen, in words; ``groups`` by the highest
     rung reached, with name, colour and number of ``trials`` that have reported the metric; ``curves``, best first, each
     with its trial, ``x``, ``y`` and its number of points before thinning, and in ``group_of`` the index of its group;
     ``bands``, see `dray.records.bands.Band`, each with the index of its ``group``; ``notes`` on what is left out;
-    ``scales`` and ``scale``: see `dray.report.scale.scaled`.
+    ``scales`` and ``scale``: see `dray.figures.scale.scaled`.
     """
     with reader.lock:
         ranked, winner, rungs, unit = reader.ranked(), reader.best(), reader.rungs, reader.config.searcher.unit
@@ -122,7 +121,7 @@ def curves(reader: ExperimentReader, wanted: Wanted) -> bytes:
         notes.append(f"Curves with more than {most} points are thinned; spikes and NaN are kept.")
     values = (value for _, mine in every.values() for value in mine)
     axis = scaled({"layout": {}}, head["metric"], values, reader.sign if wanted.metric is None else None)
-    answer = {
+    return {
         **head,
         "shown": len(every),
         "groups": [
@@ -140,7 +139,6 @@ def curves(reader: ExperimentReader, wanted: Wanted) -> bytes:
         "scales": axis["scales"],
         "scale": axis["scale"],
     }
-    return encoded(answer)
 
 
 def _chosen(ranked: Sequence[TrialRecord], wanted: Wanted) -> list[TrialRecord]:
@@ -245,34 +243,3 @@ def _short(values: Sequence[float | None]) -> list[float | None]:
 def _digits(value: float) -> float:
     is_whole = math.isfinite(value) and abs(value) < 10**DIGITS and value == int(value)
     return int(value) if is_whole else float(f"{value:.{DIGITS}g}")
-
-
-MAX_POINTS = 400  # most points of a figure of the machine
-
-
-def trial_metrics(reader: ExperimentReader, trial: int, most: int) -> dict[str, Any]:
-    """``series``: each metric with ``kind``, ``name``, ``batches``, ``epochs``, ``values`` and ``times``, thinned to so
-    many points, ``of`` all; ``log``: whether a logarithmic axis helps. ``started``: of the trial."""
-    rows = read_trials(reader.directory.metrics, [trial])
-    series = []
-    for (kind, name), mine in rows.groupby(["kind", "name"], sort=True):
-        sign = reader.sign if (kind, name) == ("validation", reader.metric) else None
-        columns = {"batches": "batches", "epochs": "epochs", "values": "value", "times": "time"}
-        lists = {field: mine[column].tolist() for field, column in columns.items()}
-        series.append({"kind": kind, "name": name, "log": is_log(mine["value"], sign), **_thinned(lists, most)})
-    found = {"trial": trial, "metric": reader.metric, "started": reader.trials[trial].started, "series": series}
-    return dict(plain(found))
-
-
-def trial_system(reader: ExperimentReader, trial: int) -> dict[str, Any]:
-    """``figures`` over time, and ``phases`` with seconds: see `dray.records.machine`."""
-    rows = read_system(reader.directory.metrics, [trial])
-    names = ("batches", "values", "times")
-    figures = [{**each, **_thinned({name: each[name] for name in names}, MAX_POINTS)} for each in over_time(rows)]
-    return dict(plain({"trial": trial, "figures": figures, "phases": seconds_by_phase(rows)}))
-
-
-def _thinned(lists: Mapping[str, Sequence[Any]], most: int) -> dict[str, Any]:
-    """Lists of one length, thinned by their ``values`` to at most so many items; and the number ``of`` them all."""
-    places = thinned(lists["values"], most)
-    return {**{name: [items[i] for i in places] for name, items in lists.items()}, "of": len(lists["values"])}

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
+from dray.figures.data import rung_name, rungs_reached
 from dray.records.reader import ExperimentReader
-from dray.records.trial_record import TrialRecord, flatten
-from dray.report.data import rung_name, rungs_reached
-from dray.serve import trials
+from dray.records.trial_record import TrialRecord
+from dray.serve import near, trials
 from dray.serve.answers import BadInput, encoded, number, plain
-from dray.text import some
-from searchers.domains import Categorical, flattened, parameters
-from searchers.space import Space
-from searchers.unit_cube import place
 
 MAX_ROWS = 500  # most rows of a page
 MAX_COLUMNS = 20  # most metrics as columns
@@ -28,7 +21,7 @@ Keys = Mapping[str, Callable[[TrialRecord], str]]
 
 
 def page(reader: ExperimentReader, request: web.Request) -> bytes:
-    """JSON: ``trials``, the rows of a page, see `trials.find` and `nearest`; ``found``: the number of matches;
+    """JSON: ``trials``, the rows of a page, see `trials.find` and `near.nearest`; ``found``: the number of matches;
     ``of``: the number of trials; with ``facets=1`` also `facets`. With ``ids=1`` in place of the rows only the numbers
     of all matches, in ``ids``."""
     offset, limit = number(request, "offset"), number(request, "limit", 50, most=MAX_ROWS)
@@ -49,14 +42,14 @@ def page(reader: ExperimentReader, request: web.Request) -> bytes:
     if query.get("ids") == "1":
         return encoded(head | {"ids": [trial.id for trial in found]})
     if point is not None:
-        found, rows = nearest(reader.config.space, found, point, offset, limit)
+        found, sent = near.nearest(reader.config.space, found, point, offset, limit)
         head["found"] = len(found)
     else:
-        rows = _rows(reader, found[offset : offset + limit], query.getall("metric", []))
-    return encoded(head)[:-1] + b',"trials":[' + b",".join(rows) + b"]}"
+        sent = rows(reader, found[offset : offset + limit], query.getall("metric", []))
+    return encoded(head)[:-1] + b',"trials":[' + b",".join(sent) + b"]}"
 
 
-def _rows(reader: ExperimentReader, found: Sequence[TrialRecord], metrics: Sequence[str]) -> list[bytes]:
+def rows(reader: ExperimentReader, found: Sequence[TrialRecord], metrics: Sequence[str]) -> list[bytes]:
     """The rows of trials; the last values of metrics such as ``training.loss`` are in ``metrics``."""
     if not metrics:
         return [trials.row(trial) for trial in found]
@@ -109,68 +102,3 @@ def _label(reader: ExperimentReader, facet: str, value: str) -> str:
     if facet == "rung":
         return rung_name(reader.rungs, int(value), reader.config.searcher.unit)
     return value or "the experiment's own"
-
-
-def nearest(
-    space: Space, among: Sequence[TrialRecord], point: str, offset: int, limit: int
-) -> tuple[list[TrialRecord], list[bytes]]:
-    """The trials that have started, by their distance from a point; and some of their rows, with ``distance``.
-
-    The distance is Euclidean in the unit cube, over the hyperparameters that the point has. Another category is 1 away,
-    and so is a trial that lacks one of these hyperparameters.
-
-    Args:
-        point: hyperparameters as JSON, with dotted names or nested as in the config.
-    """
-    given = _nested(point)
-    wanted = _places(space, given)
-    known = [re.sub(r"\[\d+\]", "", name) for name in wanted]
-    if unknown := [name for name in flatten(given) if not any(f"{name}.".startswith(f"{each}.") for each in known)]:
-        searched = some([each.name for each in parameters(space.root)], 20)
-        raise BadInput(f"near: {unknown[0][:60]} is not searched, or has no such value; searched are {searched}")
-
-    def distance(trial: TrialRecord) -> float:
-        has = _places(space, trial.drawn or {})
-        return math.sqrt(sum(_apart(name, has.get(name), at) ** 2 for name, at in wanted.items()))
-
-    def _apart(name: str, one: float | None, other: float) -> float:
-        return float(one != other) if one is None or name in categoricals else one - other
-
-    categoricals = {each.name for each in parameters(space.root) if isinstance(each.domain, Categorical)}
-    found = sorted((distance(trial), trial.id) for trial in among if trial.drawn is not None)
-    by_id = {trial.id: trial for trial in among}
-    rows = [
-        trials.row(by_id[trial])[:-1] + f',"distance":{apart:.6g}}}'.encode()
-        for apart, trial in found[offset : offset + limit]
-    ]
-    return [by_id[trial] for _, trial in found], rows
-
-
-def _nested(point: str) -> dict[str, Any]:
-    """The point as a mapping like the config's hyperparameters."""
-    try:
-        given = json.loads(point)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict) or not given:
-        raise BadInput(f'near={point[:80]}: must be hyperparameters as a JSON object, such as {{"lr": 0.01}}')
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        *groups, last = name.split(".")
-        inner = found
-        for group in groups:
-            inner = inner.setdefault(group, {})
-            if not isinstance(inner, dict):
-                raise BadInput(f"near: {name[:60]} and {group[:60]} can't both be given")
-        inner[last] = value
-    return found
-
-
-def _places(space: Space, point: Mapping[str, Any]) -> dict[str, float]:
-    """The place of each searched hyperparameter of a point, from 0 to 1; the index of a categorical's choice."""
-    domains = {each.name: each.domain for each in parameters(space.root)}
-    found = {}
-    for name, value in flattened(space.root, point):
-        domain = domains[name]
-        found[name] = value if isinstance(domain, Categorical) else place(domain, value)
-    return found
