@@ -23,8 +23,8 @@ import ray
 
 from dray import private
 from dray._version import __version__
-from dray.cluster.checks.node import MIN_FREE_BYTES
 from dray.cluster.connection import Cluster
+from dray.cluster.node_check import MIN_FREE_BYTES
 from dray.cluster.watch import Watch
 from dray.config.load import with_limits
 from dray.config.notify import ServerNotify

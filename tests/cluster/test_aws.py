@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from dray.checks.launcher_file import faults
 from dray.cluster.autoscaler import limits_of
-from dray.cluster.checks.launcher_file import faults
 from dray.records.directory import check_storage
 from dray.storage import Location, store_at
 from tests.cluster.namespaces import ROOT

@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
+from dray.bisect.history import Commit, History, NoHistory
+from dray.bisect.search import LEAST, Run, Verdict, bisect
 from dray.code.archive import pack
-from dray.code.history import Commit, History, NoHistory
 from dray.config.yaml_file import parsed
 from dray.errors import ConfigError, ExperimentError
-from dray.experiment.bisection import LEAST, Run, Verdict, bisect
 from dray.serve.client import Server, Unreachable
 from dray.text import one_line
 
@@ -35,7 +35,7 @@ class Goal:
         batches: the length of each run; None: as in the config of its commit.
         larger_is_better: it is also if the last commit's config says so of this metric.
         first_seed: the experiments' seed is this, plus that of the run: runs with the same seed are paired.
-        least: see `dray.experiment.bisection`.
+        least: see `dray.bisect.search`.
     """
 
     metric: str

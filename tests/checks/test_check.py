@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dray.cluster.checks.cluster import ahead_s, each_gpu
-from dray.cluster.checks.findings import ClusterCheck, Node
-from dray.cluster.checks.inspector import Disk, Inspector, efa_devices
-from dray.cluster.checks.node import write_sign
+from dray.checks.cluster import ahead_s, each_gpu
+from dray.checks.findings import ClusterCheck, Node
+from dray.checks.inspector import Disk, Inspector, efa_devices
+from dray.cluster.node_check import write_sign
 from dray.environment import versions
 from dray.storage import Location
 from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
@@ -142,7 +142,7 @@ def test_a_clock_that_goes_wrong(ahead: float, told: str | None) -> None:
 
 
 def test_messages_arrive_and_unreachable_listeners_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dray.cluster.checks.inspector.SENDING_S", 0.01)
+    monkeypatch.setattr("dray.checks.inspector.SENDING_S", 0.01)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     inspector = Inspector()
     speed, error = inspector.send(inspector.listen())
