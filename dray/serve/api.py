@@ -109,7 +109,10 @@ class Api:
 
     def _acting(self, verb: Verb) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            return answer(asdict(await asyncio.to_thread(self._control.act, request.match_info["name"], verb)))
+            async def act(attempt: Attempt) -> tuple[int, Any]:
+                return 200, asdict(await asyncio.to_thread(self._control.act, request.match_info["name"], verb))
+
+            return await self._once(request, b"", act)  # a stop that is sent twice ends it at once
 
         return handle
 

@@ -57,7 +57,7 @@ def ask(
         is_new = request.trial is None
         if is_new and state not in (*ACTIVE, "PAUSED"):  # what a person has paused waits
             try:
-                control.reopen(path.name)
+                control.act(path.name, "activate")
             except WrongState:  # the quota of its token has no room
                 RequestFiles(directory).remove(request.id)
                 raise
@@ -65,7 +65,7 @@ def ask(
         def is_running() -> bool:
             now = control.experiment(path.name).state
             if is_new and now == "COMPLETED":  # the search was done before its driver saw the request
-                now = control.reopen(path.name).state
+                now = control.act(path.name, "activate").state
             return now in ACTIVE
 
         answer = requests.wait(directory.journal, request, is_running=is_running, timeout_s=ANSWER_S)

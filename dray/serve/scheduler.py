@@ -274,11 +274,14 @@ class Scheduler:
         """Stop, pause, kill or activate an experiment."""
         item = self._queue.item(name)
         if verb == "activate":
-            self.accounts.admit(item)
-        if verb != "activate" or item.state != "run":
-            self._queue.move(name, "run" if verb == "activate" else "pause" if verb == "pause" else "stop")
-        if verb != "activate" and name in self._processes:
-            self._emit(SignalProcess(name, signal.SIGKILL if verb == "kill" else signal.SIGTERM))
+            if item.state != "run":
+                self.accounts.admit(item)
+                self._queue.move(name, "run")
+            return self._submitted(item)
+        at_once = verb == "kill" or (verb == "stop" and item.state in ("stop", "pause"))
+        self._queue.move(name, "pause" if verb == "pause" else "stop")
+        if name in self._processes:
+            self._emit(SignalProcess(name, signal.SIGKILL if at_once else signal.SIGTERM))
         return self._submitted(item)
 
     def extend(self, name: str, extension: Mapping[str, Any], budget: Mapping[str, float] | None = None) -> Submitted:
@@ -291,13 +294,6 @@ class Scheduler:
         self.accounts.admit(item, total, prices=extension.get("prices"))
         total = {unit: each for unit, each in total.items() if math.isfinite(each)}
         self._queue.extend(name, extended(item.extension, extension), total if item.owner else None)
-        return self._submitted(item)
-
-    def reopen(self, name: str) -> Submitted:
-        item = self._queue.item(name)
-        if item.state != "run":
-            self.accounts.admit(item)
-            self._queue.reopen(name)
         return self._submitted(item)
 
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:

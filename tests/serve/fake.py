@@ -18,6 +18,7 @@ from dray.serve.quota import Use
 from dray.serve.refusals import NotSubmitted, WrongState
 
 ACTIVE = ("QUEUED", "RUNNING", "STOPPING")
+ENDED = ("COMPLETED", "STOPPED", "PAUSED", "ERROR")
 
 
 class FakeControl:
@@ -66,16 +67,12 @@ class FakeControl:
         return self._all[name]
 
     def act(self, name: str, verb: Verb) -> Submitted:
-        allowed = ("PAUSED", "STOPPED", "ERROR") if verb == "activate" else ACTIVE
+        allowed = ENDED if verb == "activate" else ACTIVE
         states: dict[Verb, ExperimentState] = {"activate": "QUEUED", "pause": "PAUSED"}
         return self._to(verb, name, allowed, states.get(verb, "STOPPED"))
 
     def extend(self, name: str, extension: Mapping[str, Any]) -> Submitted:
-        return self._to("extend", name, ("COMPLETED", "STOPPED", "PAUSED", "ERROR"), "QUEUED")
-
-    def reopen(self, name: str) -> Submitted:
-        self.calls.append(("reopen", name))
-        return self.put(name, "QUEUED")
+        return self._to("extend", name, ENDED, "QUEUED")
 
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
         now = self.experiment(name)

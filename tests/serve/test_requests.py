@@ -111,7 +111,7 @@ def test_an_experiment_that_has_ended_goes_on(state: str, served: Served, story:
     served.control.put("experiment", state)  # type: ignore[arg-type]
     with answering(story, once=lambda: served.control.experiment("experiment").state == "QUEUED"):
         assert served.api("POST", f"{ONE}/trials/3/fork").json == NEW
-    assert served.control.calls == [("reopen", "experiment")]
+    assert served.control.calls == [("activate", "experiment")]
 
 
 def test_an_experiment_that_a_person_has_paused_stays_paused(served: Served, story: Story) -> None:
@@ -130,7 +130,7 @@ def test_an_experiment_that_ends_before_it_sees_a_request_goes_on(served: Served
 
     with answering(story, once=ends):
         assert served.api("POST", f"{ONE}/trials").json == {"trial": 5, "hparams": {}}
-    assert ("reopen", "experiment") in served.control.calls
+    assert ("activate", "experiment") in served.control.calls
 
 
 def test_stopping_a_trial_does_not_run_an_experiment(served: Served, story: Story) -> None:
@@ -169,7 +169,7 @@ def test_commands_go_through_the_server(up: Served, story: Story, dray: Callable
         assert dray("trial", "stop", "1", "3").out == "trial 3 is stopped\n"
         bad = dray("trial", "add", "1", "--set", "lr=abc")
         assert bad == Said(code=2, out="", err="dray: hyperparameters.lr: must be a number, got 'abc'\n")
-    assert up.control.calls == [("reopen", "experiment")]
+    assert up.control.calls == [("activate", "experiment")]
     assert story.search.source(5) == Source(trial=3, step=10, batches=10)
     assert story.search.params(6)["lr"] == 0.1
     up.control.put("experiment", "STOPPED")
