@@ -34,9 +34,11 @@ from dray.cli.errors import FAILED, SOME_FAILED, BadUse, exit_on_signals
 from dray.cli.reader import journal, read_experiment
 from dray.cli.server import Detach, NoServer
 from dray.errors import NoExperiment
+from dray.records.overview import COMPLETED
 from dray.serve.address import URL
 from dray.serve.client import Server
-from dray.serve.control import Submitted
+from dray.serve.handle import handle, on_server
+from dray.serve.verbs import Handle, OnServer
 from dray.text import counted, size
 
 if TYPE_CHECKING:
@@ -137,7 +139,7 @@ def fork(
     """
     from dray.serve import fork as forks
 
-    found = None if no_server else server.find(experiment)
+    found = None if no_server else on_server(experiment)
     if found is not None:
         at, name = found
         server.submitted(at, at.fork(name, forks.by_field(changes or ())), detach=detach, json=json)
@@ -217,7 +219,7 @@ def logs(experiment: ExperimentArg, follow: Follow = False, tail: TailArg = None
     from dray.records.logs import event_lines
 
     check_follow(follow, json)
-    if follow and (found := server.find(experiment)) is not None:
+    if follow and (found := on_server(experiment)) is not None:
         server.follow_log(*found, tail)
         return
     with open_experiment(experiment) as stored:
@@ -233,25 +235,56 @@ def logs(experiment: ExperimentArg, follow: Follow = False, tail: TailArg = None
 
 @app.command()
 def stop(experiment: ExperimentArg) -> None:
-    """Stop a running experiment, as Ctrl-C in its own terminal does: its running trials save a checkpoint first.
+    """Stop an experiment, as Ctrl-C in its own terminal does: its running trials save a checkpoint first.
 
     Waits until it has ended. To end it at once, run this command again.
 
     \b
     dray experiment stop latest
     """
-    found = server.find(experiment)
-    if found is not None and server.stop(*found):
-        return
-    from dray.experiment.interrupts import stop as stop_driver
-    from dray.records.listing import open_experiment
+    _end(handle(experiment), Handle.stop)
 
-    with open_experiment(experiment) as stored:
-        stop_driver(stored, lambda line: typer.echo(line, err=True))
-        if stored.overview().state == "STOPPED":
-            typer.echo(f"stopped; resume with: dray experiment resume {shlex.quote(experiment)}", err=True)
-        else:
-            typer.echo("it ended on its own in the meantime", err=True)
+
+@app.command()
+def pause(experiment: ExperimentArg) -> None:
+    """Pause an experiment, on a server also one that is queued. Its running trials save a checkpoint first.
+
+    \b
+    dray experiment pause latest
+    """
+    _end(handle(experiment), Handle.pause)
+
+
+@app.command()
+def kill(experiment: ExperimentArg) -> None:
+    """End an experiment at once. Its running trials lose all training since their last checkpoints.
+
+    \b
+    dray experiment kill latest
+    """
+    _end(handle(experiment), Handle.kill)
+
+
+@app.command()
+def wait(experiment: ExperimentArg) -> None:
+    """Wait until an experiment has ended, and exit as create would: 0, 1 if it failed or was stopped, 3 if some of its
+    trials failed.
+
+    \b
+    dray experiment wait latest && dray report latest
+    """
+    it = handle(experiment)
+    server.finish(it.wait(server.tell), it.typed)
+
+
+@app.command()
+def activate(experiment: ExperimentArg) -> None:
+    """Run an experiment again, as resume; on the server, do not follow it.
+
+    \b
+    dray experiment activate latest
+    """
+    _go_on(experiment, detach=None)
 
 
 @app.command()
@@ -261,7 +294,7 @@ def resume(experiment: ExperimentArg, detach: Detach = False) -> None:
     \b
     dray experiment resume latest
     """
-    _go_on(experiment, lambda at, name: at.act(name, "activate"), detach=detach)
+    _go_on(experiment, detach=detach)
 
 
 @app.command()
@@ -303,7 +336,7 @@ def extend(
     extension = {field: value for field, value in given.items() if value}
     if not extension:
         raise BadUse("nothing to extend; give --max-trials, --max-length, --budget, --until, --patience or --price")
-    _go_on(experiment, lambda at, name: at.extend(name, **extension), detach=detach, **extension)
+    _go_on(experiment, detach=detach, **extension)
 
 
 @app.command()
@@ -363,27 +396,36 @@ def delete(
         typer.echo(f"deleted {stored.where}", err=True)
 
 
-for _command in (queue.pause, queue.activate, queue.kill, queue.wait):
-    app.command()(_command)
 app.add_typer(queue.sets, name="set")
 
 
-def _go_on(
-    experiment: str,
-    verb: Callable[[Server, str], Submitted],
-    *,
-    detach: bool,
-    **extension: Any,
-) -> None:
-    """Run an experiment again: through a verb of the server that it was submitted to, else in this process."""
+def _end(it: Handle, verb: Callable[[Handle], str]) -> None:
+    """End an experiment, and print its state and how to continue it."""
+    if (state := verb(it)) == "STOPPING":
+        server.tell(f"{it.name} is STOPPING: its running trials save a checkpoint; to end it at once, stop it again")
+        state = it.wait(server.tell).state
+    ended_itself = state in (*COMPLETED, "ERROR")
+    hint = "it ended by itself" if ended_itself else f"continue it with: dray experiment resume {it.typed}"
+    server.tell(f"{it.name} is {state}; {hint}")
+
+
+def _go_on(experiment: str, *, detach: bool | None, **extension: Any) -> None:
+    """Run an experiment again. `detach`: None: without following it, where that is possible."""
     with exit_on_signals():
-        there = server.begin(experiment, verb)
-        if there is None:
-            _check_not_detached(detach, experiment=experiment)
+        it = handle(experiment)
+        if not it.is_on_server:
+            _check_not_detached(bool(detach), experiment=experiment)
             _log_info()
-            _run(dray.Experiment.resume(experiment, **extension))
-            return
-    server.begun(*there, detach=detach)
+        if extension:
+            it.extend(**extension)
+        else:
+            it.activate()
+    if isinstance(it, OnServer):
+        server.tell(f"{it.name} continues on the server at {it.server.url}")
+        if detach is False:
+            server.follow(it)
+    if it.ran:
+        server.finish(it.read(), it.typed)
 
 
 def _check_not_detached(detach: bool, *options: str, experiment: str = "") -> None:

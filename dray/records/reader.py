@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dray.errors import NoExperiment
 from dray.records.best_so_far import BestSoFar
 from dray.records.growing import GrowingMetrics
 from dray.records.heading import Heading
@@ -26,6 +27,7 @@ from dray.records.spending import Spending, totals_of
 from dray.records.time_left import TimeLeft, of_budget, rounded
 from dray.records.trial_record import EndedBy, TrialRecord
 from dray.storage import Location
+from dray.text import counted
 from dray.training.metrics.checks import is_loss
 from searchers.errors import DamagedFile
 from searchers.events import Repeat
@@ -131,6 +133,27 @@ class ExperimentReader(RankedTrials):
                     self._begin()  # the file may belong to another experiment now
                     self._refresh()
             self._read_at = time.monotonic()
+
+    def trial(self, named: str | int | None) -> TrialRecord:
+        """The trial of this number, or "best"; None: the only trial. Raises `NoExperiment` if there is none."""
+        if named is None:
+            if len(self.trials) == 1:
+                [only] = self.trials.values()
+                return only
+            raise NoExperiment(
+                f"{self.name} has {counted(len(self.trials), 'trial')}; give a trial's number, or 'best'"
+            )
+        named = str(named).removeprefix("trial_")
+        if named == "best":
+            if (best := self.best()) is not None:
+                return best
+            if why := self.no_best_reason():
+                raise NoExperiment(f"{self.name} has {why}; give its number to use it anyway")
+            raise NoExperiment(f"no trial of {self.name} has validated yet, so there is no best trial")
+        if not named.isdecimal() or int(named) not in self.trials:
+            known = f"it has {len(self.trials)}, numbered from 0" if self.trials else "it has none yet"
+            raise NoExperiment(f"{self.name} has no trial {named!r}; {known}; give a trial's number, or 'best'")
+        return self.trials[int(named)]
 
     def close(self) -> None:
         """Close the files. Another `refresh` reads all metrics anew."""

@@ -161,17 +161,9 @@ class Server:
         body = {"config": config if isinstance(config, str) else dict(config)}
         return submitted_from(self._request("POST", _path(name, "fork"), body, timeout_s=SUBMIT_TIMEOUT_S))
 
-    def trial(self, name: str, trial: str) -> int:
-        """The number of a trial, given by number or as "best". Raises `NoExperiment` if there is none."""
-        if trial == "best":
-            best: int | None = self._request("GET", _path(name))["best_trial"]
-            if best is not None:
-                return best
-        elif trial.removeprefix("trial_").isdecimal():
-            return int(trial.removeprefix("trial_"))
-        raise NoExperiment(f"{name} has no trial {trial!r}; give a trial's number, or 'best' once one has validated")
-
-    def fork_trial(self, name: str, trial: int, *, at: str = "best", hparams: Mapping[str, Any]) -> dict[str, Any]:
+    def fork_trial(
+        self, name: str, trial: int | str, *, at: str = "best", hparams: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Start a trial from a checkpoint of another one: "best", "latest", or a number of batches.
 
         Returns:
@@ -202,13 +194,13 @@ class Server:
         found: str = self._request("GET", _path(name, f"variants/{quote(variant, safe='')}"))["diff"]
         return found
 
-    def stop_trial(self, name: str, trial: int) -> dict[str, Any]:
+    def stop_trial(self, name: str, trial: int | str) -> dict[str, Any]:
         """Stop a trial. Returns ``trial``: its number, or None if the experiment's driver has yet to stop it."""
         return self._trial(name, f"trials/{trial}/stop", {})
 
     def change(self, name: str, **fields: Any) -> Submitted:
         """Change some of ``priority``, ``weight``, ``max_slots``, ``tags`` and ``notes``; the others stay."""
-        return submitted_from(self._request("PATCH", _path(name), fields, missing=NotSubmitted))
+        return submitted_from(self._request("PATCH", _path(name), fields))
 
     def delete(self, name: str) -> None:
         """Delete an experiment and its checkpoints."""
@@ -288,11 +280,11 @@ class Server:
 
     # ------------------------------------------------------------------------------------------------------- requests
     def _trial(self, name: str, what: str, body: bytes | Mapping[str, Any], **sent: Any) -> dict[str, Any]:
-        found: dict[str, Any] = self._request("POST", _path(name, what), body, missing=NotSubmitted, **sent)
+        found: dict[str, Any] = self._request("POST", _path(name, what), body, **sent)
         return found
 
     def _verb(self, name: str, verb: str, body: Mapping[str, Any] | None = None) -> Submitted:
-        return submitted_from(self._request("POST", _path(name, verb), body or {}, missing=NotSubmitted))
+        return submitted_from(self._request("POST", _path(name, verb), body or {}))
 
     def _request(
         self,
@@ -302,14 +294,13 @@ class Server:
         *,
         kind: str = "application/json",
         timeout_s: float = TIMEOUT_S,
-        missing: type[LookupError] = NoExperiment,
     ) -> Any:
         if len(path) > MOST_PATH:
             raise Invalid(f"the request is too long: {len(path):,} characters of at most {MOST_PATH:,}; give less")
         data = json.dumps(body).encode() if isinstance(body, Mapping) else body
         headers = {} if data is None else {"Content-Type": kind}
         if method != "POST":
-            return self._answer(*self._sent(method, path, data, headers, timeout_s), missing)
+            return self._answer(*self._sent(method, path, data, headers, timeout_s))
         headers[KEY] = secrets.token_hex(16)  # the server carries out each key once
         waits, lost = iter(RESEND_S), ""
         while True:
@@ -321,7 +312,7 @@ class Server:
                 lost = str(error)
             else:
                 if status not in PROXY_ERRORS or text.startswith(b"{"):
-                    return self._answer(status, text, missing)
+                    return self._answer(status, text)
                 lost = f"a proxy answers for the server at {self.url}, with status {status}"
             if (wait_s := next(waits, None)) is None:
                 raise AnswerLost(f"{lost}; the request may have been carried out: look before you send it again")
@@ -352,7 +343,7 @@ class Server:
         finally:
             connection.close()
 
-    def _answer(self, status: int, text: bytes, missing: type[LookupError]) -> Any:
+    def _answer(self, status: int, text: bytes) -> Any:
         try:
             value = json.loads(text) if text else None
         except ValueError:
@@ -371,7 +362,7 @@ class Server:
             case 403:
                 raise Refused(f"{why} (the token is that of {TOKEN}, or of the server's results directory)")
             case 404:
-                raise missing(why)
+                raise NoExperiment(why)
             case 409:
                 raise WrongState(why)
         raise Refused(f"the server at {self.url} can't do that: {why}")

@@ -24,7 +24,12 @@ class WrongState(ValueError):
 def has_ended(name: str, state: str) -> WrongState:
     """Why an experiment can't be stopped, paused or killed."""
     verb = "resume" if state == "ERROR" else "extend"
-    return WrongState(f"{name} has ended: it is {state}; to continue it: dray experiment {verb} {name}")
+    return WrongState(f"{name} has ended; to continue it: dray experiment {verb} {name}")
+
+
+def is_running(name: str) -> WrongState:
+    """Why an experiment can't be extended or deleted."""
+    return WrongState(f"{name} is running; stop it first: dray experiment stop {name}")
 
 
 class OverQuota(WrongState):

@@ -31,7 +31,7 @@ from dray.serve.effects import (
 )
 from dray.serve.queue import Item, Queue, extended
 from dray.serve.quota import Quota, Use, check_priority
-from dray.serve.refusals import WrongState
+from dray.serve.refusals import is_running
 from dray.text import counted
 
 MAX_DEATHS = 3  # an experiment fails when its process dies this often in a row without training in between
@@ -288,7 +288,7 @@ class Scheduler:
         """Queue an experiment again. `budget`: the new totals of its budget; infinite without a limit."""
         item = self._queue.item(name)
         if name in self._processes:
-            raise WrongState(f"experiment {name} is running; pause it first")
+            raise is_running(name)
         # What was reserved stays so: its next process may fail before it applies an extension that lowers the budget.
         total = item.budget | {unit: max(item.budget.get(unit, 0.0), each) for unit, each in (budget or {}).items()}
         self.accounts.admit(item, total, prices=extension.get("prices"))

@@ -22,7 +22,6 @@ import typer
 from dray.cli import app, main
 from dray.cli.description import as_json
 from dray.cli.reader import opened
-from dray.experiment import requests
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.records.metrics import TAIL
@@ -727,15 +726,3 @@ def test_checkpoints_that_are_being_written_are_not_damaged(
     assert dray("c", "verify", "digits").code == 0
     held.close()
     assert dray("c", "verify", "digits").code == 1
-
-
-def test_a_driver_that_does_not_answer_is_not_one_to_resume(
-    held: Journal, dray: Dray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(requests.wait.__kwdefaults__, "timeout_s", 0.01)
-    said = dray("t", "add", "digits-1")
-    assert said.code == 0
-    assert "requested; carried out once the driver responds" in said.err
-    assert "resume" not in said.err
-    held.close()
-    assert "carried out after: dray experiment resume digits-1" in dray("t", "stop", "digits-1", 1).err
