@@ -6,7 +6,6 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,9 +35,9 @@ from dray.cli.server import Detach, NoServer
 from dray.errors import NoExperiment
 from dray.records.overview import COMPLETED
 from dray.serve.address import URL
-from dray.serve.client import Server
-from dray.serve.handle import handle, on_server
-from dray.serve.verbs import Handle, OnServer
+from dray.serve.client import OnServer, Server
+from dray.serve.control import EndVerb
+from dray.serve.handle import Handle, handle, on_server
 from dray.text import counted, size
 
 if TYPE_CHECKING:
@@ -242,7 +241,7 @@ def stop(experiment: ExperimentArg) -> None:
     \b
     dray experiment stop latest
     """
-    _end(handle(experiment), Handle.stop)
+    _end(handle(experiment), "stop")
 
 
 @app.command()
@@ -252,7 +251,7 @@ def pause(experiment: ExperimentArg) -> None:
     \b
     dray experiment pause latest
     """
-    _end(handle(experiment), Handle.pause)
+    _end(handle(experiment), "pause")
 
 
 @app.command()
@@ -262,7 +261,7 @@ def kill(experiment: ExperimentArg) -> None:
     \b
     dray experiment kill latest
     """
-    _end(handle(experiment), Handle.kill)
+    _end(handle(experiment), "kill")
 
 
 @app.command()
@@ -373,35 +372,26 @@ def delete(
     \b
     dray experiment delete digits-asha-20261121-175912-ab9a
     """
-    from dray.records import copies
-    from dray.records.checkpoints import list_checkpoints
-    from dray.records.driver_lock import last_driver
-    from dray.records.listing import open_experiment
-    from searchers.journal import Journal
+    it = handle(experiment)
+    if not yes:
+        from dray.records.checkpoints import list_checkpoints
+        from dray.records.listing import open_experiment
 
-    with open_experiment(experiment) as stored:
-        if not stored.is_copy and (driver := Journal.writer(stored.directory.journal)) is not None:
-            raise BadUse(
-                f"{stored.where} is running, in process {driver}; stop it first: dray experiment stop {stored.typed}"
-            )
-        last_driver(stored.directory)  # raises if one runs it on another machine
-        if not yes:
-            checkpoints = list_checkpoints(stored.directory)
+        with open_experiment(experiment) as stored:
+            checkpoints, storage = list_checkpoints(stored.directory), stored.directory.storage
             what = f"{counted(len(checkpoints), 'checkpoint')}, {size(sum(each.size for each in checkpoints))}"
-            storage = stored.directory.storage
             places = stored.where if stored.is_copy or storage.is_local else f"{stored.where} and {storage}"
             _ask(f"Delete {places} ({what})?")
-        if stored.is_copy or not server.delete(stored.where):
-            copies.delete(stored)
-        typer.echo(f"deleted {stored.where}", err=True)
+    it.delete()
+    server.tell(f"deleted {it.name}")
 
 
 app.add_typer(queue.sets, name="set")
 
 
-def _end(it: Handle, verb: Callable[[Handle], str]) -> None:
+def _end(it: Handle, verb: EndVerb) -> None:
     """End an experiment, and print its state and how to continue it."""
-    if (state := verb(it)) == "STOPPING":
+    if (state := it.end(verb)) == "STOPPING":
         server.tell(f"{it.name} is STOPPING: its running trials save a checkpoint; to end it at once, stop it again")
         state = it.wait(server.tell).state
     ended_itself = state in (*COMPLETED, "ERROR")
@@ -416,10 +406,7 @@ def _go_on(experiment: str, *, detach: bool | None, **extension: Any) -> None:
         if not it.is_on_server:
             _check_not_detached(bool(detach), experiment=experiment)
             _log_info()
-        if extension:
-            it.extend(**extension)
-        else:
-            it.activate()
+        it.go_on(**extension)
     if isinstance(it, OnServer):
         server.tell(f"{it.name} continues on the server at {it.server.url}")
         if detach is False:

@@ -17,10 +17,9 @@ from dray.cli import show
 from dray.cli.errors import FAILED, SIGNALLED, SOME_FAILED, BadUse
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.overview import COMPLETED
-from dray.serve.client import Server
+from dray.serve.client import OnServer, Server
 from dray.serve.control import Submitted
 from dray.serve.handle import on_server
-from dray.serve.verbs import OnServer, why_failed
 from dray.text import counted
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def follow(it: OnServer) -> None:
 
 def finish(seen: Overview, typed: str) -> None:
     """Report an experiment's end, by a line and the exit code."""
-    why = why_failed(seen, typed)
+    why = seen.why_failed(typed)
     if seen.state == "ERROR":
         raise ExperimentError(why)
     if why:
@@ -119,18 +118,6 @@ def finish(seen: Overview, typed: str) -> None:
         raise typer.Exit(FAILED)
     if seen.failed:
         raise typer.Exit(SOME_FAILED)
-
-
-def delete(path: str) -> bool:
-    """Delete an experiment through the server of its results directory, which would start it again otherwise. Returns
-    False if there is no such server."""
-    from dray.records.root import results_root
-
-    server, where = Server.find(), Path(path)
-    if server is None or not server.is_here or (results_root() / where.name).resolve() != where.resolve():
-        return False
-    server.delete(where.name)
-    return True
 
 
 def _print_log(server: Server, name: str, lines: Iterable[str]) -> None:

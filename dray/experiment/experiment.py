@@ -67,8 +67,7 @@ if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial
     from dray.records.result import Result
     from dray.records.trial_record import TrialRecord
-    from dray.serve.client import Server
-    from dray.serve.verbs import OnServer
+    from dray.serve.client import OnServer, Server
 
 
 class Experiment:
@@ -350,7 +349,7 @@ class Experiment:
         """Its verbs for trials. Without a server, those of an experiment that has ended wait for the next `run`."""
         if not self._server:
             return Trials(self.path)
-        from dray.serve.verbs import OnServer
+        from dray.serve.client import OnServer
 
         return OnServer(_server_at(self._server), self.path.name)
 

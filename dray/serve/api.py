@@ -34,7 +34,7 @@ from dray.serve.keys import Attempt, Keys
 from dray.serve.news import News
 from dray.serve.outside import outside
 from dray.serve.quota import check_priority
-from dray.serve.refusals import NotSubmitted, WrongState
+from dray.serve.refusals import NotSubmitted
 from dray.serve.requests import PACKED, ServedTrials, unpack_code
 from dray.serve.tokens import STATE, Tokens, account
 from dray.storage.disk import scratch
@@ -334,7 +334,7 @@ def _delete(control: Control, path: Path) -> None:
     with contextlib.suppress(NotSubmitted):
         state = control.experiment(path.name).state
         if state in ACTIVE:
-            raise WrongState(f"{path.name} is {state}; stop it first")
+            raise is_running(path.name, state)
     copies.delete(StoredExperiment.here(ExperimentDirectory.open(path)))
 
 

@@ -107,6 +107,7 @@ def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
     return {each.name: value[each.name] for each in fields(kind) if each.name in value}
 
 
+EndVerb = Literal["stop", "pause", "kill"]
 Verb = Literal["stop", "pause", "activate", "kill"]
 """stop: let running trials save a checkpoint, and end the experiment's process; a second time, as kill. pause: like
 stop, also for queued experiments. kill: end the process at once; trials continue from their last checkpoints when the

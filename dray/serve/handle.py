@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from dray.errors import NoExperiment
-from dray.serve.client import Server
+from dray.serve.client import OnServer, Server
 from dray.serve.refusals import NotSubmitted
-from dray.serve.verbs import Handle, OnServer
 
 if TYPE_CHECKING:
     from dray.experiment.requests import Decided
     from dray.records.lookup import Name
+    from dray.serve.in_directory import InDirectory
+
+Handle: TypeAlias = Union[OnServer, "InDirectory"]
 
 
 def handle(experiment: Name, *, answered: Callable[[Decided], None] = lambda decided: None) -> Handle:

@@ -12,11 +12,11 @@ from typing import Any
 
 from dray.errors import AlreadyEnded
 from dray.experiment.requests import Decided, Trials
+from dray.records import copies
 from dray.records.listing import StoredExperiment, open_experiment
 from dray.records.overview import COMPLETED, Overview
-from dray.serve.control import Verb
+from dray.serve.control import EndVerb
 from dray.serve.refusals import WrongState, has_ended, is_running
-from dray.serve.verbs import Handle
 from dray.storage import Location
 from searchers.events import Requested
 from searchers.journal import Journal
@@ -24,8 +24,11 @@ from searchers.journal import Journal
 POLL_S = 0.2
 
 
-class InDirectory(Trials, Handle):
-    """An experiment in a directory, or in an object store. Its driver, if it has one, is a process of its own."""
+class InDirectory(Trials):
+    """An experiment in a directory, or in an object store. Its driver, if it has one, is a process of its own.
+    `dray.serve.client.OnServer` describes the verbs."""
+
+    is_on_server, ran = False, False
 
     def __init__(self, where: str, answered: Callable[[Decided], None]) -> None:
         location = Location.of(where)
@@ -41,7 +44,7 @@ class InDirectory(Trials, Handle):
         with open_experiment(self._where) as stored:
             return stored.overview()
 
-    def _end(self, verb: Verb) -> str:
+    def end(self, verb: EndVerb) -> str:
         with self._here() as stored:
             driver = Journal.writer(stored.directory.journal)
             if driver is None:
@@ -51,10 +54,7 @@ class InDirectory(Trials, Handle):
             _signal(stored, driver, signal.SIGKILL if verb == "kill" else signal.SIGINT)
         return self.wait().state if verb == "kill" else "STOPPING"
 
-    def activate(self) -> None:
-        self.extend()
-
-    def extend(self, **extension: Any) -> None:
+    def go_on(self, **extension: Any) -> None:
         from dray.experiment.experiment import Experiment
 
         if extension and self.is_active():
@@ -69,13 +69,19 @@ class InDirectory(Trials, Handle):
                 time.sleep(POLL_S)
             return stored.overview()
 
+    def delete(self) -> None:
+        with open_experiment(self._where) as stored:
+            if not stored.is_copy and self.is_active():
+                raise is_running(self.name)
+            copies.delete(stored)
+
     def ask(self, make: Any) -> Decided:
         with self._here():
             return super().ask(make)
 
     def run_again(self, request: Requested) -> None:
         with suppress(AlreadyEnded):  # the request waits until the limits are raised
-            self.activate()
+            self.go_on()
 
     @contextmanager
     def _here(self) -> Iterator[StoredExperiment]:

@@ -27,9 +27,9 @@ def has_ended(name: str, state: str) -> WrongState:
     return WrongState(f"{name} has ended; to continue it: dray experiment {verb} {name}")
 
 
-def is_running(name: str) -> WrongState:
+def is_running(name: str, state: str = "RUNNING") -> WrongState:
     """Why an experiment can't be extended or deleted."""
-    return WrongState(f"{name} is running; stop it first: dray experiment stop {name}")
+    return WrongState(f"{name} is {state}; stop it first: dray experiment stop {name}")
 
 
 class OverQuota(WrongState):

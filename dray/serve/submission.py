@@ -13,9 +13,8 @@ import yaml
 from dray.code.archive import pack
 from dray.config.yaml_file import read_mapping, with_changes
 from dray.errors import ConfigError, ExperimentError
-from dray.serve.client import Server
+from dray.serve.client import OnServer, Server
 from dray.serve.control import Submitted
-from dray.serve.verbs import OnServer, why_failed
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -111,7 +110,7 @@ def run_on_server(
     found = OnServer(server, name)
     for line in found.lines(say):
         say(line)
-    if why := why_failed(found.read(), found.typed):
+    if why := found.read().why_failed(found.typed):
         raise ExperimentError(why)
     if not server.is_here:
         raise ExperimentError(f"{name} has completed; its results are with the server, in {server.status().results}")

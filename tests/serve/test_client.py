@@ -17,11 +17,10 @@ import yaml
 from dray.config.load import load_config
 from dray.errors import ConfigError, ExperimentError, NoExperiment
 from dray.serve import address
-from dray.serve.client import Server
+from dray.serve.client import OnServer, Server
 from dray.serve.control import Share
 from dray.serve.refusals import Refused
 from dray.serve.submission import prepared, reject_objects, run_on_server, submit_file
-from dray.serve.verbs import OnServer, why_failed
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Served
 from tests.serve.test_api import CONFIG, model
@@ -278,7 +277,7 @@ def test_a_program_gets_the_result(served: Served, model: Path) -> None:
     ):
         served.control.put("digits-1", state, error=error)
         found = OnServer(server, "digits-1")
-        assert why_failed(found.read(), found.typed) == why
+        assert found.read().why_failed(found.typed) == why
 
     def completed(name: str) -> None:
         served.control.put(name, "COMPLETED")

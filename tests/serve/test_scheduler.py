@@ -149,7 +149,7 @@ def test_an_extension_is_kept_until_its_process_has_opened_the_experiment(scene:
     scene.submit("a")
     scene.scheduler.extend("a", {"max_trials": 8})
     assert scene.step() == [StartProcess("a", Path("a"), {"max_trials": 8})]
-    with pytest.raises(WrongState, match="a is running; stop it first"):
+    with pytest.raises(WrongState, match="a is RUNNING; stop it first"):
         scene.scheduler.extend("a", {"max_trials": 9})
     scene.scheduler.ended("a", DIED)
     assert scene.step() == [StartProcess("a", Path("a"), {"max_trials": 8})], "it may have died before"

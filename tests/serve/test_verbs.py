@@ -8,8 +8,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -19,6 +20,7 @@ from dray.experiment.request_files import RequestFiles
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
 from dray.serve import address, in_directory
+from dray.serve.control import EndVerb
 from dray.serve.handle import handle
 from dray.serve.refusals import WrongState
 from searchers.events import Source
@@ -197,7 +199,12 @@ def test_in_an_object_store_it_is_only_read(tmp_path: Path, monkeypatch: pytest.
     copy = StoredExperiment(directory=story.directory, where="s3://bucket/experiment", is_copy=True)
     monkeypatch.setattr(in_directory, "open_experiment", lambda where: nullcontext(copy))
     it = in_directory.InDirectory("s3://bucket/experiment", print)
-    for verb in (it.stop, it.pause, it.kill, it.wait, lambda: it.add_trial({}), lambda: it.stop_trial(3)):
+    for verb in (
+        *(partial(it.end, verb) for verb in get_args(EndVerb)),
+        it.wait,
+        lambda: it.add_trial({}),
+        lambda: it.stop_trial(3),
+    ):
         with pytest.raises(WrongState, match="s3://bucket/experiment is in an object store, which is only read; give"):
             verb()
 
@@ -230,7 +237,7 @@ def test_a_running_one_is_not_extended(place: Place, dray: Dray) -> None:
     if place.kind == "directory":
         place.story.journal = Journal(place.story.directory.journal)
     said = dray("e", "extend", "1", "--max-trials", 9).is_one_line()
-    assert said == "dray: experiment is running; stop it first: dray experiment stop experiment\n"
+    assert said == "dray: experiment is RUNNING; stop it first: dray experiment stop experiment\n"
 
 
 # -------------------------------------------------------------------------------------------------------------- trials
