@@ -152,7 +152,7 @@ class ExperimentReader(RankedTrials):
             raise NoExperiment(f"no trial of {self.name} has validated yet, so there is no best trial")
         if not named.isdecimal() or int(named) not in self.trials:
             known = f"it has {len(self.trials)}, numbered from 0" if self.trials else "it has none yet"
-            raise NoExperiment(f"{self.name} has no trial {named!r}; {known}; give a trial's number, or 'best'")
+            raise NoExperiment(f"{self.name} has no trial {named}; {known}; give a trial's number, or 'best'")
         return self.trials[int(named)]
 
     def close(self) -> None:

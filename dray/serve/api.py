@@ -34,7 +34,7 @@ from dray.serve.keys import Attempt, Keys
 from dray.serve.news import News
 from dray.serve.outside import outside
 from dray.serve.quota import check_priority
-from dray.serve.refusals import NotSubmitted
+from dray.serve.refusals import NotSubmitted, is_running
 from dray.serve.requests import PACKED, ServedTrials, unpack_code
 from dray.serve.tokens import STATE, Tokens, account
 from dray.storage.disk import scratch

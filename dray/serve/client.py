@@ -363,8 +363,8 @@ class OnServer:
         return Overview.from_json(self.server.read(self.name, now=1))
 
     def end(self, verb: EndVerb) -> str:
-        """Stop, pause or kill it, see `dray.serve.control.Verb`; `WrongState` if it has ended by itself. Returns its state:
-        STOPPING until all trials have saved."""
+        """Stop, pause or kill it, see `dray.serve.control.Verb`; `WrongState` if it has ended by itself. Returns its
+        state: STOPPING until all trials have saved."""
         return self.server.act(self.name, verb).state
 
     def go_on(self, **extension: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from dray.errors import AlreadyEnded
 from dray.experiment.requests import Decided, Trials
 from dray.records import copies
+from dray.records.driver_lock import last_driver
 from dray.records.listing import StoredExperiment, open_experiment
 from dray.records.overview import COMPLETED, Overview
 from dray.serve.control import EndVerb
@@ -73,6 +74,7 @@ class InDirectory(Trials):
         with open_experiment(self._where) as stored:
             if not stored.is_copy and self.is_active():
                 raise is_running(self.name)
+            last_driver(stored.directory)  # raises if one runs it on another machine
             copies.delete(stored)
 
     def ask(self, make: Any) -> Decided:

@@ -193,7 +193,7 @@ def test_a_trial_that_is_missing_is_one_line(command: str, home: Path, dray: Dra
     if command in ("trial list", "trial add"):
         return
     message = dray(*command.split(), "digits", "99").is_one_line()
-    assert f"digits-1 has no trial '99'; it has {TRIALS}, numbered from 0; give a trial's number, or 'best'" in message
+    assert f"digits-1 has no trial 99; it has {TRIALS}, numbered from 0; give a trial's number, or 'best'" in message
 
 
 @pytest.mark.parametrize(
@@ -691,7 +691,7 @@ def test_a_running_experiment_is_shown_as_running_and_cannot_be_deleted(
 ) -> None:
     assert dray("e", "list", "--json").value[0]["state"] == "RUNNING"
     assert dray("e", "describe", "digits", "--json").value["state"] == "RUNNING"
-    assert f"is running, in process {os.getpid()}" in dray("e", "delete", "digits", "--yes").is_one_line()
+    assert "digits-1 is RUNNING; stop it first: dray" in dray("e", "delete", "digits", "--yes").is_one_line()
     assert digits.config_file.exists()
     held.close()
     assert dray("e", "list", "--json").value[0]["state"] == "STOPPED"

@@ -102,7 +102,7 @@ def test_without_a_driver_a_request_waits_for_the_next_run(story: Story, experim
 @pytest.mark.parametrize(
     ("method", "arguments", "given", "says"),
     [
-        ("fork", (9,), {}, "experiment has no trial '9'"),
+        ("fork", (9,), {}, "experiment has no trial 9"),
         ("add_trial", (), {"lr": object()}, "hyperparameters.lr: a hyperparameter is <object"),
     ],
 )

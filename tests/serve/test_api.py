@@ -127,9 +127,9 @@ def test_a_full_disk_is_reported(served: Served, model: Path, monkeypatch: pytes
 
 
 def test_what_can_not_be_done_says_why(served: Served) -> None:
-    put(served, "PAUSED")
+    put(served, "COMPLETED")
     wrong = served.api("POST", "/experiments/digits-1/pause")
-    assert (wrong.status, wrong.json["error"][:18]) == (409, "digits-1 is PAUSED")
+    assert (wrong.status, wrong.json["error"][:18]) == (409, "digits-1 has ended")
     assert served.api("POST", "/experiments/digits-2/pause").status == 404
     for body in ({}, {"max_trials": 0}, {"max_trials": True}, {"max_trials": 3, "max_time": 3}):
         assert served.api("POST", "/experiments/digits-1/extend", body).status == 400, body

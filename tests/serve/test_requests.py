@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dray.code.archive import pack
 from dray.experiment import request_files as files
 from dray.records.numbering import take_number
 from dray.serve import address, api
+from dray.serve import client as clients
 from dray.serve import requests as serve_requests
-from dray.serve.client import Server
+from dray.serve.client import OnServer, Server
 from dray.serve.refusals import Invalid
 from searchers.errors import IllegalEvent
 from tests.cli.conftest import dray
@@ -145,12 +145,12 @@ def test_a_trial_has_code_of_its_own(up: Served, program: Story, dray: Callable[
     other = tmp_path / "other"
     other.mkdir()
     (other / "train.py").write_text(TRAIN.replace("0.1", "0.3"))
-    client = Server(up.url, TOKEN)
+    client = OnServer(Server(up.url, TOKEN), "experiment")
     with answering(program):
         reply = up.api("POST", f"{ONE}/trials", {"hparams": {"lr": 0.15}, "patch": PATCH})
         code = reply.json["code"]
         assert reply.json == {"trial": 5, "hparams": {"lr": 0.15}, "code": code}
-        second = client.add_trial("experiment", {}, code=pack(other))
+        second = client.add_trial({}, code=other)
         assert second["trial"] == 6
         (tmp_path / "change.diff").write_text(PATCH)
         said = dray("trial", "add", "1", "--patch", tmp_path / "change.diff")
@@ -161,7 +161,7 @@ def test_a_trial_has_code_of_its_own(up: Served, program: Story, dray: Callable[
     found = up.api("GET", f"{ONE}/trials?search=code={code}&sort=code").json["trials"]
     assert [row["trial"] for row in found] == [5, 7]
     assert up.api("GET", f"{ONE}/variants/{code}").json["more"] == 0
-    assert client.diff("experiment", code).endswith("@@ -1,2 +1,2 @@\n-lr = 0.1\n+lr = 0.2\n print(lr)\n")
+    assert client.server.diff("experiment", code).endswith("@@ -1,2 +1,2 @@\n-lr = 0.1\n+lr = 0.2\n print(lr)\n")
     for name in ("000000000000", "..%2f..", code.upper()):
         assert up.api("GET", f"{ONE}/variants/{name}").status == 404
 
@@ -185,14 +185,18 @@ def test_code_that_can_not_be_used_is_refused(
     assert not files.RequestFiles(program.directory).waiting()
 
 
-def test_a_form_has_the_trial_and_its_code(served: Served, program: Story, tmp_path: Path) -> None:
-    client = Server(served.url, TOKEN)
+def test_a_form_has_the_trial_and_its_code(
+    served: Served, program: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = OnServer(Server(served.url, TOKEN), "experiment")
     (tmp_path / "empty").mkdir()
-    for sent, says in (
-        ({"code": b"no archive"}, "the code can't be unpacked"),
-        ({"code": pack(tmp_path / "empty")}, "no script train.py in the variant's code"),
-        ({"code": pack(tmp_path / "empty"), "patch": PATCH}, "give a patch or a directory of code, not both"),
+    for patch, says in (
+        (None, "no script train.py in the variant's code"),
+        (PATCH, "give a patch or a directory of code, not both"),
     ):
         with pytest.raises(Invalid, match=says):
-            client.add_trial("experiment", {}, **sent)  # type: ignore[arg-type]
+            client.add_trial({}, code=tmp_path / "empty", patch=patch)
+    monkeypatch.setattr(clients, "pack", lambda code: b"no archive")
+    with pytest.raises(Invalid, match="the code can't be unpacked"):
+        client.add_trial({}, code=tmp_path / "empty")
     assert not files.RequestFiles(program.directory).waiting()

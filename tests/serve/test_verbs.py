@@ -289,8 +289,8 @@ def test_programs_get_the_same_answers(place: Place, agent: Agent) -> None:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("fork 1 9", "experiment has no trial '9'; it has 5, numbered from 0; give a trial's number, or 'best'"),
-        ("stop 1 9", "experiment has no trial '9'; it has 5, numbered from 0; give a trial's number, or 'best'"),
+        ("fork 1 9", "experiment has no trial 9; it has 5, numbered from 0; give a trial's number, or 'best'"),
+        ("stop 1 9", "experiment has no trial 9; it has 5, numbered from 0; give a trial's number, or 'best'"),
         ("stop 1 0", "trial 0 has ended: it is COMPLETED"),
         ("fork 1 4", "trial 4 has no checkpoint with a validation yet"),
         (
