@@ -133,8 +133,9 @@ def test_a_running_one_ends(place: Place, verb: str, dray: Dray) -> None:
         said = dray("e", verb, "1")
         assert (said.code, said.out, said.err) == (0, "", f"experiment is STOPPED; {HINT}\n")
         return
-    with place.running():
+    with place.running() as driver:
         said = dray("e", verb, "1")
+        assert driver is None or driver.wait(60) == (-9 if verb == "kill" else 0)
     state = "PAUSED" if verb == "pause" and place.kind == "server" else "STOPPED"
     assert (said.code, said.out, said.err.splitlines()[-1]) == (0, "", f"experiment is {state}; {HINT}")
     saves = "experiment is STOPPING: its running trials save a checkpoint; to end it at once, stop it again\n"
