@@ -197,17 +197,6 @@ def test_a_fork_has_the_same_code_and_a_changed_config(served: Served, model: Pa
     assert (wrong.status, wrong.json["faults"][0][0]) == (400, "searcher.max_trails")
 
 
-def test_a_running_experiment_is_not_deleted(served: Served) -> None:
-    directory = simulated(served.results / "digits-1", 4)
-    served.control.put("digits-1", "RUNNING")
-    assert served.api("DELETE", "/experiments/digits-1").status == 409
-    served.control.put("digits-1", "STOPPED")
-    assert served.api("DELETE", "/experiments/digits-1").status == 204
-    assert not directory.path.exists()
-    assert served.control.experiments() == []
-    assert served.api("DELETE", "/experiments/digits-1").status == 404
-
-
 # ------------------------------------------------------------------------------------------------------------- events
 def test_events_are_followed_from_a_place(served: Served) -> None:
     directory = simulated(served.results / "digits-1", 4)

@@ -210,14 +210,6 @@ def test_its_share_is_set(digits: Served, dray: Dray) -> None:
     assert digits.control.experiment("digits-1").share == Share(priority=7, weight=0.5)
 
 
-def test_one_that_waits_for_slots_is_not_deleted(digits: Served, dray: Dray) -> None:
-    digits.control.put("digits-1", "QUEUED")
-    assert "digits-1 is QUEUED; stop it first" in dray("e", "delete", "1", "--yes").is_one_line()
-    digits.control.put("digits-1", "STOPPED")
-    assert dray("e", "delete", "1", "--yes").code == 0
-    assert not (digits.results / "digits-1").exists()
-
-
 # --------------------------------------------------------------------------------------------------------- who is up
 def test_the_list_has_the_servers_states_and_slots(digits: Served, dray: Dray) -> None:
     simulated(digits.results / "mine-1", 4)

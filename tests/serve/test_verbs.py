@@ -172,6 +172,16 @@ def test_its_end_is_awaited(place: Place, state: str, code: int, says: str, dray
     assert (said.code, said.out, said.err.startswith(says)) == (code, "", True), said.err
 
 
+@everywhere
+def test_it_is_deleted_unless_it_runs(place: Place, dray: Dray) -> None:
+    if place.kind != "directory":
+        said = dray("e", "delete", "1", "--yes").is_one_line()
+        assert said == "dray: experiment is RUNNING; stop it first: dray experiment stop experiment\n"
+        place.ends("STOPPED")
+    assert dray("e", "delete", "1", "--yes") == Said(code=0, out="", err="deleted experiment\n")
+    assert not place.path.exists()
+
+
 @pytest.mark.parametrize("place", ["driver"], indirect=True)
 @pytest.mark.parametrize("verb", ["stop", "pause", "kill"])
 def test_a_driver_elsewhere_is_not_taken_for_a_process_here(place: Place, verb: str, dray: Dray) -> None:
