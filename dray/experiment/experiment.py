@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dray.code.archive import pack
 from dray.code.factory import place_of
 from dray.code.patch import read_patch
 from dray.config.custom import Custom
@@ -25,13 +24,13 @@ from dray.desk.messages import GroupReady, Message
 from dray.display.display import Display
 from dray.display.text import searched_line
 from dray.errors import AlreadyEnded, ConfigError, DirectoryGone, EntrypointError, ExperimentError
-from dray.experiment import requests
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.notify import Notifier
 from dray.experiment.open_search import OpenSearch, open_search
 from dray.experiment.request_files import RequestFiles
+from dray.experiment.requests import Trials
 from dray.experiment.sandboxed import check_code, check_sandbox
 from dray.hosts.signals import print_no_traceback
 from dray.masking import hidden_text
@@ -57,7 +56,7 @@ from dray.records.reader import ExperimentReader
 from dray.records.secrets import check_secrets, with_secrets
 from dray.records.spending import spending_of
 from dray.storage.errors import is_full
-from searchers.events import DoneReason, Requested
+from searchers.events import DoneReason
 from searchers.journal import Journal
 from searchers.method import Method
 from searchers.samplers import Sampler
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial
     from dray.records.result import Result
     from dray.records.trial_record import TrialRecord
-    from dray.serve.client import Server
+    from dray.serve.client import OnServer, Server
 
 
 class Experiment:
@@ -310,10 +309,8 @@ class Experiment:
             experiment = dray.Experiment.resume("latest")
             experiment.fork(7, lr=0.005)
         """
-        return self._request(
-            lambda reader: requests.fork(reader, trial, str(at), hparams),
-            lambda server, name: server.fork_trial(name, trial, at=str(at), hparams=hparams),
-        )
+        number: int | None = self._trials().fork_trial(trial, at=str(at), hparams=hparams)["trial"]
+        return number
 
     def add_trial(
         self,
@@ -335,12 +332,8 @@ class Experiment:
         """
         text = patch if isinstance(patch, str) else None if patch is None else read_patch(Path(patch))
         place = None if code is None else Path(code)
-        return self._request(
-            lambda reader: requests.add(reader, hparams, patch=text, code=place),
-            lambda server, name: server.add_trial(
-                name, hparams, patch=text, code=None if place is None else pack(place)
-            ),
-        )
+        number: int | None = self._trials().add_trial(hparams, patch=text, code=place)["trial"]
+        return number
 
     def stop_trial(self, trial: int) -> None:
         """Stop a trial; the search continues with the others. If no driver runs the experiment, the next ``run()``
@@ -350,21 +343,15 @@ class Experiment:
             ValueError: there is no such trial, or it has ended.
             LookupError: the experiment has not begun.
         """
-        self._request(lambda reader: requests.stop(reader, trial), lambda server, name: server.stop_trial(name, trial))
+        self._trials().stop_trial(trial)
 
-    def _request(
-        self, make: Callable[[ExperimentReader], Requested], on_server: Callable[[Server, str], dict[str, Any]]
-    ) -> int | None:
-        if self._server:
-            number: int | None = on_server(_server_at(self._server), self.path.name)["trial"]
-            return number
-        directory = ExperimentDirectory.open(self.path)
-        with contextlib.closing(ExperimentReader(directory)) as reader:
-            reader.refresh()
-            request = make(reader)
-        requests.place(directory.path, request)
-        answer = requests.wait(directory.journal, request)
-        return None if answer is None else int(requests.decided(answer)["trial"])
+    def _trials(self) -> OnServer | Trials:
+        """Its verbs for trials. Without a server, those of an experiment that has ended wait for the next `run`."""
+        if not self._server:
+            return Trials(self.path)
+        from dray.serve.client import OnServer
+
+        return OnServer(_server_at(self._server), self.path.name)
 
     def _import_class(self, directory: ExperimentDirectory) -> None:
         """Import the class as `Experiment` does; if that fails, delete the experiment's directory."""

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from dray.code.archive import pack
 from dray.errors import ConfigError, NoExperiment
+from dray.records.overview import Overview
 from dray.serve import address as addresses
 from dray.serve.address import TOKEN, URL
-from dray.serve.control import ACTIVE, API, KEY, Status, Submitted, Verb, status_from, submitted_from
+from dray.serve.control import ACTIVE, API, KEY, EndVerb, Status, Submitted, Verb, status_from, submitted_from
 from dray.serve.refusals import Invalid, NotSubmitted, Refused, WrongState
 from dray.text import one_line
 
@@ -31,6 +33,7 @@ RETRY_S = 1.0
 RESEND_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """How long to wait before a request whose answer was lost is sent again, each time."""
 PROXY_ERRORS = (502, 503, 504)
+END = 1 << 59  # an offset beyond every journal's end
 MOST_PATH = 8000  # most characters of a request's path with its query; the server takes a few more
 
 
@@ -161,54 +164,14 @@ class Server:
         body = {"config": config if isinstance(config, str) else dict(config)}
         return submitted_from(self._request("POST", _path(name, "fork"), body, timeout_s=SUBMIT_TIMEOUT_S))
 
-    def trial(self, name: str, trial: str) -> int:
-        """The number of a trial, given by number or as "best". Raises `NoExperiment` if there is none."""
-        if trial == "best":
-            best: int | None = self._request("GET", _path(name))["best_trial"]
-            if best is not None:
-                return best
-        elif trial.removeprefix("trial_").isdecimal():
-            return int(trial.removeprefix("trial_"))
-        raise NoExperiment(f"{name} has no trial {trial!r}; give a trial's number, or 'best' once one has validated")
-
-    def fork_trial(self, name: str, trial: int, *, at: str = "best", hparams: Mapping[str, Any]) -> dict[str, Any]:
-        """Start a trial from a checkpoint of another one: "best", "latest", or a number of batches.
-
-        Returns:
-            ``trial``, its number, or None if the experiment's driver has yet to carry it out; ``source``; ``hparams``.
-        """
-        return self._trial(name, f"trials/{trial}/fork", {"at": at, "hparams": hparams})
-
-    def add_trial(
-        self, name: str, hparams: Mapping[str, Any], *, patch: str | None = None, code: bytes | None = None
-    ) -> dict[str, Any]:
-        """Add a trial.
-
-        Args:
-            patch: a unified diff for the experiment's code, which the trial runs.
-            code: instead of a patch, the trial's code, from `dray.code.archive.pack`.
-
-        Returns:
-            The same as `fork_trial`, and ``code``: the variant that it runs, if any.
-        """
-        body: dict[str, Any] = {"hparams": hparams} | ({} if patch is None else {"patch": patch})
-        if code is None:
-            return self._trial(name, "trials", body, timeout_s=SUBMIT_TIMEOUT_S)
-        kind, form = _form(("trial", "trial.json", json.dumps(body).encode()), ("code", "code.tar.gz", code))
-        return self._trial(name, "trials", form, kind=kind, timeout_s=SUBMIT_TIMEOUT_S)
-
     def diff(self, name: str, variant: str) -> str:
         """What a variant changes in an experiment's code. Raises `NoExperiment` if there is none."""
         found: str = self._request("GET", _path(name, f"variants/{quote(variant, safe='')}"))["diff"]
         return found
 
-    def stop_trial(self, name: str, trial: int) -> dict[str, Any]:
-        """Stop a trial. Returns ``trial``: its number, or None if the experiment's driver has yet to stop it."""
-        return self._trial(name, f"trials/{trial}/stop", {})
-
     def change(self, name: str, **fields: Any) -> Submitted:
         """Change some of ``priority``, ``weight``, ``max_slots``, ``tags`` and ``notes``; the others stay."""
-        return submitted_from(self._request("PATCH", _path(name), fields, missing=NotSubmitted))
+        return submitted_from(self._request("PATCH", _path(name), fields))
 
     def delete(self, name: str) -> None:
         """Delete an experiment and its checkpoints."""
@@ -287,12 +250,8 @@ class Server:
             self.url, self._token, self._parts = found.url, found.token, urlsplit(found.url)
 
     # ------------------------------------------------------------------------------------------------------- requests
-    def _trial(self, name: str, what: str, body: bytes | Mapping[str, Any], **sent: Any) -> dict[str, Any]:
-        found: dict[str, Any] = self._request("POST", _path(name, what), body, missing=NotSubmitted, **sent)
-        return found
-
     def _verb(self, name: str, verb: str, body: Mapping[str, Any] | None = None) -> Submitted:
-        return submitted_from(self._request("POST", _path(name, verb), body or {}, missing=NotSubmitted))
+        return submitted_from(self._request("POST", _path(name, verb), body or {}))
 
     def _request(
         self,
@@ -302,14 +261,13 @@ class Server:
         *,
         kind: str = "application/json",
         timeout_s: float = TIMEOUT_S,
-        missing: type[LookupError] = NoExperiment,
     ) -> Any:
         if len(path) > MOST_PATH:
             raise Invalid(f"the request is too long: {len(path):,} characters of at most {MOST_PATH:,}; give less")
         data = json.dumps(body).encode() if isinstance(body, Mapping) else body
         headers = {} if data is None else {"Content-Type": kind}
         if method != "POST":
-            return self._answer(*self._sent(method, path, data, headers, timeout_s), missing)
+            return self._answer(*self._sent(method, path, data, headers, timeout_s))
         headers[KEY] = secrets.token_hex(16)  # the server carries out each key once
         waits, lost = iter(RESEND_S), ""
         while True:
@@ -321,7 +279,7 @@ class Server:
                 lost = str(error)
             else:
                 if status not in PROXY_ERRORS or text.startswith(b"{"):
-                    return self._answer(status, text, missing)
+                    return self._answer(status, text)
                 lost = f"a proxy answers for the server at {self.url}, with status {status}"
             if (wait_s := next(waits, None)) is None:
                 raise AnswerLost(f"{lost}; the request may have been carried out: look before you send it again")
@@ -352,7 +310,7 @@ class Server:
         finally:
             connection.close()
 
-    def _answer(self, status: int, text: bytes, missing: type[LookupError]) -> Any:
+    def _answer(self, status: int, text: bytes) -> Any:
         try:
             value = json.loads(text) if text else None
         except ValueError:
@@ -371,10 +329,88 @@ class Server:
             case 403:
                 raise Refused(f"{why} (the token is that of {TOKEN}, or of the server's results directory)")
             case 404:
-                raise missing(why)
+                raise NoExperiment(why)
             case 409:
                 raise WrongState(why)
         raise Refused(f"the server at {self.url} can't do that: {why}")
+
+
+class OnServer:
+    """An experiment that was submitted to a server: the same verbs as `dray.serve.in_directory.InDirectory`.
+
+    Args:
+        answered: called with the answer to each request for a trial.
+
+    Attributes:
+        ran: whether one of these verbs has run it in this process.
+    """
+
+    is_on_server, ran = True, False
+
+    def __init__(
+        self, server: Server, name: str, answered: Callable[[Mapping[str, Any]], None] = lambda decided: None
+    ) -> None:
+        self.server, self.name, self._answered = server, name, answered
+        self._after = 0  # the end of its journal when it was run again
+
+    @property
+    def typed(self) -> str:
+        """What is shortest to type for it in a command."""
+        return self.server.typed(self.name)
+
+    def read(self) -> Overview:
+        """How it stands now."""
+        return Overview.from_json(self.server.read(self.name, now=1))
+
+    def end(self, verb: EndVerb) -> str:
+        """Stop, pause or kill it, see `dray.serve.control.Verb`; `WrongState` if it has ended by itself. Returns its
+        state: STOPPING until all trials have saved."""
+        return self.server.act(self.name, verb).state
+
+    def go_on(self, **extension: Any) -> None:
+        """Run it again, in any state, from where its journal ends, perhaps with new values as for
+        `dray.Experiment.resume`: queue it. Without a server, run it in this process to its end."""
+        self._after = self.server.events(self.name, END)["next"]
+        if extension:
+            self.server.extend(self.name, **extension)
+        else:
+            self.server.act(self.name, "activate")
+
+    def lines(self, say: Callable[[str], None]) -> Iterator[str]:
+        """Its log since it was last run again, until it is no longer active; see `Server.follow`."""
+        return self.server.follow(self.name, self._after, say=say)
+
+    def wait(self, say: Callable[[str], None] = lambda line: None) -> Overview:
+        """Wait until it neither runs nor is queued."""
+        for _ in self.server.follow(self.name, END, say=say):
+            pass
+        return self.read()
+
+    def delete(self) -> None:
+        """Delete it and its checkpoints. `WrongState` if it is active."""
+        self.server.delete(self.name)
+
+    def fork_trial(self, trial: int | str, *, at: str = "best", hparams: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `dray.experiment.requests.Trials`, as for the next two."""
+        return self._ask(f"trials/{quote(str(trial), safe='')}/fork", {"at": at, "hparams": hparams})
+
+    def add_trial(
+        self, hparams: Mapping[str, Any], *, patch: str | None = None, code: Path | None = None
+    ) -> Mapping[str, Any]:
+        body: dict[str, Any] = {"hparams": hparams} | ({} if patch is None else {"patch": patch})
+        if code is None:
+            return self._ask("trials", body, timeout_s=SUBMIT_TIMEOUT_S)
+        parts = ("trial", "trial.json", json.dumps(body).encode()), ("code", "code.tar.gz", pack(code))
+        kind, form = _form(*parts)
+        return self._ask("trials", form, kind=kind, timeout_s=SUBMIT_TIMEOUT_S)
+
+    def stop_trial(self, trial: int | str) -> Mapping[str, Any]:
+        return self._ask(f"trials/{quote(str(trial), safe='')}/stop", {})
+
+    def _ask(self, what: str, body: bytes | Mapping[str, Any], **sent: Any) -> Mapping[str, Any]:
+        decided: dict[str, Any] = self.server._request("POST", _path(self.name, what), body, **sent)
+        self._answered(decided)
+        return decided
 
 
 def _form(*parts: tuple[str, str, bytes]) -> tuple[str, bytes]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dray.config import defaults
-from dray.config.resources import MAX_SLOTS
 from dray.config.yaml_file import with_values
 from dray.errors import ConfigError, Fault
 from dray.serve.refusals import OverQuota
@@ -45,7 +44,7 @@ class Quota:
 
     def faults(self) -> list[Fault]:
         """What is wrong with the limits."""
-        bounds = {"slots": MAX_SLOTS, "slot_hours": 1e9, "usd": 1e9, "experiments": 1_000_000, "priority": 99}
+        bounds = {"slots": defaults.MAX_SLOTS, "slot_hours": 1e9, "usd": 1e9, "experiments": 1_000_000, "priority": 99}
         found = []
         for name, most in bounds.items():
             value = getattr(self, name)

@@ -65,7 +65,7 @@ def test_without_a_driver_a_request_waits_with_its_code(
     story: Story, dray: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story.journal.close()
-    monkeypatch.setattr("dray.cli.experiment.resume", lambda experiment: None)
+    monkeypatch.setattr("dray.serve.in_directory.InDirectory.go_on", lambda it: None)
     (tmp_path / "change.diff").write_text(PATCH)
     assert dray("t", "add", "experiment", "--patch", tmp_path / "change.diff").code == 0
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(PATCH.encode())))
