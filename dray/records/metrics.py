@@ -301,7 +301,7 @@ def check(row: Any) -> str:
         if name not in row:
             return f"it has no {name}"
     value, name = row["value"], row["name"] + row["kind"]
-    if type(value) is int and not -1e300 < value < 1e300:
+    if row_files.is_too_large(value):
         return f"value is {value!r:.60}"
     return "" if name.isascii() or row_files.is_text(name) else f"its name is {name!r:.60}"
 
