@@ -243,6 +243,25 @@ def test_it_runs_again(place: Place, state: str, verb: str, dray: Dray) -> None:
     assert "started" not in said.out, "only its new lines are printed"
 
 
+EVERY_EXTENSION = {
+    "--max-trials 9": {"max_trials": 9},
+    "--max-length 64": {"max_length": 64},
+    "--budget time=4h --budget usd=5": {"budget": {"time": "4h", "usd": 5}},
+    "--until loss=0.1": {"until": {"loss": 0.1}},
+    "--patience 3": {"patience": 3},
+    "--price A100=2.9": {"prices": {"A100": 2.9}},
+}
+
+
+@pytest.mark.parametrize("place", ["server", "directory"], indirect=True)
+def test_every_limit_reaches_the_run(place: Place, dray: Dray) -> None:
+    place.ends("COMPLETED")
+    given = [word for options in EVERY_EXTENSION for word in options.split()]
+    extension = {field: value for fields in EVERY_EXTENSION.values() for field, value in fields.items()}
+    dray("e", "extend", "1", *given, *["--detach"] * (place.kind == "server"))
+    assert (place.served.control.extensions if place.kind == "server" else place.ran) == [extension]
+
+
 @everywhere
 def test_a_running_one_is_not_extended(place: Place, dray: Dray) -> None:
     if place.kind == "directory":
