@@ -347,7 +347,6 @@ class Experiment:
                 *given,
                 journal=journal,
                 records=read_journal(directory.journal),
-                observers=observers,
                 requests=RequestFiles(directory),
                 watched=Watched.by(self._config.notify) | (Watched() if self.lent is None else self.lent.notify),
             )
@@ -362,7 +361,7 @@ class Experiment:
                 unit=searcher.unit,
             )
             interrupts.final_message = display.stopped_at_once
-            observers.begin(opened.records, opened.search.trials, display.say)
+            observers.begin(display.say)
             limits = opened.limits
             limits.spend(spending_of(opened.config, directory.metrics).usage)
             if opened.new_limits is not None and not limits.reason:
