@@ -7,7 +7,6 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from dray.config.custom import Custom
@@ -32,7 +31,6 @@ from tests.simulation.worker import Lease
 from tests.simulation.world import Call, Connection, DiskJournal, Failed, Future, Killed, Process, Steps, proceed
 
 STOP_GRACE_S, TUNE_END_S, CLOSE_S = 120.0, 60.0, 60.0
-NOBODY: Any = SimpleNamespace(happened=lambda record, trials: None)
 """Observes."""
 
 
@@ -203,7 +201,6 @@ class DriverProcess(Loop):
             experiment.extension,
             journal=self._journal,
             records=records,
-            observers=NOBODY,
             requests=experiment.requests,  # type: ignore[arg-type]
         )
         for alert in self._opened.alerts.pending.values():
