@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from heapq import heappop, heappush
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, cast
 
 from searchers.events import Losses
 
@@ -74,7 +74,7 @@ class ValueOrder:
 
     def equals_one_of(self, trial: int, count: int) -> bool:
         self._balance(count)
-        return bool(self._best_heap) and self.values[trial] <= -self._best_heap[0][0]
+        return bool(self._best_heap) and cast("float", self.values[trial]) <= -self._best_heap[0][0]
 
     def first(self, count: int) -> list[int]:
         self._balance(count)
