@@ -289,7 +289,10 @@ class Run:
     def _wait_while(self, condition: Callable[[], bool], at_most_s: float, watch: Watch) -> None:
         deadline = time.monotonic() + at_most_s
         while condition() and time.monotonic() < deadline and watch.answers():
-            wait([self._tune.ended], timeout=POLL_S / 5)
+            if self._tune.ended.done():
+                time.sleep(POLL_S / 5)
+            else:
+                wait([self._tune.ended], timeout=POLL_S / 5)
             self._loop.post(self._tick)
 
     # ------------------------------------------------------------------ in the event loop
