@@ -20,10 +20,11 @@ import queue
 import random
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any, ClassVar
 
@@ -373,16 +374,29 @@ def simulated(kernel: Kernel) -> dict[Any, dict[str, Any]]:
         builtins: {"open": files.open_file},
         shutil: {"_use_fd_functions": False},  # the names of files are in its calls
         random: {"_urandom": entropy.randbytes},
+        sys: {"stdout": io.StringIO(), "stderr": io.StringIO()},
     }
 
 
 @contextlib.contextmanager
-def installed(kernel: Kernel, disk: files.Disk | None = None) -> Iterator[None]:
-    """Replace the primitives in the block, in which the kernel runs. `disk`: the files of its processes."""
-    new = simulated(kernel)
+def installed(
+    kernel: Kernel, disk: files.Disk | None = None, others: Mapping[Any, Mapping[str, Any]] | None = None
+) -> Iterator[None]:
+    """Replace the primitives in the block, in which the kernel runs.
+
+    Args:
+        disk: the files of its processes.
+        others: further replacements of attributes, by module.
+    """
+    new = {**simulated(kernel), **(others or {})}
     old = {module: {name: getattr(module, name) for name in names} for module, names in new.items()}
     Primitive.kernel = kernel
-    collects, logs = gc.isenabled(), logging.root.manager.disable
+    collects, logs, handlers, level = (
+        gc.isenabled(),
+        logging.root.manager.disable,
+        logging.root.handlers[:],
+        logging.root.level,
+    )
     gc.disable()  # destructors would run at places that depend on what ran before
     logging.disable(logging.CRITICAL)
     for module, names in new.items():
@@ -397,5 +411,7 @@ def installed(kernel: Kernel, disk: files.Disk | None = None) -> Iterator[None]:
                 setattr(module, name, value)
         concurrent.futures.thread._threads_queues.clear()
         logging.disable(logs)
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
         if collects:
             gc.enable()
