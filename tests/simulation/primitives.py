@@ -23,6 +23,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from random import Random
@@ -293,6 +294,7 @@ def simulated(kernel: Kernel) -> dict[Any, dict[str, Any]]:
             (threading, ("current_thread", "main_thread", "get_ident")),
             (os, ("getpid",)),
             (signal, ("signal", "getsignal")),
+            (traceback, ("format_exception",)),
         )
         for name in names
     }
@@ -309,6 +311,11 @@ def simulated(kernel: Kernel) -> dict[Any, dict[str, Any]]:
             if each.pid == pid and each.is_alive:
                 return each
         raise ProcessLookupError
+
+    def format_exception(*given: Any, **options: Any) -> list[str]:
+        if kernel.current is not None and not kernel.current.process.is_alive:
+            raise Killed  # nobody reads it, and it takes milliseconds
+        return real["format_exception"](*given, **options)  # type: ignore[no-any-return]
 
     def leave(code: int) -> None:
         assert kernel.current is not None
@@ -373,6 +380,7 @@ def simulated(kernel: Kernel) -> dict[Any, dict[str, Any]]:
         io: {"open": files.open_file},
         builtins: {"open": files.open_file},
         shutil: {"_use_fd_functions": False},  # the names of files are in its calls
+        traceback: {"format_exception": format_exception},
         random: {"_urandom": entropy.randbytes},
         sys: {"stdout": io.StringIO(), "stderr": io.StringIO()},
     }
@@ -398,7 +406,8 @@ def installed(
         logging.root.level,
     )
     gc.disable()  # destructors would run at places that depend on what ran before
-    logging.disable(logging.CRITICAL)
+    if logs < logging.CRITICAL:
+        logging.disable()  # slow where it is repeated
     for module, names in new.items():
         for name, value in names.items():
             setattr(module, name, value)
@@ -410,7 +419,8 @@ def installed(
             for name, value in names.items():
                 setattr(module, name, value)
         concurrent.futures.thread._threads_queues.clear()
-        logging.disable(logs)
+        if logs < logging.CRITICAL:
+            logging.disable(logs)
         logging.root.handlers[:] = handlers
         logging.root.setLevel(level)
         if collects:
