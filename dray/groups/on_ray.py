@@ -57,7 +57,7 @@ class OnRay:
             time=time.time(),
         )
 
-    def watch(self, *, draining: Callable[[Collection[str]], object], silent: Callable[[], object]) -> Watch:
+    def watch(self, *, draining: Callable[[Collection[str]], None], silent: Callable[[], None]) -> Watch:
         """Watch its processes, and its nodes if they may be removed."""
         return Watch(self.cluster.addresses(), draining=None if self.cluster.own else draining, silent=silent)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dray.records.spending import ALIVE_S, ALIVE_SHARE, Spending, Usage
+from tests.simulation.setup import in_config
 from tests.simulation.world import TICK_S, Failed, World
 
 GROWTH = 3
@@ -77,8 +78,3 @@ class Account:
         """The user's extension."""
         self.budget = {name: GROWTH * total for name, total in self.budget.items()}
         return (("budget", in_config(self.budget)),)
-
-
-def in_config(budget: Mapping[str, float]) -> dict[str, Any]:
-    """The config's form of a budget."""
-    return {name: f"{total:.3f}s" if name == "time" else total for name, total in budget.items()}

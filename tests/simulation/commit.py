@@ -23,7 +23,9 @@ from dray.desk.loop import EventLoop
 from dray.desk.messages import DeskReport, LeaseGranted, LeaseOver, TrialLeft
 from dray.storage.checkpoints import CheckpointStore
 from dray.training.plan import Plan, Schedule
+from dray.training.progress import Progress
 from dray.training.units import Batch
+from dray.worker.host import RayHost
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.spec import ExperimentSpec, WorkerSpec
 from tests.simulation.files import Disk
@@ -56,7 +58,7 @@ SETTINGS = SharedSettings(
 KINDS = ("reset", "partition", "kill", "retire", "dead", "full", "clock")
 
 
-class World:
+class World(Trials):
     """A driver, its workers, and what must hold of them."""
 
     def __init__(self, seed: int, root: Path, **options: Any) -> None:
@@ -65,9 +67,7 @@ class World:
         self.net = Net(self.kernel)
         self.trial_dir = root / "trial_1"
         self.disk = Disk(self.kernel, root, changed=self._on_change)
-        self.trials = Trials(
-            kernel=self.kernel, plan=PLAN, batch_s=self.random.choice((0.1, 0.2, 0.2, 0.2, 8.0)), resumed=self._resumed
-        )
+        self.batch_s = self.random.choice((0.1, 0.2, 0.2, 0.2, 8.0))
         self.decider: Decider
         self.workers: dict[str, Process] = {}
         self._cut_off: set[str] = set()
@@ -83,8 +83,8 @@ class World:
         """Run the schedule. Raises `Failed`, or an exception of dray's."""
         (self.trial_dir / "logs").mkdir(parents=True)
         for _ in range(self.random.choice((0, 1, 2, 3))):
-            self.kernel.at(self.random.uniform(1.0, 70.0 * self.trials.batch_s), self._fault)
-        with installed(self.kernel, self.disk, replaced(self.trials)):
+            self.kernel.at(self.random.uniform(1.0, 70.0 * self.batch_s), self._fault)
+        with installed(self.kernel, self.disk, replaced(self)):
             self.kernel.run()
 
     # ------------------------------------------------------------------ processes
@@ -183,7 +183,10 @@ class World:
         elif self.kernel.now > self.ended.get(lease, self.kernel.now) + LATE_S:
             self.kernel.fail(f"lease {lease} commits {name} {self.kernel.now - self.ended[lease]:.0f} s after its end")
 
-    def _resumed(self, trial: int, at: Any, checkpoint: str | None) -> None:
+    def plan(self, host: RayHost) -> Plan:
+        return PLAN
+
+    def begins(self, host: RayHost, at: Progress) -> None:
         newest = max(self.decider.known, default=0)
         if at.batches < newest:
             self.kernel.fail(f"it goes on after {at.batches} batches, but was saved after {newest}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
 
-from tests.simulation.experiment import Setup, TrialError
+from tests.simulation.setup import Setup, TrialError
 
 KINDS = ("cut", "rank", "group", "node", "drain", "driver", "torn", "handle", "full", "away", "stop", "stop")
 """What may go wrong: see `Simulation._happen`."""

@@ -4,14 +4,13 @@ through the host and the saver that ship. Only what needs torch, or changes the 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
-from dray import pytorch
 from dray.core import DistributedContext
 from dray.desk.connection import Connection, DeskUnreachable
 from dray.desk.messages import Departure
@@ -22,12 +21,12 @@ from dray.training.host import Report
 from dray.training.loop import Outcome, Publish, Train, Validate, drive
 from dray.training.plan import Plan
 from dray.training.progress import Progress
-from dray.worker import run_trial, serve
+from dray.worker import hang, run_trial, serve
 from dray.worker.host import RayHost
 from dray.worker.log.trial_log import TrialLog
 from dray.worker.ranks import Place
 from dray.worker.spec import ExperimentSpec, WorkerSpec
-from tests.simulation.kernel import Kernel, Process
+from tests.simulation.kernel import Process
 
 BIG = 1 << 30
 """A checkpoint of so many bytes is written in the background."""
@@ -49,28 +48,32 @@ def run_in_place(program: Any, code: Any, lease: Any, *given: Any, is_reused: bo
     return run_trial.run_logged(program, code, lease, *given, log, is_reused=is_reused)
 
 
-@dataclass(kw_only=True)
 class Trials:
-    """What all trials of a schedule do.
+    """What the trials of a schedule do, and what is told about them.
 
     Attributes:
-        plan: of the loop.
         batch_s: how long a batch takes.
-        loss: the metric, by hyperparameters and batches.
-        is_invalid: whether hyperparameters are invalid.
-        fail: raises the error of a trial at a batch, if it has one.
-        resumed: called with a trial, and the progress from which it goes on.
-        answered: called with a trial, a batch, and whether the search has stopped the trial there.
     """
 
-    kernel: Kernel
-    plan: Plan
     batch_s: float
-    loss: Callable[[Mapping[str, Any], int], float] = lambda hparams, batches: 1 / (1 + batches)
-    is_invalid: Callable[[Mapping[str, Any]], bool] = lambda hparams: False
-    fail: Callable[[int, int], None] = lambda trial, batch: None
-    resumed: Callable[[int, Progress, str | None], None] = lambda trial, at, checkpoint: None
-    answered: Callable[[int, int, RayHost], None] = lambda trial, batch, host: None
+
+    def plan(self, host: RayHost) -> Plan:
+        raise NotImplementedError
+
+    def loss(self, host: RayHost, batches: int) -> float:
+        return 1 / (1 + batches)
+
+    def check(self, host: RayHost) -> None:
+        """Raise an error for invalid hyperparameters."""
+
+    def fail(self, host: RayHost, batch: int) -> None:
+        """Raise the error of a trial in this batch, if it has one."""
+
+    def begins(self, host: RayHost, at: Progress) -> None:
+        """A trial begins, or goes on from a checkpoint."""
+
+    def answered(self, host: RayHost, batches: int) -> None:
+        """A trial knows the search's decision on its report."""
 
     def train(
         self,
@@ -90,22 +93,21 @@ class _Training:
     """One trial's training in one lease, like `Trainer.fit` and `Executor`."""
 
     def __init__(self, trials: Trials, host: RayHost, checkpoint: str | None) -> None:
-        self._trials, self._host, self._hparams = trials, host, host.lease.hparams
+        self._trials, self._host = trials, host
         self._random = Random(f"trial:{host.lease.trial_id}:{host.lease.number}")
-        if trials.is_invalid(self._hparams):
-            raise pytorch.InvalidHP("these hyperparameters")
+        trials.check(host)
         at = Progress()
         if checkpoint is not None:
             directory = host.open_checkpoint(checkpoint)
             at = read_progress(directory)
             assert int((directory / "weights").read_text()) == at.batches, "the weights are of another batch"
         self._at, self._trained = at, at.batches
-        trials.resumed(host.trial_id, at, checkpoint)
+        trials.begins(host, at)
         self._saver = Saver(host)
         self._validation: dict[str, object] | None = None
 
     def run(self) -> None:
-        steps, outcome = drive(self._trials.plan, self._at), None
+        steps, outcome = drive(self._trials.plan(self._host), self._at), None
         self._host.watch(lambda: (self._trained, 0))
         while True:
             try:
@@ -129,18 +131,19 @@ class _Training:
         began, stopped = self._trained, False
         while self._trained < command.until and not stopped:
             time.sleep(self._trials.batch_s)
-            self._trials.fail(self._host.trial_id, self._trained + 1)
+            self._trials.fail(self._host, self._trained + 1)
             self._trained += 1
             stopped = self._saver.stops() or self._host.stop_requested()
         if self._saver.answer():
             self._trained = began
+            self._trials.answered(self._host, began)
             return Outcome(stop=True)
         leaves = self._trained < command.until
         return Outcome(batches=self._trained, leave=leaves, interrupted=leaves)
 
     def _validate(self, command: Validate) -> Outcome:
         time.sleep(self._trials.batch_s)
-        self._validation = {"loss": self._trials.loss(self._hparams, self._trained)}
+        self._validation = {"loss": self._trials.loss(self._host, self._trained)}
         return Outcome(is_best=command.compare and self._host.is_best(self._validation))
 
     def _publish(self, command: Publish) -> Outcome:
@@ -163,8 +166,8 @@ class _Training:
             if (saved := self._saver.save(contents, report, at_once=command.final)) is not None:
                 report = replace(report, checkpoint=saved)
         stop = self._saver.publish(report)
-        if (command.decides or command.final) and math.isfinite(report.batches):
-            self._trials.answered(self._host.trial_id, report.batches, self._host)
+        if command.decides:
+            self._trials.answered(self._host, report.batches)
         return Outcome(stop=stop)
 
 
@@ -202,4 +205,9 @@ def _current() -> Process:
 
 def replaced(trials: Trials) -> dict[Any, dict[str, Any]]:
     """What a schedule replaces in dray, by module."""
-    return {run_trial: {"train_class": trials.train}, serve: {"_load": load}}
+    watchdog = SimpleNamespace(dump_traceback_later=lambda *_, **__: None, cancel_dump_traceback_later=lambda: None)
+    return {
+        run_trial: {"train_class": trials.train},
+        serve: {"_load": load},
+        hang: {"faulthandler": watchdog},
+    }
