@@ -78,7 +78,7 @@ def serve(worker: WorkerSpec, ranks: Ranks, place: Place, desk: Connection) -> N
                 loaded = None if experiment is None else _loaded(experiment, code)
             except Exception as error:
                 return give_up(error)
-            distributed.side_store()  # made now, on all ranks together: later, ranks would ask for it at different times
+            distributed.side_store()  # now, on all ranks together: later, ranks would ask for it at different times
             gc.enable()
             snapshot = ProcessSnapshot(owns_gpu=worker.shared_by == 1, before_code=before_code)
             serve_joined(worker, desk, loaded, distributed, place, snapshot)

@@ -142,8 +142,6 @@ class Facts:
             expected = self._setup.loss(self.hparams[trial], int(step))
             if repr(value) != repr(expected):
                 self._fail(f"trial {trial} reports {value} after {step} batches in place of {expected}")
-            if step in self.reported[trial]:
-                self._fail(f"trial {trial} has reported after {step} batches before")
             self.reported[trial][step] = value
         elif event == "exited":
             self._exited(trial, record["reason"])
@@ -381,11 +379,17 @@ class Rungs:
             if stops != self._stops(trial, record["step"], value):
                 lengths = dict(zip(self._lengths, self._results, strict=True))
                 self._fail(f"trial {trial} is {'' if stops else 'not '}stopped with {value}; by rung: {lengths}")
+        elif event == "requested" and trial < 0:
+            for action in record["actions"]:
+                step = action.get("source", {}).get("step", 0)
+                self._next[action["trial"]] = sum(length <= step for length in self._lengths)
         elif event == "exited":
             rung = self._next[trial]
             if record["reason"] in REPLACED:
                 for results in self._results:
                     results.pop(trial, None)
+            elif trial in self._stopped:
+                pass  # it had its last rank
             elif record["reason"] in ("errored", "diverged", "canceled") and rung < len(self._lengths):
                 self._results[rung][trial] = math.inf
 

@@ -59,7 +59,7 @@ class Disk:
         self._changes: list[_Change] = []
         self._dirty: dict[int, tuple[str, bytes]] = {}  # by inode: a link to the file, and its content on the disk
         self._links = 0
-        self.descriptors: dict[int, _Descriptor] = {}
+        self.descriptors: dict[int, _Descriptor | _File] = {}
         if forgets:
             _real["mkdir"](self.kept)
 
@@ -237,8 +237,8 @@ class _File(io.FileIO):
     def __init__(self, disk: Disk, path: str, mode: str) -> None:
         super().__init__(path, mode)
         assert disk.kernel.current is not None
-        self._disk, self._process = disk, disk.kernel.current.process
-        self._process.files[self] = self
+        self._disk, self._process, self._number = disk, disk.kernel.current.process, self.fileno()
+        disk.descriptors[self._number] = self._process.files[self] = self
 
     def write(self, data: Any) -> int:
         if not self._process.is_alive:
@@ -255,11 +255,12 @@ class _File(io.FileIO):
 
     def abandon(self) -> None:
         """Close it, because its process has ended."""
+        del self._disk.descriptors[self._number]
         super().close()
 
     def close(self) -> None:
-        if self._process.is_alive:
-            self._process.files.pop(self, None)
+        if self._process.is_alive and self._process.files.pop(self, None) is not None:
+            del self._disk.descriptors[self._number]
         super().close()
 
 

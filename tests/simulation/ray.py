@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 from dray.cluster.connection import Cluster
 from dray.cluster.view import AutoscalerLimits, ClusterView, RayNode
+from dray.desk.connection import DeskUnreachable
 from dray.groups.effects import GroupPlaced, ProcessesEnded
 from dray.groups.slots import Slots
 from dray.worker.spec import WorkerSpec
@@ -269,11 +271,12 @@ class Tune:
             taken = threading.Semaphore(0)
 
             def fetch(fetched: Any = fetched, taken: Any = taken, number: int = self._number) -> None:
-                source = self._source()
-                while (results := source(number)) is not None:
-                    fetched.put(results)
-                    taken.acquire()
-                fetched.put(None)
+                with contextlib.suppress(DeskUnreachable):  # Tune's actor ends
+                    source = self._source()
+                    while (results := source(number)) is not None:
+                        fetched.put(results)
+                        taken.acquire()
+                    fetched.put(None)
 
             self.handle = kernel.process(f"{owner.name}/tune-{self._number}", fetch, HEAD)
             self.handle.on_end.append(lambda fetched=fetched: fetched.put("died"))  # type: ignore[misc]

@@ -10,7 +10,22 @@ from typing import Any, Literal
 
 from tests.simulation.setup import Setup, TrialError
 
-KINDS = ("cut", "rank", "group", "node", "drain", "driver", "torn", "handle", "full", "away", "stop", "stop")
+KINDS = (
+    "cut",
+    "rank",
+    "group",
+    "node",
+    "drain",
+    "driver",
+    "torn",
+    "handle",
+    "full",
+    "stop",
+    "dead",
+    "dead",
+    "clock",
+    "power",
+)
 """What may go wrong: see `Simulation._happen`."""
 SERVER_KINDS = (*KINDS, "server", "pause", "kill", "share", "close")
 """On a server, also what its users do."""

@@ -19,6 +19,7 @@ from dray import pytorch
 from dray.cluster import connection, ray_output
 from dray.config.custom import Custom
 from dray.desk import messages
+from dray.errors import ConfigError
 from dray.experiment import experiment as experiments
 from dray.experiment import notify, prometheus, requests, run
 from dray.experiment.request_files import DIRECTORY as REQUESTS
@@ -174,7 +175,9 @@ class World(Trials):
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except Exception as error:
-            if is_full(error) is None and not isinstance(error, JournalError):
+            has_nodes = any(each.is_alive for each in self.nodes.nodes)
+            is_expected = isinstance(error, JournalError) or (isinstance(error, ConfigError) and not has_nodes)
+            if is_full(error) is None and not is_expected:
                 raise
             raise SystemExit(74) from None
 
@@ -379,8 +382,9 @@ class World(Trials):
             request = Requested(id=number, hparams=hparams)
 
         def place() -> None:
-            requests.place(experiment.path, request)
-            facts.requests[request.id] = request
+            with contextlib.suppress(OSError):  # the disk is full
+                requests.place(experiment.path, request)
+                facts.requests[request.id] = request
 
         self.kernel.process(f"{experiment.name}/person-{number}", place, HEAD)
 
