@@ -65,8 +65,9 @@ class World(Trials):
         self.kernel = Kernel(seed, **options)
         self.random = Random(f"commit:{seed}")
         self.net = Net(self.kernel)
-        self.trial_dir = root / "trial_1"
-        self.disk = Disk(self.kernel, root, changed=self._on_change)
+        self.root = root / f"commit-{seed}"
+        self.trial_dir = self.root / "trial_1"
+        self.disk = Disk(self.kernel, self.root, changed=self._on_change)
         self.batch_s = self.random.choice((0.1, 0.2, 0.2, 0.2, 8.0))
         self.decider: Decider
         self.workers: dict[str, Process] = {}
@@ -81,11 +82,16 @@ class World(Trials):
 
     def run(self) -> None:
         """Run the schedule. Raises `Failed`, or an exception of dray's."""
+        self.clean()
         (self.trial_dir / "logs").mkdir(parents=True)
         for _ in range(self.random.choice((0, 1, 2, 3))):
             self.kernel.at(self.random.uniform(1.0, 70.0 * self.batch_s), self._fault)
         with installed(self.kernel, self.disk, replaced(self)):
             self.kernel.run()
+
+    def clean(self) -> None:
+        """Remove its files."""
+        shutil.rmtree(self.root, ignore_errors=True)
 
     # ------------------------------------------------------------------ processes
     def _drive(self) -> None:
@@ -321,16 +327,3 @@ class Decider:
 
     def best(self) -> None:
         """There is none."""
-
-
-def simulate(seed: int, root: Path, **options: Any) -> World:
-    """Run the schedule of a seed, with its files below a directory."""
-    directory = root / f"commit-{seed}"
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    try:
-        world = World(seed, directory, **options)
-        world.run()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    return world

@@ -60,8 +60,6 @@ class Disk:
         self._dirty: dict[int, tuple[str, bytes]] = {}  # by inode: a link to the file, and its content on the disk
         self._links = 0
         self.descriptors: dict[int, _Descriptor | _File] = {}
-        if forgets:
-            _real["mkdir"](self.kept)
 
     def has(self, path: object) -> bool:
         return isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(self.root)  # type: ignore[arg-type]
@@ -105,7 +103,7 @@ class Disk:
         kernel = self.kernel
         if self.begin("write", f"{len(data)} bytes", grows=True):
             self.touch(descriptor)
-            write(bytes(data)[: kernel.random.randrange(len(data) + 1)])
+            write(bytes(data)[: int(kernel.random.random() * (len(data) + 1))])  # as many draws whatever the length
             self.kill()
         self.touch(descriptor)
         return write(data)
@@ -402,6 +400,9 @@ def in_use(kernel: Kernel, disk: Disk | None) -> Iterator[None]:
     """Let simulated processes use the disk in the block."""
     global _disk
     _disk = disk
+    if disk is not None and disk.forgets:
+        shutil.rmtree(disk.kept, ignore_errors=True)
+        _real["mkdir"](disk.kept)
     try:
         yield
     finally:

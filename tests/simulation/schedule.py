@@ -221,7 +221,7 @@ def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
         _setup(random, max_ranks=min(2, sum(nodes)), most_trials=5 if server else 50, faults=faults)
         for _ in range(random.randrange(1, 4) if server else 1)
     )
-    count = min(8, int(random.expovariate(0.6))) if faults else 0
+    count = min(12, int(random.expovariate(0.25))) if faults else 0
     steps = 50 + 35 * sum(dict(setup.searcher).get("max_trials", 6) for setup in setups)
     kinds = SERVER_KINDS if server else KINDS
     drawn = [Fault(random.randrange(steps), random.choice(kinds), random.random()) for _ in range(count)]

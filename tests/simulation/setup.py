@@ -122,6 +122,14 @@ class Setup:
         return config.model_copy(
             update={
                 "checkpoint_storage": config.checkpoint_storage.model_copy(update=storage),
+                "resources": config.resources.model_copy(
+                    update={
+                        "max_slots": self.max_slots,
+                        "reuse_workers": self.reuse_workers,
+                        "priority": self.priority,
+                        "weight": self.weight,
+                    }
+                ),
                 "max_restarts": self.max_restarts,
                 "stop_on_nan": self.stops_on_nan,
                 "budget": Budget(**in_config(dict(self.budget))) if self.budget else None,

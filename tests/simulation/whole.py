@@ -19,7 +19,7 @@ from dray import pytorch
 from dray.cluster import connection, ray_output
 from dray.config.custom import Custom
 from dray.desk import messages
-from dray.errors import ConfigError
+from dray.errors import ConfigError, ExperimentError
 from dray.experiment import experiment as experiments
 from dray.experiment import notify, prometheus, requests, run
 from dray.experiment.request_files import DIRECTORY as REQUESTS
@@ -49,6 +49,8 @@ GROWTH = 3
 
 class Quiet:
     """In place of a `Display`, and of metrics for Prometheus."""
+
+    stopped_at_once = ""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Nothing is shown."""
@@ -113,11 +115,11 @@ class World(Trials):
     def __init__(self, drawn: Drawn, root: Path, **options: Any) -> None:
         self.kernel = Kernel(drawn.seed, **options)
         self.random = Random(f"whole:{drawn.seed}")
-        self.root, self._drawn = root, drawn
+        self.root, self._drawn = root / f"whole-{drawn.seed}", drawn
         self.net = Net(self.kernel, slow_s=drawn.slow_s)
         self.nodes = Nodes(self.kernel, self.random, drawn.nodes)
         has_power = any(fault.kind == "power" for fault in drawn.faults)
-        self.disk = Disk(self.kernel, root, changed=self._on_change, synced=self._on_sync, forgets=has_power)
+        self.disk = Disk(self.kernel, self.root, changed=self._on_change, synced=self._on_sync, forgets=has_power)
         self.experiments = {
             f"experiment-{number}": Experiment(self, f"experiment-{number}", setup)
             for number, setup in enumerate(drawn.setups)
@@ -130,6 +132,8 @@ class World(Trials):
 
     def run(self) -> None:
         """Run the schedule. Raises `Failed`, or an exception of dray's."""
+        self.clean()
+        self.root.mkdir(parents=True)
         for each in self.experiments.values():
             ExperimentDirectory.create(each.path, each.config, None)
             (each.path / "code").mkdir()
@@ -138,6 +142,10 @@ class World(Trials):
             self.kernel.at(self._time_of(fault), self._happen, fault)
         with installed(self.kernel, self.disk, self._replaced()):
             self.kernel.run()
+
+    def clean(self) -> None:
+        """Remove its files."""
+        shutil.rmtree(self.root, ignore_errors=True)
 
     def _time_of(self, fault: Fault) -> float:
         setups = [dict(each.searcher) for each in self._drawn.setups]
@@ -177,6 +185,12 @@ class World(Trials):
         except Exception as error:
             has_nodes = any(each.is_alive for each in self.nodes.nodes)
             is_expected = isinstance(error, JournalError) or (isinstance(error, ConfigError) and not has_nodes)
+            if isinstance(error, ExperimentError) and experiment.facts.done in (
+                "errored",
+                "invalid_hp",
+                "out_of_memory",
+            ):
+                return  # all trials have failed
             if is_full(error) is None and not is_expected:
                 raise
             raise SystemExit(74) from None
@@ -401,16 +415,3 @@ class World(Trials):
 def _one(several: list[Any], which: float) -> Any:
     """Select one of several; None if there is none."""
     return several[int(which * len(several))] if several else None
-
-
-def simulate(drawn: Drawn, root: Path, **options: Any) -> World:
-    """Run a schedule, with its files below a directory."""
-    directory = root / f"whole-{drawn.seed}"
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    try:
-        world = World(drawn, directory, **options)
-        world.run()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    return world
