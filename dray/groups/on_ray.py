@@ -36,6 +36,10 @@ class OnRay:
         address: str = ray.get_runtime_context().gcs_address
         return address
 
+    def job(self) -> str:
+        """A name of this process, unique on the cluster."""
+        return str(ray.get_runtime_context().get_job_id())
+
     def host(self) -> str:
         """This machine's name for the cluster's other machines."""
         host: str = ray.util.get_node_ip_address()

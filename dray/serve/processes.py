@@ -270,7 +270,7 @@ def drive(connection: Connection, server: GroupServer, home: str, alerts: Watche
         loop = EventLoop("dray-driver")
         on_ray = OnRay(server.cluster())
         loop.listen(on_ray.host())
-        files = Path(home, TUNE, str(ray.get_runtime_context().get_job_id()))
+        files = Path(home, TUNE, on_ray.job())
         tune = on_ray.tune(partial(results_of, loop.endpoint), files)
 
         def raised(alert: Mapping[str, Any]) -> None:

@@ -355,10 +355,11 @@ def _ftruncate(number: int, size: int) -> None:
     _real["ftruncate"](number, size)
 
 
-def _operation(what: str, *paths: Any, **options: Any) -> None:
+def _operation(what: str, *given: Any, **options: Any) -> None:
+    paths = given[:2]  # `symlink` may get a third argument, which only Windows uses
     disk = _of_process(paths[-1]) or _of_process(paths[0])
     if disk is None or any(options.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")):
-        _real[what](*paths, **options)
+        _real[what](*given, **options)
     else:
         disk.operate(what, *map(os.fspath, paths), grows=what in ("link", "symlink"))
 

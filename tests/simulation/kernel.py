@@ -266,17 +266,19 @@ class Kernel:
             self._leave(task)
         return task.woken
 
-    def wake(self, ticket: tuple[Task, int]) -> None:
-        """End a `park`; a no-op if it has ended already."""
-        self._end_park(*ticket, True)
+    def wake(self, ticket: tuple[Task, int]) -> bool:
+        """End a `park`. Returns False if it has ended already."""
+        return self._end_park(*ticket, True)
 
-    def _end_park(self, task: Task, token: int, woken: bool) -> None:
-        if task.token == token and not task.is_done:
-            task.token += 1
-            task.woken = woken
-            if task.parked:
-                task.parked = False
-                self._ready.append(task)
+    def _end_park(self, task: Task, token: int, woken: bool) -> bool:
+        if task.token != token or task.is_done:
+            return False
+        task.token += 1
+        task.woken = woken
+        if task.parked:
+            task.parked = False
+            self._ready.append(task)
+        return True
 
     def pause(self) -> None:
         """Maybe let another thread run. Raises `Killed` in a process that has ended."""

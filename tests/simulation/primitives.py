@@ -43,6 +43,11 @@ class Primitive:
 
     kernel: ClassVar[Kernel]
 
+    def wake_one(self, waiting: deque[Ticket]) -> None:
+        """Wake the first thread that still waits."""
+        while waiting and not self.kernel.wake(waiting.popleft()):
+            pass
+
 
 class Lock(Primitive):
     def __init__(self) -> None:
@@ -65,8 +70,7 @@ class Lock(Primitive):
 
     def release(self) -> None:
         self._is_held = False
-        if self._waiting:
-            self.kernel.wake(self._waiting.popleft())
+        self.wake_one(self._waiting)
 
     def locked(self) -> bool:
         return self._is_held
@@ -133,9 +137,8 @@ class Condition(Primitive):
         return result
 
     def notify(self, n: int = 1) -> None:
-        while self._waiting and n > 0:
-            self.kernel.wake(self._waiting.popleft())
-            n -= 1
+        for _ in range(n):
+            self.wake_one(self._waiting)
 
     def notify_all(self) -> None:
         self.notify(len(self._waiting))
@@ -186,8 +189,8 @@ class Semaphore(Primitive):
 
     def release(self, n: int = 1) -> None:
         self._value += n
-        for _ in range(min(n, len(self._waiting))):
-            self.kernel.wake(self._waiting.popleft())
+        for _ in range(n):
+            self.wake_one(self._waiting)
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -374,6 +377,7 @@ def simulated(kernel: Kernel) -> dict[Any, dict[str, Any]]:
             "_exit": leave,
             "urandom": entropy.randbytes,
             "nice": lambda increment: 0,
+            "setsid": lambda: None,
             **files.FUNCTIONS,
         },
         fcntl: {"flock": files.flock},

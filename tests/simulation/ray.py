@@ -104,6 +104,9 @@ class Ray:
     def address(self) -> str:
         return HEAD
 
+    def job(self) -> str:
+        return self.host().replace("/", "-")
+
     def host(self) -> str:
         """The network finds a process by its own name."""
         current = self._nodes.kernel.current

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.simulation import commit, whole
+from tests.simulation import commit, served, whole
 from tests.simulation.schedule import Schedule, drawn
 
 Kind = Literal["commit", "whole"]
@@ -58,7 +58,8 @@ def outcome_of(seed: Seed, schedule: Schedule | None = None, *, logs: bool = Fal
     if seed.kind == "commit":
         world: Any = commit.World(seed.number, root, **options)
     else:
-        world = whole.World(schedule or seed.schedule(), root, **options)
+        schedule = schedule or seed.schedule()
+        world = (served.Served if schedule.server else whole.World)(schedule, root, **options)
     why = ""
     try:
         world.run()

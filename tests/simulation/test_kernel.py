@@ -172,6 +172,22 @@ def test_a_killed_process_runs_its_finally_blocks_without_effect() -> None:
     assert (process.exit_code, done) == (-9, ["finally"])
 
 
+def test_a_thread_that_gave_up_waiting_takes_nobodys_wakeup() -> None:
+    kernel, got = Kernel(0), list[object]()
+
+    def main() -> None:
+        items: queue.SimpleQueue[str] = queue.SimpleQueue()
+        with pytest.raises(queue.Empty):
+            items.get(timeout=1.0)
+        kernel.spawn(kernel.processes[0], "putting", lambda: (time.sleep(1.0), items.put("item")))
+        got.append(items.get(timeout=5.0))
+
+    kernel.process("main", main).on_end.append(kernel.stop)
+    with installed(kernel):
+        kernel.run()
+    assert got == ["item"]
+
+
 def test_a_signal_interrupts_the_main_thread_and_a_wait_goes_on() -> None:
     kernel, got = Kernel(0), list[object]()
 

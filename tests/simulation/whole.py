@@ -25,6 +25,7 @@ from dray.experiment import notify, prometheus, requests, run
 from dray.experiment.request_files import DIRECTORY as REQUESTS
 from dray.groups import lending, on_ray
 from dray.records.directory import ExperimentDirectory
+from dray.records.result import Result
 from dray.storage.errors import is_full
 from dray.training.plan import Plan, Schedule
 from dray.training.progress import Progress
@@ -84,6 +85,24 @@ class Experiment:
     def is_running(self) -> bool:
         return self.process is not None and self.process.is_alive
 
+    def begins(self) -> None:
+        """A process drives it."""
+        current = self.world.kernel.current
+        assert current is not None
+        if self.is_running:
+            self.world.kernel.fail(f"{current.process.name} drives {self.name}, as {self.process} does")
+        self.runs += 1
+        self.process = current.process
+
+    def heard(self, message: messages.Message) -> None:
+        """Take a message of a trial or a worker group to the driver."""
+        run_name = f"{self.name}-{self.runs}"
+        match message:
+            case messages.LeaseGranted(trial=trial, lease=lease):
+                self.facts.granted(run_name, trial, lease)
+            case messages.LeaseOver(lease=lease):
+                self.facts.over(run_name, lease)
+
     def waiting(self) -> list[str]:
         """The requests that have no answer, by id."""
         folder = self.path / REQUESTS
@@ -102,11 +121,22 @@ class Experiment:
 class Simulated(experiments.Experiment):
     """The experiment that ships, with its config at hand."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        self.path, self._config, self._extension = experiment.path, experiment.config, dict(experiment.extension)
+    def __init__(self, experiment: Experiment, extension: Mapping[str, Any]) -> None:
+        self._of = experiment
+        self.path, self._config, self._extension = experiment.path, experiment.config, dict(extension)
         self._custom, self._trial, self._code = Custom(), None, None
         self._server = self._address = None
         self._resumes, self._must_go_on, self._links = True, False, False
+
+    def prepare(self) -> ExperimentDirectory:
+        if not (self.path / "experiment.yaml").exists():
+            ExperimentDirectory.create(self.path, self._config, None)
+        (self.path / "code").mkdir(exist_ok=True)
+        return super().prepare()
+
+    def run(self, **_: Any) -> Result:
+        self._of.begins()
+        return super().run(on_message=self._of.heard)
 
 
 class World(Trials):
@@ -135,13 +165,14 @@ class World(Trials):
         self.clean()
         self.root.mkdir(parents=True)
         for each in self.experiments.values():
-            ExperimentDirectory.create(each.path, each.config, None)
-            (each.path / "code").mkdir()
             self._start(each)
-        for fault in self._drawn.faults:
-            self.kernel.at(self._time_of(fault), self._happen, fault)
+        self._schedule_faults()
         with installed(self.kernel, self.disk, self._replaced()):
             self.kernel.run()
+
+    def _schedule_faults(self) -> None:
+        for fault in self._drawn.faults:
+            self.kernel.at(self._time_of(fault), self._happen, fault)
 
     def clean(self) -> None:
         """Remove its files."""
@@ -171,15 +202,14 @@ class World(Trials):
         if experiment.is_over:
             return
         assert not experiment.is_running
-        experiment.runs += 1
-        name = f"{experiment.name}/driver-{experiment.runs}"
-        process = experiment.process = self.kernel.process(name, partial(self._drive, experiment), HEAD)
+        name = f"{experiment.name}/driver-{experiment.runs + 1}"
+        process = self.kernel.process(name, partial(self._drive, experiment), HEAD)
         process.on_end.append(lambda: self._has_ended(experiment, process))
 
     def _drive(self, experiment: Experiment) -> None:
         """The main thread of a driver's process."""
         try:
-            Simulated(experiment).run(on_message=partial(self._heard, experiment))
+            Simulated(experiment, experiment.extension).run()
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except Exception as error:
@@ -221,14 +251,6 @@ class World(Trials):
         experiment.is_over = True
         if all(each.is_over for each in self.experiments.values()):
             self.kernel.at(300.0, self._check_end)
-
-    def _heard(self, experiment: Experiment, message: messages.Message) -> None:
-        run_name = f"{experiment.name}-{experiment.runs}"
-        match message:
-            case messages.LeaseGranted(trial=trial, lease=lease):
-                experiment.facts.granted(run_name, trial, lease)
-            case messages.LeaseOver(lease=lease):
-                experiment.facts.over(run_name, lease)
 
     def _lost(self, process: Process, error: Exception) -> None:
         owner = process.name.partition(".")[0]
