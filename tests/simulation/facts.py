@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from searchers.events import REPLACED, Requested
 from searchers.records import number_from_json
 from tests.simulation.setup import Setup
 
+DUPLICATED = "this works only once in a process"
 LATE_S = 10.0
 """How long a commit may take that was permitted while its lease was valid."""
 
@@ -73,9 +74,11 @@ class Facts:
         self.committed: defaultdict[int, set[int]] = defaultdict(set)
         """Checkpoints that exist, by trial; and those that survive a power failure."""
         self.forced: set[tuple[int, int]] = set()
+        self.metrics: dict[tuple[int, int], float | None] = {}
         self._resumed: set[int] = set()  # by an extension
         self._to_cancel: set[int] = set()
         self._failures: Counter[int] = Counter()
+        self._own_failures: Counter[int] = Counter()
         self._leases: Counter[int] = Counter()
         self._run = ""
         self._granted: dict[int, int] = {}  # the newest lease of each trial, of this run
@@ -97,8 +100,9 @@ class Facts:
         """Record the end of a lease."""
         self._over.setdefault((run, lease), self._clock())
 
-    def commits(self, run: str, trial: int, lease: int, batches: int) -> None:
+    def commits(self, run: str, trial: int, lease: int, batches: int, metric: float | None) -> None:
         """Record a commit: a process that was fenced off must not make one."""
+        self.metrics[trial, batches] = metric
         ended = self._over.get((run, lease))
         if ended is not None and self._clock() > ended + LATE_S:
             late_s = self._clock() - ended
@@ -127,6 +131,8 @@ class Facts:
             self._rungs.written(record)
         if event == "alert":
             self._raised(record)
+        elif event == "ended":
+            self.spent()
         elif event == "gave_up":
             self._lines_failed.add(record["where"] or record["error"])
         if event in ("requested", "rejected"):
@@ -171,18 +177,20 @@ class Facts:
             self._fail(f"trial {trial} was {reason}, and {'' if trial in self.given_up else 'not '}given up")
 
     def _failed(self, trial: int, record: Mapping[str, Any]) -> None:
-        event, restarts = record["event"], self._setup.max_restarts
+        event = record["event"]
         self._failures[trial] += 1
+        if DUPLICATED in record["error"]:
+            self._fail(f"a failure of trial {trial} counts that is due to an earlier trial in its process")
         if trial in self.ended:
             self._fail(f"trial {trial} {event}, though it was {self.ended[trial]} before")
         if self._failures[trial] > self._leases[trial]:
             self._fail(f"trial {trial} has failed {self._failures[trial]} times in {self._leases[trial]} leases")
         if event == "gave_up" and "kept" not in record:
             self.given_up.add(trial)
-        if record.get("counted", True) and event == "restarted" and self._failures[trial] > restarts + self._uncounted:
-            self._fail(f"trial {trial} was restarted {self._failures[trial]} times, with max_restarts {restarts}")
-
-    _uncounted = math.inf  # deaths of nodes and drivers do not count
+        if event == "restarted" and record.get("kind") in ("error", "oom", "device"):
+            self._own_failures[trial] += 1
+            if self._own_failures[trial] > self._setup.max_restarts:
+                self._fail(f"trial {trial} is restarted after {self._own_failures[trial]} failures of its own")
 
     def _acted(self, record: Mapping[str, Any], action: Mapping[str, Any]) -> None:
         kind, event = action["action"], record.get("event")
@@ -250,9 +258,15 @@ class Facts:
         """The trials that the search itself has created."""
         return self.created - self.requested.keys() - self.repeats.keys()
 
-    def begins(self, run: str, lease: int, trial: int, batches: int, source: tuple[int, int] | None) -> None:
+    def origin(self, trial: int) -> int:
+        """The trial from whose code the weights of a trial come."""
+        return trial if trial not in self.sources else self.origin(self.sources[trial][0])
+
+    def begins(self, run: str, code: str | None, trial: int, batches: int, source: tuple[int, int] | None) -> None:
         """Check that a trial may go on after so many batches, here. `source`: the other trial's checkpoint from
         which it begins."""
+        if code != self.codes.get(self.origin(trial)):
+            self._fail(f"trial {trial} begins with code {code}")
         if trial not in self.hparams:
             self._fail(f"trial {trial} begins, but the journal does not say that it has started")
         if source is not None and source != self.sources.get(trial):
@@ -310,6 +324,27 @@ class Facts:
                     self._fail(f"trials are repeated with the seeds {dict(of_trials)}")
         self._check_count()
 
+    def check_checkpoints(self, *, is_exact: bool) -> None:
+        """Check that the policy's checkpoints are on the disk, and, with `is_exact`, no others."""
+        experiment_best, trial_best, trial_latest = self._setup.keeps
+        there = {(trial, batches) for trial, each in self.committed.items() for batches in each}
+
+        def best(among: Iterable[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+            values = {
+                each: value for each in among if (value := self.metrics[each]) is not None and math.isfinite(value)
+            }
+            return sorted(values, key=lambda each: (values[each], each))[:count]
+
+        kept: set[tuple[int, int]] = set()
+        for trial in self.ended:
+            mine = sorted(each for each in self.metrics if each[0] == trial)
+            kept.update(best(mine, trial_best), mine[len(mine) - trial_latest :])
+        kept.update(best(self.metrics, experiment_best))
+        if missing := kept - there:
+            self._fail(f"checkpoints {sorted(missing)} are to be kept, and there are {sorted(there)}")
+        if is_exact and there != kept:
+            self._fail(f"checkpoints {sorted(there - kept)} are left, and only {sorted(kept)} are to be kept")
+
     def _check_count(self) -> None:
         own, searcher = self.own, self._config.searcher
         if self._setup.is_population:
@@ -326,6 +361,9 @@ class Facts:
             self._fail(f"the method created {len(own)} trials, {len(replaced)} of them as replacements, of {budget}")
 
     _extensions: tuple[Mapping[str, Any], ...] = ()
+
+    def spent(self) -> None:
+        """Called when the experiment ends because its budget is spent."""
 
     def extended(self, extension: Mapping[str, Any]) -> None:
         """The user has extended the experiment."""

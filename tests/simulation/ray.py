@@ -6,6 +6,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -43,10 +44,13 @@ class Nodes:
 
     def __init__(self, kernel: Kernel, random: Random, slots: Sequence[int]) -> None:
         self.kernel, self.random = kernel, random
+        self.slots = tuple(slots)
         self.nodes = [Node(f"node-{number}", each) for number, each in enumerate(slots)]
         self._booted = len(slots)
         self._waiting: list[Group] = []
         self.groups: dict[str, Group] = {}
+        self.began: dict[Group, float] = {}
+        self._slot_s: Counter[str] = Counter()  # by owner, of groups that have ended
         self.cut_off: set[str] = set()
         self.kills = 4
         """How many worker processes are killed at a file operation."""
@@ -59,6 +63,16 @@ class Nodes:
             free={"CPU": float(sum(each.free for each in alive))},
             time=time.time(),
         )
+
+    def slot_s(self, owners: str) -> float:
+        """How long groups of these owners, by the beginning of their names, have had their slots or waited for them."""
+        ended = sum(seconds for name, seconds in self._slot_s.items() if name.startswith(owners))
+        live = sum(self.kernel.now - at for each, at in self.began.items() if each.owner.name.startswith(owners))
+        return ended + live
+
+    def ended(self, group: Group) -> None:
+        if (began := self.began.pop(group, None)) is not None:
+            self._slot_s[group.owner.name] += self.kernel.now - began
 
     def wait(self, group: Group) -> None:
         self._waiting.append(group)
@@ -161,15 +175,17 @@ class Group:
     ) -> None:
         self._nodes, self._kernel, self._random = nodes, nodes.kernel, nodes.random
         self._spec, self._report, self._lost = spec, report, lost
-        self.name = f"{spec.owner}/{spec.group}.{spec.start}"
         current = self._kernel.current
         assert current is not None
         self.owner = current.process
+        self.name = f"{self.owner.name}/{spec.group}.{spec.start}"
+        nodes.began[self] = self._kernel.now
         self.process: Process | None = None
         self.node: Node | None = None
         self.is_over = self._is_ending = False
         self._ended = threading.Event()
         nodes.wait(self)
+        self.owner.on_end.append(lambda: nodes.ended(self))
         self.owner.on_end.append(lambda: self._kernel.at(self._random.choice((0.0, 0.1, 10.0)), self._free))
 
     def _in_owner(self, delay: float, call: Callable[..., Any], *args: Any) -> None:
@@ -209,6 +225,7 @@ class Group:
         self._in_owner(self._random.uniform(0.1, 3.0), self._notice, "")
 
     def _notice(self, why: str) -> None:
+        self._nodes.ended(self)
         if not self._is_ending:
             self._is_ending = True
             died = self.process is not None and self.process.exit_code != 0
@@ -231,6 +248,7 @@ class Group:
     def end(self) -> None:
         first, self._is_ending = not self._is_ending, True
         time.sleep(self._random.uniform(0.001, 0.02))
+        self._nodes.ended(self)
         self._free()
         if first:
             self._report(ProcessesEnded(group=self._spec.group, start=self._spec.start))

@@ -36,7 +36,7 @@ class Seed:
     preempt_in: tuple[str, ...] = ()
 
     def schedule(self) -> Schedule:
-        return drawn(self.number, **dict.fromkeys(self.options, True))
+        return drawn(self.number, self.options)
 
 
 @dataclass(slots=True, kw_only=True)

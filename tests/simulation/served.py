@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,15 +16,18 @@ from typing import Any
 from dray.errors import ConfigError, ExperimentError
 from dray.serve import manager, processes
 from dray.serve.control import NotSubmitted, WrongState
+from dray.serve.core import ServerCore
 from dray.serve.draft import Read
+from dray.serve.lanes import Lanes
 from dray.serve.manager import Manager
+from dray.serve.queue import Queue
 from dray.serve.quota import Quota
 from tests.simulation.kernel import Process
 from tests.simulation.pipes import Context
-from tests.simulation.primitives import installed
+from tests.simulation.primitives import EPOCH, installed
 from tests.simulation.ray import HEAD, Ray
 from tests.simulation.schedule import Fault
-from tests.simulation.whole import Experiment, Simulated, World
+from tests.simulation.whole import Experiment, Simulated, World, with_clock
 
 LOOK_S = 15.0
 """How often users look at what they have submitted."""
@@ -40,10 +44,38 @@ class Tokens:
         return self._quota if owner else Quota()
 
 
+class CheckedCore(ServerCore):
+    """The server's decisions, checked after each burst of them."""
+
+    served: Served
+
+    def settle(self) -> None:
+        super().settle()
+        fail, clients = self.served.kernel.fail, self.lender.desk.clients.values()
+        leases = {number for client in clients for number in client.leases}
+        if (live := self.lanes.live.keys()) != leases:
+            fail(f"the lanes show leases {sorted(live)}, and there are {sorted(leases)}")
+        places = [(each.kind, lane, each.part) for each in self.lanes.live.values() for lane in each.lanes]
+        if len(places) != len(set(places)):
+            fail(f"two trials are on the same lane: {sorted(places)}")
+        for client in clients:
+            trials = Counter(lease.trial for lease in client.leases.values() if lease.state != "failed")
+            if more := [trial for trial, count in trials.items() if count > 1]:
+                fail(f"{client.name}: trials {more} have several leases")
+        most = self.served.token_slots
+        if most is not None and (held := sum(client.slots / client.unit for client in clients)) > most:
+            fail(f"the token has {held} slots, of {most}")
+
+
 class Served(World):
     """A server, which may be killed and started again, and its users."""
 
     manager: Manager | None = None
+
+    @property
+    def token_slots(self) -> int | None:
+        """The quota of the token that submits all experiments; None: they are the server's own."""
+        return self._drawn.token_slots
 
     def run(self) -> None:
         self.clean()
@@ -53,7 +85,7 @@ class Served(World):
         self._wanted: dict[str, set[str]] = {}
         """For each accepted experiment, the state that its user was promised last, and later ones that may have reached
         the disk."""
-        self._owner = "" if self._drawn.token_slots is None else "agent"
+        self._owner = "" if self.token_slots is None else "agent"
         self._start_server()
         self.kernel.at(1.0, self._look)
         self._schedule_faults()
@@ -76,8 +108,10 @@ class Served(World):
 
         return {
             **super()._replaced(),
+            **with_clock(lambda: EPOCH + self.kernel.now, Lanes, Queue),
             multiprocessing: {"get_context": lambda kind: Context(self.kernel, HEAD)},
             manager: {
+                "ServerCore": type("Checked", (CheckedCore,), {"served": self}),
                 "outside": lambda read, *given: read(*given),
                 "why_full": lambda results: "the disk is full" if self._is_full else "",
                 "STEP_S": 2.0,
@@ -115,7 +149,7 @@ class Served(World):
         try:
             self.manager = Manager(
                 Ray(self.nodes, self._cluster, lost=self._lost),
-                Tokens(self._drawn.token_slots),  # type: ignore[arg-type]
+                Tokens(self.token_slots),  # type: ignore[arg-type]
                 idle_s=60.0,
                 say=lambda line: self.kernel.note(f"the server says: {line}"),
             )

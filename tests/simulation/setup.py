@@ -6,29 +6,24 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from dray.config.load import load_config
 from dray.config.notify import Notify
 from dray.config.schema import ExperimentConfig
 from dray.config.sections import Budget, Repeat
-from dray.desk.failure import Failure, FailureKind
+from dray.desk.failure import FailureKind
 from dray.training.plan import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialError:
-    """An exception that a trial's code raises after some batches, on one rank; `times` is 1 if a restart cures it."""
+    """An exception that a trial's code raises in a batch; `times` is 1 if a restart cures it."""
 
     trial: int
     batch: int
-    rank: int
     kind: FailureKind
     times: int
-
-    @property
-    def failure(self) -> Failure:
-        return Failure(kind=self.kind, where=f"ValueError in trial {self.trial}", batches=self.batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +32,12 @@ class Setup:
 
     Attributes:
         searcher: of the config; `points`: of a grid.
-        ranks: of each trial.
         policy, report, validate, checkpoint: of the training loop's `Plan`.
         keeps: `save_experiment_best`, `save_trial_best`, `save_trial_latest`.
         invalid, diverging: shares of trials with invalid hyperparameters, and with a loss that becomes NaN.
         extensions: extensions of the experiment, each applied when it is opened again.
         priority, weight, max_slots: its share of the slots.
-        once: what can be done only once in a process: its import, or a trial. No failure of that counts.
+        once: whether what its program does works only once in a process. No failure of that counts.
         budget: of the config. The user increases it when it is spent.
         repeat: numbers of seeds and of trials that are trained again, or none.
         notify: after how many trials without a gain, and at what share of the budget, somebody is told; or none.
@@ -51,7 +45,6 @@ class Setup:
 
     searcher: tuple[tuple[str, Any], ...]
     points: int
-    ranks: int
     policy: Policy
     report: int | None
     validate: int | None
@@ -68,7 +61,7 @@ class Setup:
     weight: float
     max_slots: int | None
     batch_s: float
-    once: Literal["", "import", "trial"] = ""
+    once: bool = False
     budget: tuple[tuple[str, float], ...] = ()
     repeat: tuple[int, int] | None = None
     notify: tuple[int, float] | None = None
@@ -99,7 +92,7 @@ class Setup:
         for number in range(len(self.errors)):
             yield replace(self, errors=self.errors[:number] + self.errors[number + 1 :])
         if self.once:
-            yield replace(self, once="")
+            yield replace(self, once=False)
         if self.budget:
             yield replace(self, budget=())
         if self.repeat:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -24,15 +26,18 @@ from dray.experiment import experiment as experiments
 from dray.experiment import notify, prometheus, requests, run
 from dray.experiment.request_files import DIRECTORY as REQUESTS
 from dray.groups import lending, on_ray
-from dray.records.directory import ExperimentDirectory
+from dray.records.directory import CODE_ID_LENGTH, ExperimentDirectory
+from dray.records.metrics import MetricsLog
 from dray.records.result import Result
+from dray.records.spending import ALIVE_S
 from dray.storage.errors import is_full
 from dray.training.plan import Plan, Schedule
 from dray.training.progress import Progress
 from dray.worker.host import RayHost
+from dray.worker.lease import REPORT_FILE
 from searchers.errors import JournalError
 from searchers.events import Requested, Source
-from tests.simulation.facts import Facts
+from tests.simulation.facts import DUPLICATED, Facts
 from tests.simulation.files import Disk
 from tests.simulation.kernel import Kernel, Process
 from tests.simulation.net import Net
@@ -44,6 +49,10 @@ from tests.simulation.setup import Setup, TrialError, in_config
 from tests.simulation.trial import Trials, replaced
 
 _CHECKPOINT = re.compile(r".*/([^/]+)/trial_(\d+)/checkpoint_(\d+)(/manifest\.json)?")
+VARIANTS = ("a" * CODE_ID_LENGTH, "b" * CODE_ID_LENGTH)
+"""The variants of the code that a person has added."""
+SLOW_S = 8.0
+"""How late a driver may notice what it has spent: it looks every two seconds here."""
 GROWTH = 3
 """The factor by which a user extends a budget that is spent."""
 
@@ -80,10 +89,30 @@ class Experiment:
         self.process: Process | None = None
         self.is_over = False
         self._left = {each: each.times for each in setup.errors}
+        self._ran_s = self._began = 0.0
+        if world.accounts:
+            self.facts.spent = self._check_spent  # type: ignore[method-assign]
 
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.is_alive
+
+    def spent(self, unit: str) -> float:
+        """What has been spent by an account of its own: seconds, or slot-hours."""
+        if unit == "slot_hours":
+            return self.world.nodes.slot_s(self.name) / 3600
+        return self._ran_s + (self.world.kernel.now - self._began if self.is_running else 0.0)
+
+    def _check_spent(self) -> None:
+        """Check that its budget is spent: by this account, except for the last seconds of killed drivers."""
+        kernel, slots, is_spent = self.world.kernel, sum(self.world.nodes.slots), False
+        for unit, total in self.budget.items():
+            per_s, spent = 1.0 if unit == "time" else slots / 3600, self.spent(unit)
+            if spent > 1.01 * total + (SLOW_S + self.facts.kills * (ALIVE_S + SLOW_S)) * per_s:
+                kernel.fail(f"{spent:.4f} {unit} are spent, of {total:.4f}")
+            is_spent = is_spent or spent > 0.99 * total - SLOW_S / 2 * per_s
+        if not is_spent:
+            kernel.fail(f"the budget {self.budget} is not spent: {[self.spent(unit) for unit in self.budget]}")
 
     def begins(self) -> None:
         """A process drives it."""
@@ -92,7 +121,11 @@ class Experiment:
         if self.is_running:
             self.world.kernel.fail(f"{current.process.name} drives {self.name}, as {self.process} does")
         self.runs += 1
-        self.process = current.process
+        self.process, self._began = current.process, self.world.kernel.now
+        current.process.on_end.append(self._ends)
+
+    def _ends(self) -> None:
+        self._ran_s += self.world.kernel.now - self._began
 
     def heard(self, message: messages.Message) -> None:
         """Take a message of a trial or a worker group to the driver."""
@@ -131,7 +164,10 @@ class Simulated(experiments.Experiment):
     def prepare(self) -> ExperimentDirectory:
         if not (self.path / "experiment.yaml").exists():
             ExperimentDirectory.create(self.path, self._config, None)
-        (self.path / "code").mkdir(exist_ok=True)
+        directory = ExperimentDirectory(self.path)
+        directory.code.mkdir(exist_ok=True)
+        for variant in VARIANTS:
+            (directory.variant(variant) / "code").mkdir(parents=True, exist_ok=True)
         return super().prepare()
 
     def run(self, **_: Any) -> Result:
@@ -150,6 +186,8 @@ class World(Trials):
         self.nodes = Nodes(self.kernel, self.random, drawn.nodes)
         has_power = any(fault.kind == "power" for fault in drawn.faults)
         self.disk = Disk(self.kernel, self.root, changed=self._on_change, synced=self._on_sync, forgets=has_power)
+        # Budgets are measured by the machine's clock.
+        self.accounts = not drawn.server and all(fault.kind != "clock" for fault in drawn.faults)
         self.experiments = {
             f"experiment-{number}": Experiment(self, f"experiment-{number}", setup)
             for number, setup in enumerate(drawn.setups)
@@ -157,7 +195,8 @@ class World(Trials):
         self.batch_s = drawn.setups[0].batch_s
         self._cluster = connection.Cluster(own=drawn.own_cluster, local=True, description="the simulated cluster")
         self._runs: dict[str, dict[str, str]] = {}
-        self._leases: dict[str, tuple[Experiment, RayHost]] = {}  # by the name of a worker's process
+        self._leases: dict[int, tuple[Experiment, RayHost]] = {}  # by worker process
+        self._trials_of: Counter[int] = Counter()  # by worker process
         self._late_requests = drawn.late_requests
 
     def run(self) -> None:
@@ -194,6 +233,7 @@ class World(Trials):
             prometheus: {"_made": Quiet},
             notify: {"deliver": self._deliver},
             run: {"POLL_S": 2.0},
+            **with_clock(lambda: self.kernel.now, MetricsLog),
             lending: {"POLL_S": 0.1},
         }
 
@@ -285,6 +325,11 @@ class World(Trials):
         return self._experiment_of(host).setup.loss(host.lease.hparams, batches)
 
     def check(self, host: RayHost) -> None:
+        current = self.kernel.current
+        assert current is not None
+        self._trials_of[current.process.pid] += 1
+        if self._experiment_of(host).setup.once and self._trials_of[current.process.pid] > 1:
+            raise ValueError(DUPLICATED)
         if self._experiment_of(host).setup.is_invalid(host.lease.hparams):
             raise pytorch.InvalidHP("these hyperparameters")
 
@@ -295,17 +340,20 @@ class World(Trials):
                 return
             case "oom":
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            case "device":
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
             case _:
                 raise ValueError(f"the error of trial {host.trial_id}")
 
     def begins(self, host: RayHost, at: Progress) -> None:
         experiment, current, source = self._experiment_of(host), self.kernel.current, None
         assert current is not None
-        self._leases[current.process.name] = experiment, host
+        self._leases[current.process.pid] = experiment, host
         found = _CHECKPOINT.fullmatch(host.latest_checkpoint or "")
         if found is not None and int(found[2]) != host.trial_id:
             source = int(found[2]), int(found[3])
-        experiment.facts.begins(self._run_of(experiment, host), host.lease.number, host.trial_id, at.batches, source)
+        run_name, code = self._run_of(experiment, host), host.lease.code
+        experiment.facts.begins(run_name, code, host.trial_id, at.batches, source)
 
     def _run_of(self, experiment: Experiment, host: RayHost) -> str:
         """The name of the run that has granted a lease."""
@@ -323,9 +371,10 @@ class World(Trials):
         facts, current = self.experiments[name].facts, self.kernel.current
         assert current is not None
         if what == "rename" and found[4] is None:
-            experiment, host = self._leases[current.process.name]
+            experiment, host = self._leases[current.process.pid]
             self.kernel.note(f"commits checkpoint {batches} of trial {trial} under lease {host.lease.number}")
-            facts.commits(self._run_of(experiment, host), trial, host.lease.number, batches)
+            metric = json.loads(Path(paths[-1], REPORT_FILE).read_text())["metric"]
+            facts.commits(self._run_of(experiment, host), trial, host.lease.number, batches, metric)
         elif what == "unlink" and found[4] is not None:
             self.kernel.note(f"deletes checkpoint {batches} of trial {trial}")
             facts.deleted(trial, batches)
@@ -415,7 +464,7 @@ class World(Trials):
             source = Source(trial=trial, step=batches, batches=batches)
             request = Requested(id=number, source=source, hparams=hparams)
         else:
-            request = Requested(id=number, hparams=hparams)
+            request = Requested(id=number, hparams=hparams, code=random.choice((None, None, *VARIANTS)))
 
         def place() -> None:
             with contextlib.suppress(OSError):  # the disk is full
@@ -427,11 +476,20 @@ class World(Trials):
     # ------------------------------------------------------------------ the end
     def _check_end(self) -> None:
         for experiment in self.experiments.values():
+            is_exact = not self._drawn.faults and not experiment.facts.requests and not experiment.setup.extensions
+            if not experiment.facts.given_up and not any(each.kind == "power" for each in self._drawn.faults):
+                experiment.facts.check_checkpoints(is_exact=is_exact)
             experiment.facts.check_end(experiment.waiting(), is_extended=bool(experiment.setup.extensions))
         for node in self.nodes.nodes:
             if node.is_alive and node.free != node.slots:
                 self.kernel.fail(f"{node.name} has {node.slots - node.free} slots that nobody has freed")
         self.kernel.stop()
+
+
+def with_clock(clock: Callable[[], float], *classes: type) -> dict[Any, dict[str, Any]]:
+    """Replacements of the default clocks of these classes, which are bound when they are defined."""
+    makers = [vars(each)["__init__"] for each in classes]
+    return {make: {"__kwdefaults__": {**make.__kwdefaults__, "clock": clock}} for make in makers}
 
 
 def _one(several: list[Any], which: float) -> Any:
