@@ -293,8 +293,15 @@ class World(Trials):
             self.kernel.at(300.0, self._check_end)
 
     def _lost(self, process: Process, error: Exception) -> None:
-        owner = process.name.partition(".")[0]
-        del owner
+        """A worker has lost the session with its desk for good: because that ends, or is cut off from it."""
+        group = self.nodes.groups[process.name]
+
+        def check() -> None:
+            if group.owner.is_alive:
+                self.kernel.fail(f"{process.name} has lost its session, and no packet was lost: {error}")
+
+        if process.name not in self.nodes.cut_off:
+            self.kernel.at(300.0, check)
 
     def _deliver(self, wanted: object, told: Mapping[str, Any]) -> str:
         """In place of `dray.experiment.notify.deliver`."""
