@@ -39,11 +39,13 @@ PLAN = Plan(
     length=LENGTH,
     rungs=RUNGS,
     policy="all",
-    report=Schedule(period=2),
+    report=Schedule(period=1),
     validate=Schedule(period=5),
     checkpoint=Schedule(period=7),
 )
 VALIDATED = range(5, LENGTH + 1, 5)
+STOP_S = 40.0
+"""How long a trial may take to leave when it is asked to."""
 LATE_S = 10.0
 """How long a commit may take that was permitted while its lease was valid."""
 SETTINGS = SharedSettings(
@@ -55,7 +57,7 @@ SETTINGS = SharedSettings(
     validation_period=None,
     checkpoint_period=None,
 )
-KINDS = ("reset", "partition", "kill", "retire", "dead", "full", "clock")
+KINDS = ("reset", "reset", "partition", "partition", "partition", "kill", "retire", "dead", "full", "clock")
 
 
 class World(Trials):
@@ -68,11 +70,14 @@ class World(Trials):
         self.root = root / f"commit-{seed}"
         self.trial_dir = self.root / "trial_1"
         self.disk = Disk(self.kernel, self.root, changed=self._on_change)
-        self.batch_s = self.random.choice((0.1, 0.2, 0.2, 0.2, 8.0))
+        self.batch_s = self.random.choice((0.1, 0.1, 0.2, 0.2, 8.0))
         self.decider: Decider
         self.workers: dict[str, Process] = {}
         self._cut_off: set[str] = set()
-        self._is_full = self._has_killed = False
+        self._reset: set[str] = set()
+        self.cut_at_permission: dict[str, float] = {}
+        """Workers that are cut off, for so long, when they may commit next."""
+        self.is_full = self._has_killed = False
         self.ended: dict[int, float] = {}
         """When leases have ended."""
         self.commits = 0
@@ -139,7 +144,8 @@ class World(Trials):
         self.kernel.at(delay, spawn)
 
     def _lost(self, process: Process, error: Exception) -> None:
-        if process.name not in self._cut_off:
+        # A connection that is lost before it was established is not made again.
+        if process.name not in self._cut_off and not (process.name in self._reset and "can't connect" in str(error)):
             self.kernel.fail(f"{process.name} has lost its session, and no packet was lost: {error}")
 
     # ------------------------------------------------------------------ faults
@@ -153,12 +159,16 @@ class World(Trials):
         kernel.note(f"-- {kind} {victim.name}")
         match kind:
             case "reset":
+                self._reset.add(victim.name)
                 self.net.reset(victim)
             case "partition" | "dead":  # Ray takes it for dead; it lives on, perhaps cut off
                 seconds = random.choice((5.0, 30.0, 100.0, 400.0))
                 if kind == "partition":
                     self._cut_off.add(victim.name)
-                    self.net.cut("driver", victim.name, seconds)
+                    if random.random() < 0.5:
+                        self.cut_at_permission[victim.name] = seconds
+                    else:
+                        self.net.cut("driver", victim.name, seconds)
                 self._in_driver(
                     random.uniform(2.0, 30.0), self.decider.loop.post, self.decider.dead, victim.name, number
                 )
@@ -167,12 +177,17 @@ class World(Trials):
                 victim.kill()
             case "retire":
                 self._in_driver(0.0, self.decider.loop.post, self.decider.desk.drain, victim.name)
+                kernel.at(STOP_S, self._check_stopped, victim, self.decider.lease_of.get(victim.name, -1))
                 kernel.at(random.uniform(0.1, 3.0), self._start_group)
             case "full":
-                self._is_full = True
+                self.is_full = True
                 victim.machine.full_until = kernel.now + random.choice((1.0, 20.0))
             case "clock":
                 victim.machine.skew_s += random.choice((-3600.0, 3600.0))
+
+    def _check_stopped(self, victim: Process, lease: int) -> None:
+        if lease not in self.ended and victim.name not in self._cut_off | self._reset and victim.is_alive:
+            self.kernel.fail(f"lease {lease} goes on {STOP_S:.0f} s after it was asked to stop")
 
     # ------------------------------------------------------------------ what must hold
     def _on_change(self, what: str, *paths: str) -> None:
@@ -203,14 +218,16 @@ class World(Trials):
         valid = {checkpoint for batches, checkpoint in store.listed() if store.find(batches) is not None}
         if store.id_of(LENGTH) not in valid:
             fail(f"the trial has completed, but its last checkpoint is invalid: {store.listed()}")
-        if missing := {(batches, "validation", "loss") for batches in VALIDATED} - self.rows.keys():
+        expected = {(batches, "training", "loss") for batches in range(1, LENGTH + 1)}
+        expected |= {(batches, "validation", "loss") for batches in VALIDATED}
+        if missing := expected - self.rows.keys():
             fail(f"rows are missing: {sorted(missing)}")
         if valid != set(self.saved):
             fail(f"the valid checkpoints are {sorted(valid)}, and the driver knows {sorted(set(self.saved))}")
         if left := [each.name for each in self.workers.values() if each.is_alive]:
             fail(f"workers go on: {left}")
         staged = [name for name in os.listdir(self.trial_dir) if name.startswith(".")]
-        if staged and not self._has_killed and not self._is_full:
+        if staged and not self._has_killed and not self.is_full:
             fail(f"files are left: {staged}")
 
 
@@ -303,14 +320,23 @@ class Decider:
             return "fenced"
         for row in report.rows:
             self._world.rows[row["batches"], row["kind"], row["name"]] = row["value"]
+        world = self._world
+        if wait and report.step in RUNGS and not world.is_full:
+            is_saved = os.path.exists(world.trial_dir / f"checkpoint_{report.step:.0f}")
+            if not is_saved:
+                world.kernel.fail(f"the search is to decide after {report.step} batches, and nothing is saved there")
         if report.step is not None:
             self._last_step = max(self._last_step or 0, report.step)
         return "continue"
 
     def may_commit(self, lease: int) -> bool:
         self._world.kernel.note(f"lease {lease} may {'' if lease in self._valid else 'not '}commit")
+        world = self._world
         if lease in self._valid:
             self.permitted.add(lease)
+            group = next(group for group, each in self.lease_of.items() if each == lease)
+            if (seconds := world.cut_at_permission.pop(group, None)) is not None:
+                world.net.cut("driver", group, seconds)
         return lease in self._valid
 
     def saved(self, trial: int, checkpoint: str, batches: int, value: object, seconds: object) -> None:

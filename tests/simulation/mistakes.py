@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from dray.desk.connection import Connection, Session
+from dray.desk.connection import Session
 from dray.desk.desk import Desk
 from dray.desk.lease import Client
 from dray.desk.loop import EventLoop
@@ -34,14 +34,13 @@ from dray.experiment.run import Run
 from dray.groups.lending import Lending
 from dray.groups.shell import GroupsShell
 from dray.records.spending import Spending
-from dray.storage import checkpoints, manifest
+from dray.storage import checkpoints
 from dray.storage.checkpoints import CheckpointStore
 from dray.training.checkpoint.joint import JointCheckpoint
 from dray.training.checkpoint.saver import Saver
 from dray.worker import run_trial
 from dray.worker.host import RayHost
 from dray.worker.link import TrialLink
-from dray.worker.reports import Reports
 from searchers.asha import ASHA
 from searchers.journal import Journal
 from searchers.rung import Rung
@@ -137,9 +136,6 @@ MISTAKES = {
     "a fork's source kept only until its own checkpoint is written": Mistake(
         Retention, "saved", "self._prune()", "self.unpin(trial); self._prune()", 0, options="requests"
     ),
-    "a request read twice": Mistake(
-        ExperimentDriver, "request", "if request.id in self._requested or", "if", 0, options="requests"
-    ),
     "a canceled trial that was stopped by the method": Mistake(
         open_search,
         "_end_stopped",
@@ -233,9 +229,6 @@ MISTAKES = {
     "a lost driver hides how a trial left": Mistake(
         RayHost, "close", "with contextlib.suppress(DriverLost):", "if True:", 0, "commit"
     ),
-    "the last checkpoint's error is dropped": Mistake(
-        Saver, "finish", "self.wait()", "self._writing = None", 0, "commit"
-    ),
     "a report before its checkpoint is committed": Mistake(
         Saver,
         "publish",
@@ -249,9 +242,8 @@ MISTAKES = {
         CheckpointStore, "commit", "write_manifest(staging, known or {})\n    target", "target", 0, "commit"
     ),
     "a manifest that lists nothing": Mistake(
-        manifest, "write_manifest", "for name, each in listed}", "for name, each in listed[:0]}", 0, "commit"
+        checkpoints, "write_manifest", "for name, each in listed}", "for name, each in listed[:0]}", 0, "commit"
     ),
-    "a damaged checkpoint is used": Mistake(checkpoints, "verify", "", "", 0, "commit"),
     "checkpoints of killed writers stay": Mistake(RayHost, "resume", "self._store.sweep()", "pass", 0, "commit"),
     "a carried report is not sent": Mistake(
         RayHost, "resume", 'return self.reports.resume(report, carried["decides"])', "return None", 0, "commit"
@@ -270,13 +262,9 @@ MISTAKES = {
     "kept rows are not sent with a report": Mistake(
         TrialLink, "send", "rows=[*self._kept, *report.rows]", "rows=[*report.rows]", 0, "commit"
     ),
-    "reports whose answers nobody waits for": Mistake(
-        TrialLink, "wait_for_answers", "while self._in_flight:", "while False:", 0, "commit"
-    ),
     "a request to stop that is not heard": Mistake(
         TrialLink, "stop_requested", "self._stop.done() and self._stop.result()", "False", 0, "commit"
     ),
-    "a fenced trial goes on": Mistake(Reports, "_obey", 'if reply == "fenced":', "if False:", 0, "commit"),
     "a driver that is lost fails the trial": Mistake(
         run_trial, "lost_driver", 'Failure(kind="node", batches=batches)', 'Failure(kind="error", batches=batches)', 0
     ),
@@ -289,7 +277,6 @@ MISTAKES = {
     "a session that forgets its client at once": Mistake(
         Session, "expire", "if attempt == self.attempt:", "if True:", 0, "commit"
     ),
-    "a client that does not come back": Mistake(Connection, "_live", "self._limits.reconnect_s", "0.0", 0, "commit"),
     "a staged part that stays after an error": Mistake(
         JointCheckpoint, "writing", "if self.owns_staging", "if False", 0, "commit"
     ),
@@ -298,7 +285,6 @@ MISTAKES = {
         Journal, "_write", "os.ftruncate(self._file, self._size)", "pass", 0
     ),
 }
-del MISTAKES["a damaged checkpoint is used"]
 
 
 def _found(name: str) -> tuple[str, tuple[int, str] | None]:

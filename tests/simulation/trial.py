@@ -128,12 +128,11 @@ class _Training:
                 raise
 
     def _train(self, command: Train) -> Outcome:
-        began, stopped = self._trained, False
-        while self._trained < command.until and not stopped:
+        began = self._trained
+        while self._trained < command.until and not (self._saver.stops() or self._host.stop_requested()):
             time.sleep(self._trials.batch_s)
             self._trials.fail(self._host, self._trained + 1)
             self._trained += 1
-            stopped = self._saver.stops() or self._host.stop_requested()
         if self._saver.answer():
             self._trained = began
             self._trials.answered(self._host, began)
