@@ -60,6 +60,18 @@ SETTINGS = SharedSettings(
 KINDS = ("reset", "reset", "partition", "partition", "partition", "kill", "retire", "dead", "full", "clock")
 
 
+class OwnScratch(CheckpointStore):
+    """Staged on the machine's own disk, as for an object store, and then moved to the shared place."""
+
+    def stage(self, batches: int) -> Path:
+        staging = self.trial_dir.parent / f"scratch-{os.getpid()}" / f"{batches}-{os.urandom(4).hex()}"
+        staging.mkdir(parents=True)
+        return staging
+
+    def sweep(self) -> None:
+        """No-op: other machines' files are out of reach."""
+
+
 class World(Trials):
     """A driver, its workers, and what must hold of them."""
 
@@ -71,6 +83,7 @@ class World(Trials):
         self.trial_dir = self.root / "trial_1"
         self.disk = Disk(self.kernel, self.root, changed=self._on_change)
         self.batch_s = self.random.choice((0.1, 0.1, 0.2, 0.2, 8.0))
+        self.store = self.random.choice((CheckpointStore, OwnScratch))
         self.decider: Decider
         self.workers: dict[str, Process] = {}
         self._cut_off: set[str] = set()
@@ -291,7 +304,7 @@ class Decider:
                     trial_seed=0,
                     hparams={},
                     trial_dir=world.trial_dir,
-                    store=CheckpointStore(world.trial_dir),
+                    store=world.store(world.trial_dir),
                     last_step=self._last_step,
                 )
                 self.desk.bind("run", lease, pickle.dumps(bound))
