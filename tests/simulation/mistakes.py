@@ -51,13 +51,13 @@ MOST = 40
 
 
 class Mistake(NamedTuple):
-    """A fault in the code of a method or function: `wrong` replaces `right`. This seed finds it."""
+    """A fault in the code of a method or function: `wrong` replaces `right`. This seed finds it, if one is known."""
 
     owner: Any
     name: str
     right: str
     wrong: str
-    seed: int
+    seed: int | None
     kind: Kind = "whole"
     options: str = ""
 
@@ -85,7 +85,7 @@ class Mistake(NamedTuple):
         Its own seed is tried first, but may no longer find it after changes to the code or the simulator.
         """
         with self.present():
-            for number in itertools.chain([self.seed], range(most)):
+            for number in itertools.chain([] if self.seed is None else [self.seed], range(most)):
                 if why := outcome_of(self.at(number)).why:
                     return number, why
         return None

@@ -25,19 +25,19 @@ def test_a_schedule_is_the_same_each_time() -> None:
 
 
 def test_commits_survive_schedules_of_faults() -> None:
-    assert not failures(range(25), "commit")
+    assert not failures(range(15), "commit")
 
 
 def test_experiments_survive_schedules_of_faults() -> None:
-    assert not failures(range(10))
+    assert not failures(range(4))
 
 
 def test_experiments_survive_requests_budgets_and_alerts() -> None:
-    assert not failures(range(4), options="requests budgets alerts")
+    assert not failures(range(2), options="requests budgets alerts")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(25, 1025, 250))
+@pytest.mark.parametrize("first", range(15, 1015, 250))
 def test_commits_survive_a_thousand_schedules(first: int) -> None:
     assert not failures(range(first, first + 250), "commit")
 
@@ -47,7 +47,7 @@ def test_commits_survive_a_thousand_schedules(first: int) -> None:
     "options", ["", "requests", "budgets", "alerts", "repeats", "token", "requests budgets alerts"]
 )
 def test_experiments_survive_many_schedules(options: str) -> None:
-    assert not failures(range(10, 60), options=options)
+    assert not failures(range(2, 40), options=options)
 
 
 @pytest.mark.slow
@@ -57,8 +57,8 @@ def test_other_searches_survive_schedules(options: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", [name for name, mistake in MISTAKES.items() if mistake.seed is not None])
 def test_a_mistake_is_found(name: str) -> None:
     mistake = MISTAKES[name]
-    assert not outcome_of(mistake.at(mistake.seed)).why
+    assert not outcome_of(mistake.at(mistake.seed or 0)).why
     assert mistake.find()
