@@ -219,6 +219,10 @@ class _Descriptor:
         self._disk, self._number, self._process = disk, number, process
         disk.descriptors[number] = process.files[self] = self
 
+    def forget(self) -> None:
+        """Let another object own the number."""
+        del self._process.files[self], self._disk.descriptors[self._number]
+
     def abandon(self) -> None:
         """Close it, because its process has ended."""
         del self._disk.descriptors[self._number]
@@ -232,7 +236,7 @@ class _Descriptor:
 class _File(io.FileIO):
     """A file that is open for writing."""
 
-    def __init__(self, disk: Disk, path: str, mode: str) -> None:
+    def __init__(self, disk: Disk, path: str | int, mode: str) -> None:
         super().__init__(path, mode)
         assert disk.kernel.current is not None
         self._disk, self._process, self._number = disk, disk.kernel.current.process, self.fileno()
@@ -251,14 +255,19 @@ class _File(io.FileIO):
         self._disk.touch(self.fileno())
         return super().truncate(size)
 
+    def forget(self) -> None:
+        """It was closed."""
+        self._process.files.pop(self, None)
+        self._disk.descriptors.pop(self._number, None)
+
     def abandon(self) -> None:
         """Close it, because its process has ended."""
-        del self._disk.descriptors[self._number]
+        self._disk.descriptors.pop(self._number, None)
         super().close()
 
     def close(self) -> None:
-        if self._process.is_alive and self._process.files.pop(self, None) is not None:
-            del self._disk.descriptors[self._number]
+        if self._process.is_alive and self in self._process.files:
+            self.forget()
         super().close()
 
 
@@ -273,6 +282,9 @@ def open_file(
     opener: Any = None,
 ) -> IO[Any]:
     """In place of `open`."""
+    if isinstance(file, int) and (owner := _of_descriptor(file)) is not None and mode[0] != "r":
+        owner.descriptors[file].forget()
+        return _wrapped(_File(owner, file, mode.replace("b", "")), mode, buffering, encoding, errors, newline)
     if mode in ("r", "rb", "rt", "br") or (disk := _of_process(file)) is None:
         return _real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
     path, raw_mode = os.fspath(file), mode.replace("b", "").replace("t", "")
@@ -282,6 +294,12 @@ def open_file(
     disk.opened(path, existed=existed, truncates="w" in mode, before=before)
     if is_last:
         disk.kill()
+    return _wrapped(raw, mode, buffering, encoding, errors, newline)
+
+
+def _wrapped(
+    raw: _File, mode: str, buffering: int, encoding: str | None, errors: str | None, newline: str | None
+) -> IO[Any]:
     if "b" in mode and buffering == 0:
         return raw  # type: ignore[return-value]
     buffered: Any = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)

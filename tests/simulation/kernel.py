@@ -178,8 +178,11 @@ class Kernel:
     def _carry(self, task: Task) -> None:
         """Run a task, in a thread of its own."""
         task.baton.acquire()
-        self._run(task)
-        following = self.current = self._next()
+        try:
+            self._run(task)
+            following = self.current = self._next()
+        except BaseException as error:  # a fault of the simulation: nobody would have the baton
+            self.failure, following = self.failure or error, None
         (self._hub if following is None else following.baton).release()
 
     def _run(self, task: Task) -> None:

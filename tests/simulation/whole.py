@@ -253,8 +253,10 @@ class World(Trials):
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except Exception as error:
-            has_nodes = any(each.is_alive for each in self.nodes.nodes)
-            is_expected = isinstance(error, JournalError) or (isinstance(error, ConfigError) and not has_nodes)
+            # All nodes have failed, and no other is there yet.
+            is_expected = isinstance(error, JournalError) or (
+                isinstance(error, ConfigError) and "0 nodes" in str(error)
+            )
             if isinstance(error, ExperimentError) and experiment.facts.done in (
                 "errored",
                 "invalid_hp",
