@@ -8,7 +8,6 @@ from pathlib import Path
 
 import ray
 
-import dray
 from dray import private
 from dray.cluster import autoscaler
 from dray.cluster.connection import Cluster
@@ -69,5 +68,5 @@ class OnRay:
         """A Tune driver whose handle gets its results from `source`, and whose files are in this directory."""
         private.make_directory(directory)  # Tune writes the key of the connection to it
         # The handle imports dray as this process does only on this machine.
-        path = None if self.cluster.local else str(Path(dray.__file__).parents[1])
+        path = None if self.cluster.local else str(Path(__file__).parents[2])
         return TuneDriver(source=source, directory=directory, path=path)

@@ -193,7 +193,7 @@ MISTAKES = {
         Run, "_perform", "self._requests.remove(request_id)", "pass", 0, options="requests"
     ),
     "a request that is read only once": Mistake(
-        RequestFiles, "waiting", "sorted(self._folder.glob", "list(self._folder.nothing", 0, options="requests"
+        RequestFiles, "waiting", "*.json", "*.none", 0, options="requests"
     ),
     "a failure whose logs are never read": Mistake(Run, "_read_logs", "self._logs.submit(read)", "pass", 0),
     "an alert that is not noted": Mistake(
