@@ -47,7 +47,7 @@ from searchers.rung import Rung
 from searchers.search import Search
 from tests.simulation.seeds import Kind, Seed, outcome_of
 
-MOST = 40
+MOST = 100
 
 
 class Mistake(NamedTuple):
@@ -94,41 +94,41 @@ class Mistake(NamedTuple):
 MISTAKES = {
     # ------------------------------------------------------------------ what decides
     "a trial queued that has ended": Mistake(
-        ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", 0
+        ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", None
     ),
     "a drained trial lost": Mistake(
-        Desk, "group_ended", 'lease.state in ("granted", "moving")', 'lease.state == "granted"', 0
+        Desk, "group_ended", 'lease.state in ("granted", "moving")', 'lease.state == "granted"', None
     ),
     "a closed terminal that hung": Mistake(
-        ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", 0
+        ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", None
     ),
     "an acknowledgement before the flush": Mistake(
         ExperimentDriver, "_append", "Append(record, wait)", "Append(record, False)", 0
     ),
     "a lease granted twice": Mistake(
-        Client, "next_trial", "if not self._is_held(trial)", "if True", 0, options="requests"
+        Client, "next_trial", "if not self._is_held(trial)", "if True", None, options="requests"
     ),
     "a lost wakeup: the parameters of a lease": Mistake(Desk, "bind", "self._answer_ranks(state.group)", "pass", 0),
-    "a lost wakeup: a trial that is queued": Mistake(Desk, "enqueue", "    self._match()\n", "", 0),
+    "a lost wakeup: a trial that is queued": Mistake(Desk, "enqueue", "    self._match()\n", "", 6),
     "a retry of a trial that has ended": Mistake(
         ExperimentDriver,
         "_left",
         "has_ended = self.search.trials[trial].ended or self._results.ends(trial)",
         "has_ended = False",
-        0,
+        None,
     ),
     "retention deletes what a paused trial needs": Mistake(
         driver,
         "checkpoints_needed",
         '2 if trial.state == "RUNNING" else 1',
         '2 if trial.state == "RUNNING" else 0',
-        0,
+        None,
     ),
     "a drained trial lost that has saved": Mistake(
-        Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted"', "if False", 0
+        Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted"', "if False", None
     ),
     "a trial that restarted, and waits for what was decided": Mistake(
-        ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", 0
+        ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", None
     ),
     "a fork's source deleted": Mistake(
         Retention, "_prune", "(trial, each.batches) in sources", "False", 0, options="requests"
@@ -141,7 +141,7 @@ MISTAKES = {
         "_end_stopped",
         '"canceled" if trial in canceled else "stopped"',
         '"stopped"',
-        0,
+        None,
         options="requests",
     ),
     "a budget that is exceeded": Mistake(
@@ -151,31 +151,31 @@ MISTAKES = {
         Alerts, "_take", 'self.pending.pop(record["id"], None)', "pass", 0, options="alerts"
     ),
     "an alert forgotten that a killed driver was sending": Mistake(
-        Alerts, "_take", 'self.pending[record["id"]] = record', "pass", 0, options="alerts"
+        Alerts, "_take", 'self.pending[record["id"]] = record', "pass", None, options="alerts"
     ),
     "an alert raised again by another driver": Mistake(
         Alerts, "_take", 'self._raised.add(record["key"])', "pass", 0, options="alerts"
     ),
     "an alert that is not on the disk with its cause": Mistake(
-        RunCore, "settle", "self._write(records + alerts)", "self._write(records)", 0, options="alerts"
+        RunCore, "settle", "self._write(records + alerts)", "self._write(records)", 1, options="alerts"
     ),
     "a killed run that counts up to the next": Mistake(
         Spending,
         "add",
         'if name == "opened":\n',
         'if name == "opened":\n        self._advance(event["time"])\n',
-        0,
+        1,
         options="budgets",
     ),
     "one trial too many goes on from a rung": Mistake(Rung, "rank", "value <= -self._best_heap[0][0]", "True", 0),
-    "NaN goes on from a rung": Mistake(ASHA, "_report", "not (continues and value != math.inf)", "not continues", 0),
+    "NaN goes on from a rung": Mistake(ASHA, "_report", "not (continues and value != math.inf)", "not continues", None),
     "a failed trial is not ranked": Mistake(
         ASHA, "_exit", "self._rank_exit(exited, next_rung=self._next.pop(exited.trial, 0))", "pass", 0
     ),
     "results decided without their number": Mistake(
-        PendingResults, "awaits", " and self._of[trial][0].number == number", "", 0
+        PendingResults, "awaits", " and self._of[trial][0].number == number", "", None
     ),
-    "a fork with other code": Mistake(Search, "code_of", "self._origin(trial)", "trial", 0, options="requests"),
+    "a fork with other code": Mistake(Search, "code_of", "self._origin(trial)", "trial", 5, options="requests"),
     # ------------------------------------------------------------------ what carries a driver's decisions out
     "decisions carried out before they are written": Mistake(
         RunCore,
@@ -187,47 +187,47 @@ MISTAKES = {
     ),
     "a record that nobody waits for": Mistake(Run, "_write", "if any(each.wait for each in records):", "if False:", 0),
     "trials that may not save at the end of a run": Mistake(
-        Run, "_close", "self._loop.post(self.driver.close)", "pass", 0
+        Run, "_close", "self._loop.post(self.driver.close)", "pass", None
     ),
     "an answered request that stays": Mistake(
-        Run, "_perform", "self._requests.remove(request_id)", "pass", 0, options="requests"
+        Run, "_perform", "self._requests.remove(request_id)", "pass", None, options="requests"
     ),
-    "a request that is read only once": Mistake(
-        RequestFiles, "waiting", "*.json", "*.none", 0, options="requests"
-    ),
+    "a request that is read only once": Mistake(RequestFiles, "waiting", "*.json", "*.none", None, options="requests"),
     "a failure whose logs are never read": Mistake(Run, "_read_logs", "self._logs.submit(read)", "pass", 0),
     "an alert that is not noted": Mistake(
-        Notifier, "told", "found, self._told = self._told or [], []", "found, self._told = [], []", 0, options="alerts"
+        Notifier, "told", "found, self._told = self._told or [], []", "found, self._told = [], []", 3, options="alerts"
     ),
     "checkpoints deleted before the others are on the disk": Mistake(
         Cleaner, "_prune", "self._store_of(each.trial).force_to_disk(each.batches)", "pass", 0
     ),
     "checkpoints deleted that are needed again": Mistake(
-        Cleaner, "_prune", "if self._retention.is_pruning(each, prune):", "if True:", 0
+        Cleaner, "_prune", "if self._retention.is_pruning(each, prune):", "if True:", None
     ),
     "deletions that nobody hears of": Mistake(
         Cleaner,
         "_prune",
         "self._post(lambda: self._retention.pruned(prune, deleted, missing, failed=failed))",
         "pass",
-        0,
+        None,
     ),
     "a checkpoint that a killed driver has not noted is never found": Mistake(
-        Cleaner, "_examine", "if store.find(batches) is not None:", "if False:", 0
+        Cleaner, "_examine", "if store.find(batches) is not None:", "if False:", None
     ),
     "a group's death that nobody hears of": Mistake(Lending, "_heard", "self._lender.on(owner, event)", "pass", 0),
-    "groups that are not ended": Mistake(GroupsShell, "_act", "group.end()", "pass", 0),
-    "groups that do not end with the run": Mistake(GroupsShell, "close", "group.end()", "pass", 0),
-    "a call that comes before the decider is lost": Mistake(EventLoop, "_take", "self._early.append(call)", "pass", 0),
+    "groups that are not ended": Mistake(GroupsShell, "_act", "group.end()", "pass", 5),
+    "groups that do not end with the run": Mistake(GroupsShell, "close", "group.end()", "pass", None),
+    "a call that comes before the decider is lost": Mistake(
+        EventLoop, "_take", "self._early.append(call)", "pass", None
+    ),
     "a burst that is not settled": Mistake(EventLoop, "call", "self._loop.call_soon(self._settle)", "pass", 0),
     # ------------------------------------------------------------------ the path of a commit
     "a commit without permission": Mistake(RayHost, "commit", "self._link.confirm_commit()", "pass", 0, "commit"),
     "a permission that outlives a reconnect": Mistake(
-        TrialLink, "confirm_commit", "while time.monotonic() > asked_at + FRESH_S:", "if True:", 0, "commit"
+        TrialLink, "confirm_commit", "while time.monotonic() > asked_at + FRESH_S:", "if True:", 32, "commit"
     ),
-    "a report under an old lease counts": Mistake(ExperimentDriver, "report", '"fenced"', '"continue"', 0),
+    "a report under an old lease counts": Mistake(ExperimentDriver, "report", '"fenced"', '"continue"', None),
     "a lost driver hides how a trial left": Mistake(
-        RayHost, "close", "with contextlib.suppress(DriverLost):", "if True:", 0, "commit"
+        RayHost, "close", "with contextlib.suppress(DriverLost):", "if True:", 5, "commit"
     ),
     "a report before its checkpoint is committed": Mistake(
         Saver,
@@ -237,16 +237,16 @@ MISTAKES = {
         0,
         "commit",
     ),
-    "an answer that is not awaited": Mistake(Saver, "answer", "answer is not None and answer.result()", "False", 0),
+    "an answer that is not awaited": Mistake(Saver, "answer", "answer is not None and answer.result()", "False", None),
     "a checkpoint that is renamed before its manifest": Mistake(
         CheckpointStore, "commit", "write_manifest(staging, known or {})\n    target", "target", 0, "commit"
     ),
     "a manifest that lists nothing": Mistake(
         checkpoints, "write_manifest", "for name, each in listed}", "for name, each in listed[:0]}", 0, "commit"
     ),
-    "checkpoints of killed writers stay": Mistake(RayHost, "resume", "self._store.sweep()", "pass", 0, "commit"),
+    "checkpoints of killed writers stay": Mistake(RayHost, "resume", "self._store.sweep()", "pass", None, "commit"),
     "a carried report is not sent": Mistake(
-        RayHost, "resume", 'return self.reports.resume(report, carried["decides"])', "return None", 0, "commit"
+        RayHost, "resume", 'return self.reports.resume(report, carried["decides"])', "return None", None, "commit"
     ),
     "a commit that nobody hears of": Mistake(
         RayHost,
@@ -257,32 +257,36 @@ MISTAKES = {
         "commit",
     ),
     "rows without a checkpoint are forgotten": Mistake(
-        RayHost, "commit", "rows=[*staged.rows, *message.rows]", "rows=list(message.rows)", 0, "commit"
+        RayHost, "commit", "rows=[*staged.rows, *message.rows]", "rows=list(message.rows)", None, "commit"
     ),
     "kept rows are not sent with a report": Mistake(
         TrialLink, "send", "rows=[*self._kept, *report.rows]", "rows=[*report.rows]", 0, "commit"
     ),
     "a request to stop that is not heard": Mistake(
-        TrialLink, "stop_requested", "self._stop.done() and self._stop.result()", "False", 0, "commit"
+        TrialLink, "stop_requested", "self._stop.done() and self._stop.result()", "False", None, "commit"
     ),
     "a driver that is lost fails the trial": Mistake(
-        run_trial, "lost_driver", 'Failure(kind="node", batches=batches)', 'Failure(kind="error", batches=batches)', 0
+        run_trial,
+        "lost_driver",
+        'Failure(kind="node", batches=batches)',
+        'Failure(kind="error", batches=batches)',
+        None,
     ),
     "a message that comes twice": Mistake(
-        Stream, "_confirm", "for _ in range(count - self._confirmed):", "for _ in range(0):", 0, "commit"
+        Stream, "_confirm", "for _ in range(count - self._confirmed):", "for _ in range(0):", 1, "commit"
     ),
     "a message that is lost with its connection": Mistake(
-        Stream, "resume", "for message in self._kept:", "for message in ():", 0, "commit"
+        Stream, "resume", "for message in self._kept:", "for message in ():", 37, "commit"
     ),
     "a session that forgets its client at once": Mistake(
-        Session, "expire", "if attempt == self.attempt:", "if True:", 0, "commit"
+        Session, "expire", "if attempt == self.attempt:", "if True:", 35, "commit"
     ),
     "a staged part that stays after an error": Mistake(
-        JointCheckpoint, "writing", "if self.owns_staging", "if False", 0, "commit"
+        JointCheckpoint, "writing", "if self.owns_staging", "if False", None, "commit"
     ),
     "a record that is not forced to the disk": Mistake(Journal, "_write", "os.fsync(self._file)", "pass", 0),
     "half a record that stays after a full disk": Mistake(
-        Journal, "_write", "os.ftruncate(self._file, self._size)", "pass", 0
+        Journal, "_write", "os.ftruncate(self._file, self._size)", "pass", None
     ),
 }
 
