@@ -63,6 +63,11 @@ class SimLoop(base_events.BaseEventLoop):
             self._ready.append(asyncio.Handle(callback, args, self))  # type: ignore[attr-defined]
             self._write_to_self()
 
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        task = super().create_task(coro, **options)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # tasks of killed processes never end
+        return task
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not isinstance(context.get("exception"), Killed):
             super().call_exception_handler(context)
