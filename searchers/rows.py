@@ -8,9 +8,11 @@ log.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, NoneType
@@ -28,6 +30,8 @@ Fields: TypeAlias = Mapping[str, tuple[type, ...]]
 
 NUMBER = (int, float)
 OPTIONAL_NUMBER = (int, float, NoneType)
+_MOST = 1e300
+"""Numbers are smaller than this: they are converted to floats, and written as strict JSON."""
 _RESTORE = "restore the file from a backup"
 _SHOWN = 60
 SAID: dict[str, None] = {}
@@ -40,19 +44,25 @@ class _Damage(NamedTuple):
     what: str
 
 
-def has_fields(fields: Fields) -> Check:
-    """A check that a value is an object with these fields."""
-    required = tuple((name, frozenset(kinds)) for name, kinds in fields.items())
+def has_fields(fields: Fields, *, unbounded: str = "") -> Check:
+    """A check that a value is an object with these fields. Only the number `unbounded` may be NaN or infinite."""
+    required = tuple((name, frozenset(kinds), float in kinds and name != unbounded) for name, kinds in fields.items())
 
     def check(row: Any) -> str:
         if type(row) is not dict:
             return f"expected a JSON object, got {_cut(row)}"
-        for name, kinds in required:
-            if type(row.get(name)) not in kinds:
-                return f"{name} is {_cut(row[name])}" if name in row else f"it has no {name}"
+        for name, kinds, is_bounded in required:
+            value: Any = row.get(name)
+            if type(value) not in kinds or (is_bounded and type(value) in NUMBER and not -_MOST < value < _MOST):
+                return f"{name} is {_cut(value)}" if name in row else f"it has no {name}"
         return ""
 
     return check
+
+
+def is_text(value: str) -> bool:
+    """Whether a text has no half of a character, which JSON allows and nothing can show or write."""
+    return value == value.encode(errors="ignore").decode()
 
 
 def by_kind(name: str, kinds: Mapping[str, Fields], common: Fields = MappingProxyType({})) -> Check:
@@ -113,13 +123,22 @@ def read(path: Path, start: int = 0, *, missing: bytes | None = None) -> bytes:
     """Return the content of a file from an offset on; `missing` if there is no such file, else `FileNotFoundError`.
     Raises `DamagedFile` if it can't be read."""
     try:
-        with readable(path), path.open("rb") as file:
+        with readable(path), open(path, "rb", opener=regular) as file:
             file.seek(start)
             return file.read()
     except FileNotFoundError:
         if missing is None:
             raise
         return missing
+
+
+def regular(path: str, flags: int) -> int:
+    """An `opener` for `open` that refuses pipes, which would wait for a writer, and devices, which may have no end."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISDIR(mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is a pipe or a device")
+    return descriptor
 
 
 @contextlib.contextmanager

@@ -172,6 +172,7 @@ def test_extend_without_a_budget_is_bad_input(tmp_path: Path, options: list[str]
     [
         (["e", "creat", "one.yaml"], "dray: no such command 'creat'; did you mean 'create'; see dray e --help"),
         (["run", "one.yaml"], "dray: no such command; did you mean dray experiment create"),
+        (["sweep", "one.yaml"], "dray: no such command; did you mean dray experiment create"),
         (["logs"], "dray: no such command; did you mean dray experiment logs or dray trial logs"),
         (["e", "create"], "dray: missing argument 'CONFIG'; see dray e create --help"),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import logging
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -98,6 +100,8 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     withhold_writing()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # texts of others may have letters that the terminal can't write
+        sys.stdout.reconfigure(errors="backslashreplace")
     run(_command(), arguments)
 
 

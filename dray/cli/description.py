@@ -164,12 +164,14 @@ def describe(read: ReadExperiment) -> None:
         best_line = _result(reader, best)
     longest = _best(read, reader.best_of_longest())
     longest_line = "" if longest is None or longest == best else _result(reader, longest)
+    now = standing(seen, reader, queued=None if submitted is None else submitted.submitted).sentence
+    resumes = seen.state == "STOPPED" and not reader.lost_records()
     show.fields(
         [
             ("experiment", f"{seen.label}  {seen.state}"),
-            ("now", standing(seen, reader, queued=None if submitted is None else submitted.submitted).sentence),
+            ("now", now),
             ("ended", seen.reason),
-            ("error", show.red(seen.why)),
+            ("error", "" if seen.why in now else show.red(seen.why)),
             ("waits", "" if submitted is None or submitted.slots else submitted.why),
             ("failed", show.red(reader.failure_summary())),
             ("warning", seen.unread),
@@ -195,7 +197,7 @@ def describe(read: ReadExperiment) -> None:
             ("processes", "\n".join(reader.new_processes)),
             ("alerts", "\n".join(map(_alert_line, reader.alerts[-_ALERTS_SHOWN:]))),
             ("next", reader.next_summary() if seen.reason else ""),
-            ("resume with", f"dray experiment resume {read.stored.typed}" if seen.state == "STOPPED" else ""),
+            ("resume with", f"dray experiment resume {read.stored.typed}" if resumes else ""),
         ]
     )
     if reader.ranked():

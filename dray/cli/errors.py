@@ -35,7 +35,7 @@ _UNKNOWN = "no such command"
 _GROUPS = {"exp": "experiment", "job": "experiment", "run": "experiment", "ckpt": "checkpoint"}
 """Groups by their names in other tools, also in the plural."""
 _MEANT = {
-    **dict.fromkeys(("run", "train", "start", "submit", "launch", "new"), "create"),
+    **dict.fromkeys(("run", "train", "start", "submit", "launch", "new", "sweep"), "create"),
     **dict.fromkeys(("show", "status", "info", "inspect", "get", "view"), "describe"),
     **dict.fromkeys(("cancel", "abort", "terminate", "down"), "stop"),
     **dict.fromkeys(("rm", "remove"), "delete"),

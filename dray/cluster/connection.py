@@ -112,19 +112,20 @@ def connect(address: str | None) -> Cluster:
     _check_working_directory()
     token.secure()
     directory = _ray_directory()
-    try:
-        _start(directory, internals.quick_start(token.own))
-    except Exception:
-        # On a slow machine Ray's node gives up, because it has much to import; the second time, this is in memory. With
-        # a version of Ray that differs from those that dray knows, a start in Ray's own way may succeed.
+    # On a slow machine Ray's node gives up, 15 s into its imports (ray-project/ray#65983); the next time, these are
+    # in memory. With a version of Ray that differs from those that dray knows, a start in Ray's own way may succeed.
+    tries: list[AbstractContextManager[None]] = [internals.quick_start(token.own) for _ in range(2)]
+    tries.append(contextlib.nullcontext())
+    for quickly in tries:
         try:
-            _start(directory, contextlib.nullcontext())
-        except Exception as error:
-            raise ConnectionError(
-                f"Ray did not start on this machine, tried twice: {one_line(error)} Its logs are in "
-                f"{directory}/session_latest/logs; start Ray yourself (ray start --head), and set RAY_ADDRESS"
-            ) from error
-    return _own("a new Ray cluster on this machine")
+            _start(directory, quickly)
+            return _own("a new Ray cluster on this machine")
+        except Exception as caught:
+            error = caught
+    raise ConnectionError(
+        f"Ray did not start on this machine, tried three times: {one_line(error)} Its logs are in "
+        f"{directory}/session_latest/logs; start Ray yourself (ray start --head), and set RAY_ADDRESS"
+    ) from error
 
 
 def _ray_directory() -> Path:

@@ -113,7 +113,7 @@ class LocalHost:
     ) -> None:
         self._until_exit.close()
         if self._is_chief:
-            self._record_end(error, "COMPLETED")  # by a program with its own loop
+            self._record_end(error)  # by a program with its own loop
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
@@ -127,7 +127,7 @@ class LocalHost:
             self._check_writable()
         with contextlib.ExitStack() as at_end:
             if peers.rank == 0:
-                at_end.push(lambda kind, error, trace: self._record_end(error, "STOPPED"))
+                at_end.push(lambda kind, error, trace: self._record_end(error))
             at_end.enter_context(self._signals.ctrl_c())
             if peers.rank == 0 and is_wanted():
                 with ProgressDisplay(plan, begin, line=bottom_line()) as self._display:
@@ -163,14 +163,13 @@ class LocalHost:
                 "with the environment variable DRAY_HOME, or with --path"
             ) from error
 
-    def _record_end(self, error: BaseException | None, otherwise: str) -> None:
-        """Record the state in which the run has ended, unless its last row says so: `otherwise`, without an error or a
-        request to stop."""
+    def _record_end(self, error: BaseException | None) -> None:
+        """Record the state in which the run has ended, unless its last row says so."""
         exited = isinstance(error, SystemExit) and not error.code
         if error is None or exited or isinstance(error, KeyboardInterrupt | ShouldExit):
             if not self._has_ended:
-                asked = self._signals.requested_by or (error is not None and not exited)
-                self._write_end("STOPPED" if asked else otherwise)
+                asked = self._signals.requested_by or isinstance(error, KeyboardInterrupt)
+                self._write_end("STOPPED" if asked else "COMPLETED")
         elif error is not self._failure:
             self._failure = error
             text = one_line("".join(traceback.format_exception_only(error)))
@@ -205,7 +204,8 @@ class LocalHost:
             display.say("no checkpoint was saved")
         else:
             display.say(f"latest checkpoint: {self._saved}")
-            if how := self.how_to_resume(self._saved, completed=not why):
+            # A trial that has ended early is complete, as in an experiment.
+            if not why.startswith("ended early") and (how := self.how_to_resume(self._saved, completed=not why)):
                 display.say(how)
 
     def how_to_resume(self, checkpoint: str, *, completed: bool) -> str:
@@ -303,7 +303,7 @@ class LocalHost:
             row = _row(report)
             self._write({**row, "system": report.system} if report.system else row)
             self._unsaved.add([row])  # without machine usage, so that two identical runs have identical checkpoints
-        self._last, self._has_ended = report, report.final
+        self._last, self._has_ended = report, report.final and report.decides
         if self._display is not None:
             self._display.reported(report)
         elif report.validation is not None:

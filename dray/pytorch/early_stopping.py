@@ -57,6 +57,10 @@ class EarlyStopping(PyTorchCallback):
         improves = self.sign * value < self.best - self.min_delta
         self.best, self.waited = (self.sign * value, 0) if improves else (self.best, self.waited + 1)
         if self.waited >= self.patience:
+            log.info(
+                "early stopping: %s has not improved by more than %g in %d validations, best: %g",
+                *(self.metric, self.min_delta, self.waited, self.sign * self.best),
+            )
             self.context.set_stop_requested(True)
 
     def state_dict(self) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def choose(directory: ExperimentDirectory, trial: TrialRecord, at: str | int = "
     elif at != "best":
         batches = int(at)
     if batches is None:
-        raise NoCheckpoint(f"trial {trial.id} of {directory.path.name} has no checkpoint yet")
+        raise NoCheckpoint(f"trial {trial.id} of {directory.path.name} has no checkpoint")
     if why := store.fault(batches):
         raise missing(directory, trial, batches, why)
     return store.id_of(batches)

@@ -67,7 +67,7 @@ class GrowingMetrics:
             self._file.close()
         try:
             with rows.readable(self._directory / TAIL):
-                self._file = (self._directory / TAIL).open("rb")
+                self._file = open(self._directory / TAIL, "rb", opener=rows.regular)  # noqa: SIM115
         except FileNotFoundError:
             self._file = None
         self._partial, self._lines = b"", 0

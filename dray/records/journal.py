@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from searchers import rows
 from searchers.journal import Journal
+from searchers.records import hparams_from_json, number_from_json
 from searchers.rows import NUMBER, OPTIONAL_NUMBER, Fields, by_kind, has_fields
 
 _TRIAL: Fields = {"trial": (int,)}
-_FAILURE: Fields = {**_TRIAL, "why": (str, NoneType), "where": (str, NoneType), "batches": OPTIONAL_NUMBER}
+_TEXT = (str, NoneType)
+_FAILURE: Fields = {**_TRIAL, **dict.fromkeys(("why", "where", "error", "kept"), _TEXT), "batches": OPTIONAL_NUMBER}
 _fields_of = by_kind(
     "event",
     {
@@ -32,21 +36,22 @@ _fields_of = by_kind(
         | {"prices": (dict, NoneType)},
         "rejected": {"id": (str,), "error": (str,)},
         "unread": {"unread": (list,), "read": (list,)},
+        "withheld": {**_TRIAL, "where": (str, NoneType), "error": (str,), "batches": (int,), "furthest": (int,)},
+        "new_processes": {**_TRIAL, "text": (str,), "code": (str, NoneType)},
     },
     {"time": OPTIONAL_NUMBER},
 )
-_action = by_kind(
-    "action",
-    {
-        "create": {**_TRIAL, "source": (dict, NoneType), "repeat": (dict, NoneType), "code": (str, NoneType)},
-        "stop": _TRIAL,
-        "pause": _TRIAL,
-        "resume": _TRIAL,
-        "done": {"reason": (str,)},
-    },
-)
+_ACTIONS: Mapping[str, Fields] = {
+    "create": {**_TRIAL, "source": (dict, NoneType), "repeat": (dict, NoneType), "code": (str, NoneType)},
+    "stop": _TRIAL,
+    "pause": _TRIAL,
+    "resume": _TRIAL,
+    "done": {"reason": (str,)},
+}
+_action = by_kind("action", _ACTIONS)
 _source = has_fields({**_TRIAL, "step": NUMBER, "batches": (int, NoneType)})
 _repeat = has_fields({**_TRIAL, "seed": (int,)})
+_to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _LATEST = 1e11  # Unix time in s, after the year 5000
 
 
@@ -58,10 +63,22 @@ def check(record: Any) -> str:
         return f"time is {record['time']!r}"
     if record["event"] == "unread" and not all(type(name) is str for name in (*record["unread"], *record["read"])):
         return "a name of a hyperparameter is not text"
+    if record["event"] in ("started", "reported", "requested"):
+        try:
+            _to_json(record.get("hparams")).encode()
+            hparams_from_json(record.get("hparams"))
+        except (ValueError, RecursionError) as error:
+            return f"its hyperparameters: {error}"
+    if record["event"] == "reported":
+        try:
+            for value in (record.get("value"), *(record.get("metrics") or ())):
+                number_from_json(value)
+        except ValueError as error:
+            return f"its value {error}"
     if type(actions := record.get("actions", [])) is not list:
         return f"actions is {actions!r:.60}"
     for action in actions:
-        what = _action(action)
+        what = _action(action) or ("" if action["action"] in _ACTIONS else f"action is {action['action']!r:.60}")
         if not what and action.get("source"):
             what = _source(action["source"])
         if not what and action.get("repeat"):

@@ -109,8 +109,13 @@ def _overview_of_local(path: Path, number: int | None) -> Overview:
     where = StoredExperiment.here(ExperimentDirectory(path), number)
     try:
         return local_overview(LocalRun(path)) if is_local_run(path) else where.overview()
-    except (OSError, ValueError) as error:
-        return Overview(name=path.name, path=str(path), number=number, why=str(error))
+    except Exception as error:  # whatever is wrong with one, the others are listed
+        return Overview(name=path.name, path=str(path), number=number, why=why_unread(error))
+
+
+def why_unread(error: Exception) -> str:
+    """Why an experiment can't be read, on one line."""
+    return one_line(error if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}")
 
 
 def local_overview(run: LocalRun) -> Overview:

@@ -30,10 +30,21 @@ LocalState: TypeAlias = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNK
 METRICS = "metrics.jsonl"
 LOCAL = "local"
 _METRICS, _TEXT = (dict, NoneType), (str, NoneType)
-_check = has_fields(
+_has_fields = has_fields(
     {"batches": (int,), "epochs": OPTIONAL_NUMBER, "time": NUMBER, "training": _METRICS, "validation": _METRICS}
     | {"system": _METRICS, "ended": _TEXT, "error": _TEXT}
 )
+
+
+def _check(row: Any) -> str:
+    """What is wrong with a report; "" if it may have been written."""
+    if what := _has_fields(row):
+        return what
+    for kind in ("training", "validation", "system"):
+        for name, value in (row.get(kind) or {}).items():
+            if type(value) is int and not -1e300 < value < 1e300:
+                return f"{name} is {value!r:.60}"
+    return ""
 
 
 def is_local_run(path: Path) -> bool:
@@ -74,7 +85,7 @@ class LocalRun:
     @property
     def state(self) -> LocalState:
         """UNKNOWN: the run was killed."""
-        with (self.path / METRICS).open() as file:
+        with open(self.path / METRICS, opener=rows.regular) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dray.text import cut
+from searchers.rows import regular
 
 BLOCK = 256 << 10
 MOST_LINES = 2_000
@@ -81,7 +82,7 @@ class FileLines:
 
     def refresh(self) -> None:
         """Count the lines that were added."""
-        with self._lock, self.path.open("rb") as file:
+        with self._lock, open(self.path, "rb", opener=regular) as file:
             status = self.path.stat()
             if status.st_ino != self._inode or status.st_size < self._size:
                 self._forget()

@@ -18,6 +18,7 @@ from dray.storage.logs import NAME
 from dray.text import cut, printable, shown
 from dray.training.units import amount
 from searchers.domains import searched
+from searchers.rows import regular
 from searchers.space import Space
 
 POLL_S = 0.3
@@ -67,7 +68,7 @@ def read_output(
     for name, (number, path) in log_files(places).items():
         if rank not in (None, number):
             continue
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             file.seek(starts.get(name, 0))
             data = file.read(most)
         if not final:
@@ -179,7 +180,8 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
             return f"driver started, dray {record.get('version')}"
         case "started":
             drawn = flatten(dict(searched(space.root, record.get("hparams") or {})))
-            return f"{trial} started: {' '.join(f'{name}={shown(value)}' for name, value in drawn.items())}"
+            values = (f" {name}={shown(value)}" for name, value in drawn.items())
+            return f"{trial} started{':' if drawn else ''}{''.join(values)}"
         case "reported":
             at = amount(shown(record["step"]), unit)
             return f"{trial} at {at}: {metric} {shown(record.get('value'))}{_decided(record)}"

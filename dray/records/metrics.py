@@ -63,7 +63,8 @@ _fields_of = has_fields(
         "name": (str,),
         "value": (*OPTIONAL_NUMBER, bool),
         "time": NUMBER,
-    }
+    },
+    unbounded="value",
 )
 
 
@@ -295,8 +296,14 @@ def check(row: Any) -> str:
         return what
     for name, most in (("trial_id", _MOST_TRIALS), ("batches", 2**63)):
         if not 0 <= row[name] < most:
-            return f"{name} is {row[name]}"
-    return ""
+            return f"{name} is {row[name]!r:.60}"
+    for name in ("epochs", "value"):
+        if name not in row:
+            return f"it has no {name}"
+    value, name = row["value"], row["name"] + row["kind"]
+    if type(value) is int and not -1e300 < value < 1e300:
+        return f"value is {value!r:.60}"
+    return "" if name.isascii() or row_files.is_text(name) else f"its name is {name!r:.60}"
 
 
 def _tail_rows(directory: Path) -> list[dict[str, Any]]:

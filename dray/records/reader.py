@@ -147,7 +147,13 @@ class ExperimentReader(RankedTrials):
             self.records += 1
             try:
                 self._happened(record)
-            except (LookupError, TypeError, AttributeError, ValueError):  # such as a trial that was never created
+            except (
+                LookupError,
+                TypeError,
+                AttributeError,
+                ValueError,
+                ArithmeticError,
+            ):  # such as a trial that was never created
                 sentence = damaged_line(self.directory.journal, self.records, f"it does not fit those before: {record}")
                 self._begin()
                 raise DamagedFile(sentence) from None

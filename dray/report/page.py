@@ -69,7 +69,7 @@ def _write(report: ReportData, file: Path) -> Path:
         .replace("{{plotly}}", get_plotlyjs().replace("</script", "<\\/script"))
     )
     unnamed = file.with_name(f".{file.name}.tmp")
-    unnamed.write_text(content)
+    unnamed.write_text(content, encoding="utf-8", errors="backslashreplace")  # errors name files that are not UTF-8
     os.replace(unnamed, file)
     return file
 

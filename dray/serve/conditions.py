@@ -2,7 +2,7 @@
 
 A search has terms with spaces between them, which a trial must all meet: a word, which its number, state, code or
 hyperparameters contain, or a condition: ``lr<0.01``, ``lr < 0.01``, ``optimizer=adam|sgd``, ``state!=running``,
-``accuracy>0.9``, ``"a name"=2``. Names and values with spaces or signs are in double quotes.
+``accuracy>0.9``, ``"a name"=2``. Names and values with spaces or signs are in quotes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from dray.serve.answers import BadInput
 from dray.text import shown
 
 MOST_CHARACTERS = 4000
-_ATOM = r'(?:"[^"]*"|[^\s<>=!"|]+)'
+_ATOM = r"""(?:"[^"]*"|'[^']*'|(?!')[^\s<>=!"|]+)"""
 _CONDITION = re.compile(rf"({_ATOM})\s*(<=|>=|!=|<|>|=)\s*({_ATOM}(?:\|{_ATOM})*)(?!\S)")
-_WORD = re.compile(r'("[^"]*"|[^\s<>="]+)(?!\s*[<>=])(?!\S)')
+_WORD = re.compile(r"""("[^"]*"|'[^']*'|(?!')[^\s<>="]+)(?!\s*[<>=])(?!\S)""")
+_NO_WORD = re.compile(r"(?i)and|or|not|[&|,]+|.*[≤≥≠].*")
+"""What other tools write between conditions; as a word, it would find nothing."""
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -69,14 +71,14 @@ def parsed(search: str) -> list[str | Condition]:
             at += 1
         elif match := _CONDITION.match(search, at):
             name, sign, values = match.groups()
-            texts = tuple(each.strip('"') for each in re.findall(_ATOM, values))
-            found.append(Condition(name.strip('"'), sign, texts))
+            texts = tuple(each.strip("\"'") for each in re.findall(_ATOM, values))
+            found.append(Condition(name.strip("\"'"), sign, texts))
             at = match.end()
-        elif match := _WORD.match(search, at):
-            found.append(match[1].strip('"'))
+        elif (match := _WORD.match(search, at)) and not _NO_WORD.fullmatch(match[1]):
+            found.append(match[1].strip("\"'"))
             at = match.end()
         else:
-            raise BadInput(f"can't read {search[at:][:40]!r}")
+            raise BadInput(f"can't read {search[at:][:40]!r}; write conditions with spaces, as in lr<=0.01 net=a|b")
     return found
 
 

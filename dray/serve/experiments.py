@@ -13,14 +13,13 @@ from pathlib import Path
 
 from dray.errors import NoExperiment
 from dray.records.directory import ExperimentDirectory
-from dray.records.listing import local_overview
+from dray.records.listing import local_overview, why_unread
 from dray.records.local_runs import METRICS, LocalRun, local_runs
 from dray.records.numbering import LINKS, numbers_by_path
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.serve.curves import Wanted, curves
 from dray.serve.figures import CPU_SHARE, CURVES_SHARE, CachedFigures, cached, figures_of
-from dray.text import one_line
 
 SCAN_S = 5.0  # how often the directory is searched for new experiments, and experiments that do not run are checked
 FRESH_S = 1.0  # how often a running experiment is checked for the list
@@ -176,8 +175,8 @@ class Experiments:
                 seen = local_overview(LocalRun(entry.path))
             else:
                 seen = self._refreshed(entry, max_age_s=max_age_s).overview()
-        except (OSError, ValueError) as error:
-            seen = Overview(name=entry.path.name, path=str(entry.path), why=one_line(error))
+        except Exception as error:  # whatever is wrong with one, the others are listed
+            seen = Overview(name=entry.path.name, path=str(entry.path), why=why_unread(error))
         if entry.overview is None and entry.path not in self._numbers:  # newer than the last scan
             self._read_numbers()
         entry.overview = replace(seen, number=self._numbers.get(entry.path))
@@ -236,7 +235,7 @@ class Experiments:
                     self._follower = None
                     return
             for entry in viewed:
-                with suppress(ValueError, OSError):  # the next request reports it
+                with suppress(Exception):  # the next request reports it
                     self._refreshed(entry, max_age_s=VIEW_S)
 
     def _forget(self, entry: _Entry) -> None:

@@ -1,9 +1,10 @@
-"""Starts a server again whose Ray has died, with the same command in the same process."""
+"""Starts a server again whose Ray has died, with the same command in the same process; or lets it end."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn
@@ -12,6 +13,15 @@ from dray.errors import ExperimentError
 
 RESTARTED = "_DRAY_SERVER_RESTARTED"  # Unix time of the last restart
 AGAIN_S = 300.0  # the shortest time between two restarts
+LEAVE_S = 2.0  # how long the process may take to end
+
+
+def leave_soon(code: int) -> None:
+    """End the process in a moment, with this exit code: threads that wait for the dead Ray would keep it for a minute,
+    after which Ray ends it with an error of its own."""
+    timer = threading.Timer(LEAVE_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 def restart(environment: Mapping[str, str], say: Callable[[str], None]) -> NoReturn:

@@ -18,7 +18,7 @@ from dray.records.directory import results_root
 from dray.serve import address as addresses
 from dray.serve.app import AT_ROOT, listening
 from dray.serve.manager import Manager, why_full
-from dray.serve.restart import restart
+from dray.serve.restart import leave_soon, restart
 from dray.serve.root_path import RootPath
 from dray.serve.tokens import STATE, Tokens
 
@@ -90,6 +90,7 @@ def serve(
             if manager.ray_died.is_set():
                 raise RayDied  # ends what is left of Ray
     except RayDied:
+        leave_soon(0 if over.is_set() else 1)
         if not over.is_set():
             restart(environment, say)
     finally:

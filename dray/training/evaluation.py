@@ -98,7 +98,7 @@ def reduce_batches(
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"evaluate_batch() returned {values[0]!r} of type {type(values[0]).__name__} for the metric "
-                f"{name!r}, which can't be reduced over batches ({error}); return a number, or use "
+                f"{name!r}, which can't be reduced over batches; return a number, or use "
                 "context.wrap_reducer()"
             ) from error
     return reduced

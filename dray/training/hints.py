@@ -61,7 +61,8 @@ class Hints:
                 "the first %d batches have trained no wrapped model: %s",
                 batches,
                 "no context.step_optimizer(optimizer) was called after context.backward(loss) in train_batch(). "
-                "Calling optimizer.step() yourself ignores the configured clipping, aggregation and loss scaling"
+                "An optimizer.step() of your own is not counted: it ignores the configured clipping, aggregation and "
+                "loss scaling"
                 if optimisation.steps == 0
                 else "the optimizers' parameters are in no wrapped model, or had no gradients. Call "
                 "context.backward(loss), and use the model that context.wrap_model() returned, in train_batch() and "

@@ -118,7 +118,7 @@ def over_http(url: str, token: str, use: Callable[[Client], Any]) -> Any:
     async def run() -> Any:
         headers = {"Authorization": f"Bearer {token}"}
         async with (
-            httpx2.AsyncClient(headers=headers) as http_client,
+            httpx2.AsyncClient(headers=headers, timeout=None) as http_client,
             Client(streamable_http_client(url, http_client=http_client)) as client,
         ):
             return await use(client)

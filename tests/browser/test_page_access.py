@@ -120,7 +120,7 @@ def violations(site: Site, where: list[str], **options: object) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("screen", [1400, PHONE], indirect=True)
+@pytest.mark.parametrize("screen", [1400, pytest.param(PHONE, marks=pytest.mark.long)], indirect=True)
 def test_axe_finds_nothing(screen: Site) -> None:
     where = places(screen)
     assert len(where) >= 15
@@ -128,7 +128,7 @@ def test_axe_finds_nothing(screen: Site) -> None:
     assert violations(screen, where) == ""
 
 
-@pytest.mark.parametrize("screen", [1400, PHONE], indirect=True)
+@pytest.mark.parametrize("screen", [pytest.param(1400, marks=pytest.mark.long), PHONE], indirect=True)
 def test_axe_finds_nothing_in_the_dark(screen: Site) -> None:
     theme(screen, "dark")
     assert violations(screen, places(screen), runOnly=["color-contrast", "link-in-text-block"]) == ""

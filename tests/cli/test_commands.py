@@ -163,6 +163,15 @@ def test_a_record_of_another_kind_is_one_line(digits: ExperimentDirectory, dray:
         assert "is damaged: it has no trial" in dray("e", command, "digits").is_one_line()
 
 
+def test_an_experiment_whose_journal_was_cut_says_so_once_and_not_to_resume(
+    digits: ExperimentDirectory, dray: Dray
+) -> None:
+    digits.journal.write_bytes(b"")
+    shown = dray("e", "describe", "digits").out
+    assert shown.count("it was cut, deleted, or replaced by an older copy") == 1
+    assert "resume with" not in shown
+
+
 @pytest.mark.parametrize("command", sorted({name for name, (_, reads) in READING.items() if reads}))
 def test_metrics_that_are_damaged_are_one_line(command: str, digits: ExperimentDirectory, dray: Dray) -> None:
     for part in digits.metrics.glob("*.parquet"):

@@ -6,9 +6,11 @@ import contextlib
 import fcntl
 import json
 import logging
+import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -176,6 +178,27 @@ def test_a_run_that_failed_is_listed_with_its_error(
     assert f"{there['name']}  ERROR" in told
     assert re.search("^failed with +ValueError: the password is xxxxxxxx$", told, re.MULTILINE)
     assert ("--local --path" in told) == (batches >= 4)
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+@pytest.mark.parametrize(("stops", "state"), [("asks", "COMPLETED"), ("exits", "COMPLETED"), ("sigterm", "STOPPED")])
+def test_a_run_that_ends_itself_early_is_completed(home: Path, stops: str, state: str, is_saved: bool) -> None:
+    class Early(OneWeight):
+        def at_batch(self, batch_idx: int) -> None:
+            if batch_idx == 1 and stops == "exits":
+                raise pytorch.ShouldExit
+            if batch_idx == 1 and stops == "sigterm":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if batch_idx == 1 and stops == "asks":
+                self.context.set_stop_requested(True)
+
+    with pytorch.init() as context, contextlib.suppress(SystemExit):
+        period = Batch(2) if is_saved else None
+        pytorch.Trainer(Early(context), context).fit(
+            max_length=Batch(6), validation_period=Batch(2), checkpoint_period=period
+        )
+    [run] = local_runs(home)
+    assert LocalRun(run).state == state
 
 
 def test_a_run_whose_failure_was_caught_has_failed(home: Path) -> None:

@@ -76,6 +76,7 @@ def test_hugging_face_model_learns_in_a_trial(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_hugging_face_trainer_learns_standalone(tmp_path: Path) -> None:
     code = project("hugging-face.md", tmp_path / "code")
     run_script(code / "train.py", directory=code)
@@ -132,6 +133,7 @@ def test_torchmetrics_are_computed_over_all_data(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------- tracking.md
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
 def test_mlflow_runs_are_the_searchs_trials(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +156,7 @@ def test_mlflow_runs_are_the_searchs_trials(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_wandb_callback_logs_reports(tmp_path: Path) -> None:
     code = project("tracking.md", tmp_path / "code")
     (code / "model_def.py").write_text(files("index.md")["model_def.py"])
@@ -199,6 +202,7 @@ def test_data_sets_are_made_once_and_equal_in_every_process() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_compiled_trial_learns(tmp_path: Path) -> None:
     single = {"name": "single", "metric": "validation_loss", "max_length": {"epochs": 2}}
     found = validations("warm.md", tmp_path, "random.yaml", searcher=single, hyperparameters={"lr": 0.01})

@@ -45,11 +45,18 @@ def length(fit: Fit, made: type[Any], host: FakeHost, stopping: pytorch.EarlySto
     ],
 )
 def test_a_trial_ends_once_it_has_not_improved_for_its_patience(
-    fit: Fit, host: FakeHost, values: list[float], arguments: dict[str, Any], ends: int
+    fit: Fit,
+    host: FakeHost,
+    values: list[float],
+    arguments: dict[str, Any],
+    ends: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
     values = values + values[-1:] * (20 - len(values))
     assert length(fit, reporting(values), host, pytorch.EarlyStopping("loss", **arguments)) == ends
     assert host.reports[-1].checkpoint is not None
+    assert caplog.text.count("early stopping: loss has not improved by more than") == (ends < 20)
 
 
 @pytest.mark.parametrize("cut", range(1, 7))

@@ -826,6 +826,7 @@ def test_sharded_model_trains_as_with_ddp_also_if_gradients_are_aggregated(
         assert close(rank["aggregated"][kind, averages], rank["aggregated"]["DDP", averages], 1e-3)
 
 
+@pytest.mark.long
 def test_a_rank_holds_only_its_shards_of_aggregated_gradients(two: list[Runs], four: list[Runs]) -> None:
     for rank in (*two, *four):
         assert rank["held"]["default"]["held"] == [(pytest.approx(1, rel=0.1), False)] * 8
@@ -833,6 +834,7 @@ def test_a_rank_holds_only_its_shards_of_aggregated_gradients(two: list[Runs], f
         assert rank["held"]["default"]["sums"] == 8 * (BLOCKS + 1)
 
 
+@pytest.mark.long
 def test_replicas_of_shards_are_summed_only_in_batches_that_step(four: list[Runs]) -> None:
     waits = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # since torch 2.13; older ones sum in each batch
     for rank in four:
@@ -848,6 +850,7 @@ def test_gradients_are_summed_only_in_batches_that_step_if_asked_for(two: list[R
         assert rank["held"]["unsynced"]["sums"] == 2 * (BLOCKS + 1)
 
 
+@pytest.mark.long
 def test_units_that_some_batches_of_an_aggregation_do_not_use_train_in_replicas_too(four: list[Runs]) -> None:
     for rank in four:
         assert close(rank["skipping"]["replicas"], rank["skipping"]["shards"])
@@ -875,12 +878,14 @@ def test_validation_counts_each_record_once_though_ranks_have_different_numbers_
 
 
 @pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.long
 def test_memory_of_a_rank_is_its_share(two: list[Runs], four: list[Runs], size: int) -> None:
     for rank in two if size == 2 else four:
         share = rank["memory"]["Trial"]["seen"] / rank["memory"]["Plain"]["seen"]
         assert share <= {2: 0.55, 4: 0.30}[size]
 
 
+@pytest.mark.long
 def test_four_ranks_train_as_with_ddp(four: list[Runs]) -> None:
     for rank in four:
         plain = rank["losses_of_four"]["Plain"]
@@ -894,6 +899,7 @@ def test_tensor_parallel_ranks_train_as_one_process(two: list[Runs], one: Runs) 
     assert_same_metrics(two[0]["tensor_parallel"], one, 1e-5)
 
 
+@pytest.mark.long
 def test_shards_of_tensor_parallel_ranks_train_as_two_processes(two: list[Runs], four: list[Runs]) -> None:
     for index, rank in enumerate(four):
         assert close(rank["both"], two[index // 2]["clipped"]["Plain"])
@@ -961,6 +967,7 @@ def test_sharded_model_beside_a_plain_one(two: list[Runs]) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.long
 def test_models_sharded_by_the_users_code_train_and_a_rank_that_leaves_ends_all(
     two: list[Runs], four: list[Runs], size: int
 ) -> None:
@@ -1019,6 +1026,7 @@ def test_evaluate_full_dataset_runs_on_all_ranks(two: list[Runs], tmp_path: Path
     assert mine["validation_loss"] == pytest.approx(plain["validation_loss"])
 
 
+@pytest.mark.long
 def test_model_on_meta_begins_with_the_same_weights_on_any_number_of_ranks(
     two: list[Runs], four: list[Runs], tmp_path: Path
 ) -> None:

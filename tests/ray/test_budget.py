@@ -41,6 +41,7 @@ def ran_s(path: Path) -> float:
     return sum(events[end - 1]["time"] - events[start]["time"] for start, end in zip(starts, ends, strict=True))
 
 
+@pytest.mark.long
 def test_a_killed_driver_goes_on_and_ends_within_its_budget(drive: Callable[..., Driver], tmp_path: Path) -> None:
     record, path = tmp_path / "record", tmp_path / "experiment"
     config = recorded(record, trials=1, batches=5000, pause_s=0.02, budget={"time": "1h"})

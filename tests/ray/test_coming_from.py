@@ -12,10 +12,9 @@ import dray
 from tests.docs.test_coming_from import project
 from tests.forks.process import run_script
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("ray_is_up")]
 
 
-@pytest.mark.long
 def test_rays_program_runs(tmp_path: Path) -> None:
     """One trial of it: each takes seconds to start."""
     code = project("from-ray-tune.md", tmp_path / "code")

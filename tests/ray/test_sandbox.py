@@ -26,6 +26,7 @@ def ran(directory: Path, isolation: str) -> dray.Result:
     return dray.Experiment(config, model_dir=TRIALS, path=directory / "experiment").run()
 
 
+@pytest.mark.long
 def test_trials_in_sandboxes_train_pause_and_resume_as_others_do_bit_by_bit(ray_is_up: None, tmp_path: Path) -> None:
     free, inside = (ran(tmp_path / isolation, isolation) for isolation in ("none", "sandbox"))
     assert inside.trials["batches"].tolist() == [20, 10]

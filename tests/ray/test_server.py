@@ -16,12 +16,12 @@ import dray
 from dray.agents.tools import Tools
 from dray.cli import main
 from dray.code.archive import pack
-from dray.serve import tokens
-from dray.serve.client import Refused, Server
+from dray.serve import client, tokens
+from dray.serve.client import Refused, Server, Unreachable
 from dray.serve.control import Invalid, Submitted, WrongState
 from dray.serve.quota import Quota
 from tests.agents.conftest import Agent
-from tests.ray.harness import TRIALS, attempts, descendants, journal, lines, recorded, saved_batches
+from tests.ray.harness import STARTS_IN_S, TRIALS, attempts, descendants, journal, lines, recorded, saved_batches
 from tests.ray.scraping import scraped, values
 from tests.ray.serving import Served, copy_of, served
 from tests.repository import Repository
@@ -340,13 +340,17 @@ def test_a_server_whose_own_ray_dies_starts_again_by_itself_and_finds_its_experi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    monkeypatch.setattr(client, "PATIENCE_S", STARTS_IN_S)
     with served(tmp_path / "results", RAY_ADDRESS="") as server:
         submitted = server.submit("raylet-lost", batches=60, pause_s=0.1)
         server.wait_for(lambda: has_saved(server, submitted), "a checkpoint")
         since = server.client.status().since
         [raylet] = [pid for pid, name in descendants(server.process.pid).items() if name == "raylet"]
         os.kill(raylet, signal.SIGKILL)
-        assert "experiment ended: completed" in list(server.client.follow(submitted.name))[-1]
+        try:
+            assert "experiment ended: completed" in list(server.client.follow(submitted.name))[-1]
+        except Unreachable:
+            raise AssertionError(server.log.read_text()) from None
         check_training(server.record("raylet-lost"), trials=1, batches=60)
         assert server.client.status().since > since
         assert server.process.poll() is None, "in the same process"

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dray.records.directory import ExperimentDirectory
 from dray.records.journal import read_journal
-from dray.records.listing import StoredExperiment
-from dray.records.logs import event_lines
+from dray.records.listing import StoredExperiment, list_experiments, local_overview
+from dray.records.local_runs import LocalRun
+from dray.records.logs import event_lines, failure_fields
 from dray.records.metrics import TAIL, MetricsLog, read_metrics
 from dray.records.reader import ExperimentReader
 from dray.records.spending import FILE, Spending, check
 from dray.records.timeline import Timeline, gpu_types, leases
+from dray.report import write_report
+from dray.serve.experiments import Experiments
 from searchers import rows
 from searchers.errors import DamagedFile
 from tests.records import damage
 from tests.records.story import happened
 
-OTHER = ({}, "x", -1, 10**30, None)
+OTHER = ({}, "x", -1, 10**30, 10**400, float("inf"), "\ud800", None)
 ROWS = ("journal.jsonl", "metrics/_tail.jsonl", "metrics/_timeline.jsonl")
 
 
@@ -64,6 +71,8 @@ def test_a_record_of_the_journal_with_other_fields_is_the_error_of_its_line_or_h
         "told": {"id": 0},
         "rejected": {"id": "x", "error": "why"},
         "failed": {"error": "why"},
+        "withheld": {"trial": 0, "where": "x", "error": "why", "batches": 1, "furthest": 2},
+        "new_processes": {"trial": 0, "code": None, "text": "why"},
         "ended": {"reason": "budget"},
     }
     records += [{"event": event, "time": 1_700_000_100.0, **fields} for event, fields in more.items()]
@@ -77,11 +86,63 @@ def test_a_record_of_the_journal_with_other_fields_is_the_error_of_its_line_or_h
             directory.journal.write_text("".join(text))
             try:
                 list(event_lines(config, read_journal(directory.journal)))
-                StoredExperiment.here(directory).read().overview()
+                reader = StoredExperiment.here(directory).read()
+                reader.overview()
+                "".join(reader.new_processes)
+                json.dumps([failure_fields(each) for each in reader.failures], allow_nan=False)
             except DamagedFile as error:
                 said.append(str(error))
     assert said
     assert not [each for each in said if not each.startswith(f"{directory.journal}: line ") or "\n" in each]
+
+
+def test_a_row_of_metrics_with_other_fields_is_left_out_or_harmless(tmp_path: Path) -> None:
+    directory = happened(tmp_path / "one")
+    kinds = ("training", "loss"), ("validation", "validation_loss")
+    for kind, name in kinds:
+        row = {"trial_id": 0, "batches": 40, "epochs": None, "kind": kind, "name": name, "value": 0.5, "time": 1.7e9}
+        for changed in _mutations(row):
+            (directory.metrics / TAIL).write_text(json.dumps(changed) + "\n")
+            StoredExperiment.here(directory).read().overview()
+            read_metrics(directory.metrics)
+
+
+def test_a_report_of_a_local_run_with_other_fields_is_left_out_or_harmless(tmp_path: Path) -> None:
+    for value in OTHER:
+        report = {"batches": 1, "time": 1.0, "training": {"loss": value}}
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(report) + "\n")
+        local_overview(LocalRun(tmp_path))
+        LocalRun(tmp_path).metrics()
+
+
+@pytest.mark.parametrize("file", [*ROWS, "experiment.yaml", "trial_0/logs/rank_0.log"])
+def test_a_pipe_or_a_device_in_place_of_a_file_keeps_nobody_waiting(file: str, tmp_path: Path) -> None:
+    damage.make(tmp_path)
+    path = tmp_path / damage.NAME / file
+    for make in (lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero")):
+        path.unlink()
+        make()
+        with damage.results(tmp_path):
+            assert damage.NAME in (seen := {each.name: each for each in list_experiments()})
+        assert (why := seen[damage.NAME].why) == "" or f"{path} can't be read: it is a pipe or a device; " in why
+        assert seen["other-2"].why == ""
+
+
+def test_whatever_is_wrong_with_one_experiment_others_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage.make(tmp_path)
+    overview = ExperimentReader.overview
+
+    def fails(self: ExperimentReader) -> Any:
+        return overview(self) if self.name == "other-2" else {}["value"]
+
+    monkeypatch.setattr(ExperimentReader, "overview", fails)
+    with damage.results(tmp_path):
+        assert {each.name: each.why for each in list_experiments()}[damage.NAME] == "KeyError: 'value'"
+    there, _ = Experiments(tmp_path).overviews()
+    assert there[damage.NAME].why == "KeyError: 'value'"
+    assert there["other-2"].why == ""
 
 
 def test_a_row_of_a_timeline_with_other_fields_is_left_out_or_harmless(tmp_path: Path) -> None:
@@ -128,3 +189,18 @@ def test_a_damaged_config_is_one_line_that_names_it(how: str, tmp_path: Path) ->
         with pytest.raises(DamagedFile, match=rf"^{directory.config_file} can't be read: ") as raised:
             reading()
         assert "\n" not in str(raised.value)
+
+
+def test_an_error_with_letters_that_no_terminal_can_write_is_shown(tmp_path: Path) -> None:
+    damage.make(tmp_path)
+    directory = ExperimentDirectory(tmp_path / damage.NAME)
+    failure = {"event": "gave_up", "trial": 1, "error": "OSError: no b\udcff/\ud83d→", "batches": 3, "time": 1.7e9 + 99}
+    with directory.journal.open("a") as file:
+        file.write(json.dumps(failure) + "\n")
+    assert "\\udcff" in write_report(directory.path).read_text(encoding="utf-8")
+    environment = {**os.environ, "DRAY_HOME": str(tmp_path), "PYTHONIOENCODING": "ascii:strict"}
+    for command in ("logs", "describe"):
+        words = [sys.executable, "-c", "from dray.cli import main; main()", "experiment", command, damage.NAME]
+        said = subprocess.run(words, env=environment, capture_output=True, check=False)
+        assert (said.returncode, said.stderr) == (0, b"")
+        assert b"no b\\udcff/\\ud83d" in said.stdout

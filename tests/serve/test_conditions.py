@@ -80,6 +80,10 @@ def test_conditions_are_those_of_the_tables(served: Served, result: Result) -> N
         ("lr<", "can't read 'lr<'"),
         ("<3", "can't read '<3'"),
         ("lr<0.1<5", "can't read 'lr<0.1<5'"),
+        ("lr<0.1 and hidden>3", "can't read 'and hidden>3'; write conditions with spaces"),
+        ("lr<0.1 && hidden>3", "can't read '&& hidden>3'"),
+        ("lr≥0.1", "can't read 'lr≥0.1'"),
+        ("optimizer='adam", "can't read"),
         ("adam lr=>0.1", "can't read 'lr=>0.1'"),
         ("optimizer=adam|", "can't read 'optimizer=adam|'"),
         ('lr="0.1', "can't read"),
@@ -119,3 +123,7 @@ def test_nan_is_found_by_its_name() -> None:
     [condition] = parsed("metric = nan")
     assert isinstance(condition, Condition)
     assert (condition.test()(math.nan), condition.test()(1.0), condition.test()(None)) == (True, False, False)
+
+
+def test_quotes_are_double_or_single() -> None:
+    assert parsed("net = 'a b' \"and\" it's") == [Condition("net", "=", ("a b",)), "and", "it's"]
