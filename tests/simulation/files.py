@@ -221,12 +221,15 @@ class _Descriptor:
 
     def forget(self) -> None:
         """Let another object own the number."""
-        del self._process.files[self], self._disk.descriptors[self._number]
+        self._process.files.pop(self, None)
+        self._disk.descriptors.pop(self._number, None)
 
     def abandon(self) -> None:
         """Close it, because its process has ended."""
-        del self._disk.descriptors[self._number]
-        _real["close"](self._number)
+        if self._disk.descriptors.get(self._number) is self:  # else it was closed in C, and is another's by now
+            del self._disk.descriptors[self._number]
+            with contextlib.suppress(OSError):
+                _real["close"](self._number)
 
     def close(self) -> None:
         del self._process.files[self]
@@ -282,8 +285,10 @@ def open_file(
     opener: Any = None,
 ) -> IO[Any]:
     """In place of `open`."""
-    if isinstance(file, int) and (owner := _of_descriptor(file)) is not None and mode[0] != "r":
+    if isinstance(file, int) and (owner := _of_descriptor(file)) is not None:
         owner.descriptors[file].forget()
+        if mode[0] == "r":
+            return _real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
         return _wrapped(_File(owner, file, mode.replace("b", "")), mode, buffering, encoding, errors, newline)
     if mode in ("r", "rb", "rt", "br") or (disk := _of_process(file)) is None:
         return _real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
