@@ -45,7 +45,7 @@ from searchers import (
     Search,
     parse_space,
 )
-from searchers.samplers import named_sampler
+from searchers.named_sampler import named_sampler
 from searchers.simulate import Curve, simulate
 
 FIRST_SEED, WIDTH, WORKERS, TRAININGS, MAX_LENGTH, ENDLESS = 300, 6, 4, 12, 81, 100_000

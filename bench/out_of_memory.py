@@ -31,7 +31,7 @@ from _measure import Paper, machine
 
 from searchers import Exited, Reported, Started, parse_space
 from searchers.events import Reason
-from searchers.samplers import named_sampler
+from searchers.named_sampler import named_sampler
 from searchers.space import Space
 
 FIRST, TRAINED, TRAINED_GP = 30, 30, 20

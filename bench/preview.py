@@ -30,8 +30,8 @@ from search_problems import CurveProblem
 from searchers import ASHA, AdaptiveASHA, Method, PromotionASHA, RandomSearch, Search
 from searchers.auto import Auto
 from searchers.events import Action, Event, Reported
+from searchers.named_sampler import named_sampler
 from searchers.previews import Preview, Rates, expected
-from searchers.samplers import named_sampler
 from searchers.simulate import Curve, simulate
 
 GOAL = 0.85

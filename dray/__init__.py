@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from dray._version import __version__
+from dray.text import LOG_FORMAT
 
 if TYPE_CHECKING:
     from dray.errors import ConfigError as ConfigError
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from dray.training.cluster_info import ClusterInfo as ClusterInfo
     from dray.training.cluster_info import TrialInfo as TrialInfo
     from dray.training.cluster_info import get_cluster_info as get_cluster_info
-
-#: Determined's format of log lines, for ``logging.basicConfig(format=dray.LOG_FORMAT)``.
-LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
 
 _HOMES = {
     "ClusterInfo": "dray.training.cluster_info",

@@ -7,6 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
+"""Determined's format of log lines, for ``logging.basicConfig(format=dray.LOG_FORMAT)``."""
+
 _CONTROLS = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
 )

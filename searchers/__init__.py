@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         DoneReason,
         Event,
         Exited,
+        Losses,
         Pause,
         Reason,
         Repeat,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     )
     from searchers.journal import Journal
     from searchers.method import Method
-    from searchers.objectives import Losses, Metric, Objectives
+    from searchers.objectives import Metric, Objectives
     from searchers.previews import BracketPreview, Preview, RungPreview, preview
     from searchers.promotion import PromotionASHA
     from searchers.random_search import Grid, RandomSearch, Single
@@ -74,11 +75,11 @@ _HOMES = {
     "searchers.auto": "Auto",
     "searchers.convert": "from_optuna from_ray_tune",
     "searchers.errors": "DamagedFile FieldError IllegalEvent JournalError MethodError SpaceError",
-    "searchers.events": "Action Create Done DoneReason Event Exited Pause Reason Repeat Reported Requested Resume "
-    "Source Started Stop",
+    "searchers.events": "Action Create Done DoneReason Event Exited Losses Pause Reason Repeat Reported Requested "
+    "Resume Source Started Stop",
     "searchers.journal": "Journal",
     "searchers.method": "Method",
-    "searchers.objectives": "Losses Metric Objectives",
+    "searchers.objectives": "Metric Objectives",
     "searchers.previews": "BracketPreview Preview RungPreview preview",
     "searchers.promotion": "PromotionASHA",
     "searchers.random_search": "Grid RandomSearch Single",

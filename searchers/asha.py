@@ -30,6 +30,7 @@ from searchers.events import (
     Create,
     Event,
     Exited,
+    Losses,
     Reported,
     Requested,
     Started,
@@ -37,7 +38,6 @@ from searchers.events import (
     assert_never,
 )
 from searchers.method import Fields, check_extension
-from searchers.objectives import Losses
 from searchers.rung import ParetoRung, Rung, longer_rungs, rung_lengths
 from searchers.slots import TrialCounts, TrialSlots
 

@@ -17,10 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NoReturn, get_args
-
-if TYPE_CHECKING:
-    from searchers.objectives import Losses, Measured
+from typing import Literal, NamedTuple, NoReturn, get_args
 
 Decision = Literal["continue", "stop", "pause"]
 """The decision on a trial that has reported. "pause": the trial frees its workers until the search resumes it."""
@@ -30,6 +27,26 @@ Replaced = Literal["invalid_hp", "out_of_memory"]
 REPLACED: tuple[Replaced, ...] = get_args(Replaced)
 FAILURES: tuple[Reason, ...] = ("errored", "diverged", "invalid_hp")  # samplers count such a trial as one of the worst
 DoneReason = Literal["completed", "errored", "invalid_hp", "out_of_memory", "canceled"]
+
+
+Measured = tuple[float | None, ...]
+"""A trial's metrics as measured, in the order of `Objectives.metrics`; None if missing."""
+
+
+class Losses(NamedTuple):
+    """A trial's normalised metrics, all finite.
+
+    >>> Losses((0.3, 12.0), (0.5, -0.1)).violation
+    0.5
+    """
+
+    values: tuple[float, ...]  # one per objective; smaller is better
+    excesses: tuple[float, ...] = ()  # one per limit, relative to it; positive if the constraint is violated
+
+    @property
+    def violation(self) -> float:
+        """The sum of the positive excesses; 0 if all constraints are kept."""
+        return sum([excess for excess in self.excesses if excess > 0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,29 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from searchers.errors import FieldError, IllegalEvent
-from searchers.events import Event, Reported
-
-Measured = tuple[float | None, ...]
-"""A trial's metrics as measured, in the order of `Objectives.metrics`; None if missing."""
-
-
-class Losses(NamedTuple):
-    """A trial's normalised metrics, all finite.
-
-    >>> Losses((0.3, 12.0), (0.5, -0.1)).violation
-    0.5
-    """
-
-    values: tuple[float, ...]  # one per objective; smaller is better
-    excesses: tuple[float, ...] = ()  # one per limit, relative to it; positive if the constraint is violated
-
-    @property
-    def violation(self) -> float:
-        """The sum of the positive excesses; 0 if all constraints are kept."""
-        return sum([excess for excess in self.excesses if excess > 0])
+from searchers.events import Event, Losses, Measured, Reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

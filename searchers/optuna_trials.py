@@ -38,8 +38,7 @@ from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from searchers.events import FAILURES, Reason
-from searchers.objectives import Losses
+from searchers.events import FAILURES, Losses, Reason
 from searchers.pareto import ordered
 
 Value = float | Losses

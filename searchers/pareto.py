@@ -26,7 +26,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 
-from searchers.objectives import Losses
+from searchers.events import Losses
 
 Vector = tuple[float, ...]
 

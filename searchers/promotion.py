@@ -36,8 +36,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from searchers.asha import SuccessiveHalving
-from searchers.events import REPLACED, Action, Create, Done, Exited, Pause, Resume, Stop
-from searchers.objectives import Losses
+from searchers.events import REPLACED, Action, Create, Done, Exited, Losses, Pause, Resume, Stop
 from searchers.rung import longer_rungs
 
 

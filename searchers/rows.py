@@ -60,6 +60,11 @@ def has_fields(fields: Fields, *, unbounded: str = "") -> Check:
     return check
 
 
+def is_too_large(value: object) -> bool:
+    """Whether a value is an integer that no float can be; infinity and NaN are no integers."""
+    return type(value) is int and not -_MOST < value < _MOST
+
+
 def is_text(value: str) -> bool:
     """Whether a text has no half of a character, which JSON allows and nothing can show or write."""
     return value == value.encode(errors="ignore").decode()

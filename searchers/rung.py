@@ -30,7 +30,7 @@ from statistics import NormalDist
 from types import MappingProxyType
 from typing import cast
 
-from searchers.objectives import Losses
+from searchers.events import Losses
 from searchers.pareto import ParetoOrder
 
 _PRIOR = 0.8  # the correlation before any trial has both values

@@ -31,6 +31,8 @@ from searchers.events import (
     DoneReason,
     Event,
     Exited,
+    Losses,
+    Measured,
     Pause,
     Reason,
     Reported,
@@ -40,7 +42,6 @@ from searchers.events import (
     assert_never,
 )
 from searchers.method import Method
-from searchers.objectives import Losses, Measured
 from searchers.search import Search
 from searchers.views import TrialView
 

@@ -22,6 +22,8 @@ from searchers.events import (
     Done,
     Event,
     Exited,
+    Losses,
+    Measured,
     Pause,
     Reason,
     Reported,
@@ -32,7 +34,7 @@ from searchers.events import (
     Stop,
 )
 from searchers.method import Method
-from searchers.objectives import Losses, Measured, Metric, Objectives
+from searchers.objectives import Metric, Objectives
 from searchers.records import event_from_json, request_from_json
 from searchers.search import Record, Search
 from searchers.space import parse

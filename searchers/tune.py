@@ -32,9 +32,10 @@ from searchers.errors import FieldError, SpaceError
 from searchers.events import Decision, Requested
 from searchers.journal import Journal
 from searchers.method import Method
+from searchers.named_sampler import named_sampler
 from searchers.objectives import Objectives
 from searchers.random_search import Grid
-from searchers.samplers import FirstPoints, GridSampler, Sampler, named_sampler
+from searchers.samplers import FirstPoints, GridSampler, Sampler
 from searchers.search import Record, Search
 from searchers.space import Space
 from searchers.space import parse as parse_space

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from searchers.domains import Const, Nested
-from searchers.events import Event, Exited, Pause, Reported, Resume, Started, Stop, assert_never
-from searchers.objectives import Losses, Objectives, is_better
+from searchers.events import Event, Exited, Losses, Pause, Reported, Resume, Started, Stop, assert_never
+from searchers.objectives import Objectives, is_better
 from searchers.space import Space
 
 State = Literal[

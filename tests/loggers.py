@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dray.report.ui import free_port
+from dray.serve.boards import free_port
 
 STARTS_IN_S = 120.0
 

@@ -34,7 +34,7 @@ BY_ITSELF = {"eval", "exec", "Unpickler"}
 ALLOWED = {
     # Read as data; what is no number, text, list or mapping is refused.
     ("dray/config/yaml_file.py", "yaml.load"): "a subclass of SafeLoader, tested below",
-    ("dray/records/heading.py", "yaml.load"): "CSafeLoader, tested below",
+    ("dray/records/overview.py", "yaml.load"): "CSafeLoader, tested below",
     (
         "dray/training/checkpoint/plain_state.py",
         "torch.load",

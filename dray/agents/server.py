@@ -34,7 +34,8 @@ from dray.config.yaml_file import read_mapping, with_changes
 from dray.errors import ConfigError, NoExperiment
 from dray.serve.auth import host_names
 from dray.serve.client import Server, Unreachable
-from dray.serve.control import Invalid, NotSubmitted, Refused, Submitted, WrongState
+from dray.serve.control import Submitted
+from dray.serve.refusals import Invalid, NotSubmitted, Refused, WrongState
 from dray.storage import StorageError
 
 INSTRUCTIONS = (

@@ -21,7 +21,8 @@ from dray.agents.rows import brief, curve, over_seeds, trial_row
 from dray.errors import ConfigError
 from dray.records.thinning import LEAST
 from dray.serve.client import WAIT_S, Server
-from dray.serve.control import ACTIVE, Invalid, Submitted
+from dray.serve.control import ACTIVE, Submitted
+from dray.serve.refusals import Invalid
 from dray.serve.submission import submit_file
 from dray.storage.disk import scratch
 from searchers.views import END_STATES

@@ -12,9 +12,9 @@ import typer
 from dray.cli import server, show
 from dray.cli.errors import BadUse
 from dray.cli.reader import ReadExperiment, journal, last_values
-from dray.records.hparams import flatten
 from dray.records.overview import ExperimentState, Overview
 from dray.records.repeats import interval_text
+from dray.records.trial_record import flatten
 from dray.serve.client import Server
 from dray.serve.control import ACTIVE
 from dray.serve.control import ExperimentState as ServerState

@@ -22,7 +22,7 @@ from dray.environment import TRACEBACK
 from dray.errors import RAY, ConfigError, ExperimentError, FoundInTraining, NoExperiment
 from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
 from dray.script import ScriptFailed
-from dray.serve.control import Invalid, NotSubmitted, Refused, WrongState
+from dray.serve.refusals import Invalid, NotSubmitted, Refused, WrongState
 from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
 from dray.text import one_line, printable

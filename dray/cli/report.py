@@ -27,11 +27,9 @@ def report(
     dray report latest -o report.html
     """
     with read_experiment(experiment) as read:
-        from dray.report import write_report
+        from dray.report.report import write
 
-        # A copy's directory is removed when this command ends.
-        out = Path(f"{read.stored.name}-report.html") if output is None and read.stored.is_copy else output
-        typer.echo(write_report(read.stored.directory.path, out))
+        typer.echo(write(read.stored, read.reader, output))
 
 
 def ui(
@@ -65,7 +63,7 @@ def ui(
         if (page := _page(results_root().resolve(), stack)) is not None:
             typer.echo(f"page              {page}")
         if path is not None:
-            from dray.report.ui import serve
+            from dray.serve.boards import serve
 
             serve(path, port=port, say=typer.echo)
         elif page is None:

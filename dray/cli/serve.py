@@ -69,7 +69,7 @@ def serve(
         return
     if json:
         raise BadUse("--json prints the state of a server; give it with --status")
-    from dray.config.notify import server_notify
+    from dray.config.server_settings import server_notify
     from dray.records.root import results_root
     from dray.serve.address import token_for
     from dray.serve.client import Server

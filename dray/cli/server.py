@@ -18,7 +18,8 @@ from dray.cli import show
 from dray.cli.errors import FAILED, SIGNALLED, SOME_FAILED, BadUse
 from dray.errors import ExperimentError, NoExperiment
 from dray.serve.client import WAIT_S, Server
-from dray.serve.control import ACTIVE, NotSubmitted, Submitted
+from dray.serve.control import ACTIVE, Submitted
+from dray.serve.refusals import NotSubmitted
 from dray.text import counted
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from dray.code.patch import MAX_PATCH_BYTES, BadPatch, decoded, read_patch
 from dray.errors import AlreadyEnded, NoExperiment
 from dray.experiment import requests
 from dray.serve.client import Server
-from dray.serve.control import NotSubmitted
+from dray.serve.refusals import NotSubmitted
 from dray.text import counted, printable, shown
 from searchers.errors import IllegalEvent
 from searchers.events import Requested

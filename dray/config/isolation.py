@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from dray.config.section import Section
-from dray.errors import Fault
-
-if TYPE_CHECKING:
-    from dray.config.schema import ExperimentConfig
 
 OWN = ("/", "/dev", "/proc", "/tmp")
 """Directories of which each sandbox has its own."""
@@ -55,22 +51,3 @@ def _named(raw: object) -> object:
 IsolationField: TypeAlias = Annotated[
     Isolation, BeforeValidator(_named, json_schema_input_type=Literal["none", "sandbox"] | Isolation)
 ]
-
-
-def beyond_sandbox(config: ExperimentConfig) -> list[Fault]:
-    """The fields by which an experiment reaches beyond its sandboxes: files, directories and addresses that the config
-    names. For a server that takes configs from programs that it does not trust."""
-    given = {
-        "isolation": not config.isolation.is_sandbox,
-        "isolation.read": config.isolation.read,
-        "searcher.source_checkpoint_uuid": config.searcher.source_checkpoint_uuid,
-        "searcher.source_trial_id": config.searcher.source_trial_id,
-        "checkpoint_storage": config.checkpoint_storage.location,
-        "notify.url": config.notify.url,
-        "loggers.mlflow": config.loggers.mlflow,
-        "loggers.wandb": config.loggers.wandb,
-    }
-    what = {"isolation": "must be sandbox"}
-    return [
-        Fault(field, what.get(field, "would reach beyond the sandbox; remove it")) for field in given if given[field]
-    ]

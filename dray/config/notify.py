@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from dray.config.section import Section
 from dray.config.sections import checked_duration
-from dray.config.yaml_file import read_mapping
-from dray.errors import ConfigError, Fault
 from dray.masking import MASK
 
 Outcome: TypeAlias = Literal["completed", "failed", "stopped"]
@@ -91,28 +88,6 @@ class ServerNotify(Notify):
     idle: Annotated[str, BeforeValidator(checked_duration)] | None = Field(
         default=None, description="notify when slots have been idle for this long", examples=["10m"]
     )
-
-
-class _ServerSettings(Section):
-    """The settings of a server in a YAML file."""
-
-    notify: ServerNotify = Field(default_factory=ServerNotify, description="alerts")
-
-
-def server_notify(path: Path) -> ServerNotify:
-    """The section ``notify`` of a server's settings; a `ConfigError` names all faults."""
-    from dray.config.faults import faults_of
-
-    given = read_mapping(path)
-    if unknown := [f"{name!s:.60}" for name in given if name != "notify"]:
-        raise ConfigError([Fault(unknown[0], "unknown field; a server's settings have only notify")], str(path))
-    try:
-        found = _ServerSettings.model_validate(given).notify
-    except ValidationError as error:
-        raise ConfigError(faults_of(error), str(path)) from None
-    if not found.has_receiver:
-        raise ConfigError([Fault("notify", "has no receiver; give a url, a command, or both")], str(path))
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from dray.config import defaults
 from dray.config.section import Section, replace_older_field
 
-MAX_SLOTS = 1_000_000  # more than any cluster has
 MAX_SHARES = 50  # about the number of processes that NVIDIA's MPS serves on one GPU; 1/n is distinct from 1/(n + 1)
 
 
@@ -44,8 +43,10 @@ class SlotRange(Section):
 
     place: ClassVar[str] = "resources.slots_per_trial"
 
-    min: int = Field(ge=1, le=MAX_SLOTS, description="minimum number of workers; a trial waits for them", examples=[1])
-    max: int = Field(ge=1, le=MAX_SLOTS, description="maximum number of workers", examples=[4])
+    min: int = Field(
+        ge=1, le=defaults.MAX_SLOTS, description="minimum number of workers; a trial waits for them", examples=[1]
+    )
+    max: int = Field(ge=1, le=defaults.MAX_SLOTS, description="maximum number of workers", examples=[4])
 
 
 class MeshSizes(Section):
@@ -53,11 +54,13 @@ class MeshSizes(Section):
 
     place: ClassVar[str] = "resources.mesh"
 
-    tp: int = Field(default=1, ge=1, le=MAX_SLOTS, description="slots of a tensor-parallel group", examples=[2])
+    tp: int = Field(
+        default=1, ge=1, le=defaults.MAX_SLOTS, description="slots of a tensor-parallel group", examples=[2]
+    )
     dp_replicate: int = Field(
         default=1,
         ge=1,
-        le=MAX_SLOTS,
+        le=defaults.MAX_SLOTS,
         description="copies of the model, each sharded over the other slots",
         examples=[2],
     )
@@ -82,8 +85,8 @@ def _slots_form(raw: object) -> str:
 SlotsPerTrial: TypeAlias = Annotated[
     Annotated[
         int,
-        Field(ge=1, le=MAX_SLOTS),
-        WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_SLOTS}),
+        Field(ge=1, le=defaults.MAX_SLOTS),
+        WithJsonSchema({"type": "integer", "minimum": 0, "maximum": defaults.MAX_SLOTS}),
         Tag("number"),
     ]
     | Annotated[

@@ -13,7 +13,7 @@ from dray.config.entrypoint import is_class
 from dray.config.faults import missing_field
 from dray.config.length import Length
 from dray.config.resources import SlotRange, even_sizes
-from dray.config.schema import constant
+from dray.config.schema import ExperimentConfig, constant
 from dray.config.search import AUTO_SAMPLER, LIMITS, sampling_faults
 from dray.config.searcher import COUNTED, MAX_POINTS, METHODS, SamplerChoice, Searcher, objectives_of
 from dray.errors import Fault
@@ -299,3 +299,22 @@ def _batch_sizes(spec: object) -> list[object]:
             return [domain.minval]
         case _:
             return [spec]
+
+
+def beyond_sandbox(config: ExperimentConfig) -> list[Fault]:
+    """The fields by which an experiment reaches beyond its sandboxes: files, directories and addresses that the config
+    names. For a server that takes configs from programs that it does not trust."""
+    given = {
+        "isolation": not config.isolation.is_sandbox,
+        "isolation.read": config.isolation.read,
+        "searcher.source_checkpoint_uuid": config.searcher.source_checkpoint_uuid,
+        "searcher.source_trial_id": config.searcher.source_trial_id,
+        "checkpoint_storage": config.checkpoint_storage.location,
+        "notify.url": config.notify.url,
+        "loggers.mlflow": config.loggers.mlflow,
+        "loggers.wandb": config.loggers.wandb,
+    }
+    what = {"isolation": "must be sandbox"}
+    return [
+        Fault(field, what.get(field, "would reach beyond the sandbox; remove it")) for field in given if given[field]
+    ]

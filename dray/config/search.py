@@ -30,12 +30,13 @@ from searchers.asha import ASHA
 from searchers.auto import Auto
 from searchers.errors import FieldError, MethodError
 from searchers.method import MAX_TRIALS, Method
+from searchers.named_sampler import check_use, named_sampler
 from searchers.objectives import Objectives
 from searchers.pbt import PBT, Explorer
 from searchers.promotion import PromotionASHA
 from searchers.random_search import Grid, RandomSearch, Single
 from searchers.repeats import Repeats
-from searchers.samplers import FirstPoints, GridSampler, Prior, RandomSampler, Sampler, check_use, named_sampler
+from searchers.samplers import FirstPoints, GridSampler, Prior, RandomSampler, Sampler
 from searchers.search import Record, Search
 from searchers.space import MAX_GRID, Space
 

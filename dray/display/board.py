@@ -14,14 +14,14 @@ from rich.text import Text
 
 from dray.display.text import sparkline
 from dray.records.forecast import Forecast
-from dray.records.hparams import flatten
-from dray.records.trial_record import TrialRecord
+from dray.records.trial_record import TrialRecord, flatten
 from dray.text import counted, duration, rough, rough_time, shown
 from dray.training.metrics.checks import is_loss
 from dray.training.units import amount
 from searchers.domains import searched
+from searchers.events import Losses
 from searchers.method import MAX_TRIALS
-from searchers.objectives import Losses, Metric, Objectives
+from searchers.objectives import Metric, Objectives
 from searchers.pareto import ordered
 from searchers.previews import is_simulated, preview
 from searchers.search import Search

@@ -25,8 +25,8 @@ from dray.experiment.restarts import Restarts
 from dray.experiment.results import PendingResults
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
 from dray.experiment.unread import UnreadHparams
-from dray.records.hparams import unread_line
 from dray.records.spending import Usage
+from dray.records.trial_record import unread_line
 from dray.text import cut
 from searchers.answers import Answer, carry_out, decide
 from searchers.errors import IllegalEvent, SpaceError

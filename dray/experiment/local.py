@@ -27,8 +27,8 @@ from dray.experiment.unread import UnreadHparams
 from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
 from dray.pytorch.trainer import train_class
-from dray.records.hparams import unread_line
 from dray.records.secrets import check_secrets
+from dray.records.trial_record import unread_line
 from dray.script import Script, ScriptFailed
 from dray.training import cluster_info
 from dray.training.cluster_info import use_cluster_info

@@ -20,8 +20,8 @@ from dray.code.trial_import import Importer, import_in_new_process
 from dray.experiment import variants
 from dray.experiment.request_files import DIRECTORY
 from dray.records.checkpoints import LAST, NoCheckpoint, choose
-from dray.records.hparams import flatten
 from dray.records.journal import GrowingJournal
+from dray.records.trial_record import flatten
 from dray.storage.disk import sync_folder
 from dray.text import shown
 from dray.training.units import amount

@@ -12,7 +12,7 @@ from dray.desk.failure import Failure, FailureKind
 from dray.desk.messages import TrialLeft
 from dray.experiment.effects import Append, Effect, ShowFailure
 from dray.experiment.reuse import Reuse
-from dray.records.by_trial import ByTrial
+from dray.records.trial_record import ByTrial
 from dray.text import counted
 from searchers.events import Reason
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ray import cloudpickle
 
-import dray
 from dray.cluster.checks.node import REMEDIES, Needs, Trouble, nodes_without, write_sign
 from dray.cluster.packages import runtime_env
 from dray.cluster.view import GPU_TYPE, slot_type
@@ -25,7 +24,7 @@ from dray.groups.lender import GroupKind
 from dray.groups.on_ray import OnRay
 from dray.groups.slots import Slots
 from dray.records.directory import ExperimentDirectory
-from dray.text import some
+from dray.text import LOG_FORMAT, some
 from dray.worker.lease import SharedSettings
 from dray.worker.spec import ExperimentSpec
 
@@ -97,7 +96,7 @@ def prepare_workers(
     most = None if resources.max_slots is None else resources.max_slots * slots.unit
     return Workers(
         experiment=ExperimentSpec(
-            run=run, settings=settings, load_trial=load_trial, log_format=dray.LOG_FORMAT, needs=needs
+            run=run, settings=settings, load_trial=load_trial, log_format=LOG_FORMAT, needs=needs
         ),
         kind=GroupKind(
             slots=slots,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from dray.cluster.view import ClusterView
 from dray.desk import messages
@@ -22,8 +23,7 @@ from dray.groups.capacity import Capacity
 from dray.groups.elastic import Elastic
 from dray.groups.node_choice import NodeChoice
 from dray.groups.slots import Slots
-from dray.groups.states import GroupEvent, GroupState, Member
-from dray.groups.waiting import NodeWait
+from dray.text import counted
 
 LOOK_S = 1.0
 """How often the groups on a shared cluster are checked, and the greatest age of the view when groups start."""
@@ -398,3 +398,88 @@ class Groups:
     def _fail(self, error: str) -> None:
         self._has_failed = True
         self._emit(effects.GiveUp(error))
+
+
+GroupState = Literal["sizing", "asked", "waiting", "starting", "ready", "draining", "ended"]
+"""sizing: an elastic group, whose slots are being reserved. asked: it has requested its slots. waiting: it had no slots
+at the last check of the cluster. starting: it has its slots, and its processes are starting. ready: all its processes
+can train. draining: its trial saves and continues in another group; then its processes end. ended: another start may
+take its place."""
+
+GroupEvent = Literal["ask", "wait", "place", "ready", "drain", "end"]
+
+TRANSITIONS: Mapping[GroupState, Mapping[GroupEvent, GroupState]] = {
+    "sizing": {"ask": "asked", "end": "ended"},
+    # Its processes may reach the desk before the shell reports its slots.
+    "asked": {"wait": "waiting", "place": "starting", "ready": "ready", "end": "ended"},
+    "waiting": {"place": "starting", "ready": "ready", "end": "ended"},
+    "starting": {"ready": "ready", "end": "ended"},
+    "ready": {"place": "ready", "drain": "draining", "end": "ended"},
+    "draining": {"place": "draining", "end": "ended"},
+    "ended": {},
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """One start of a group. `since`: the time of its request for slots; `nodes`: ids of the nodes from which processes
+    have arrived."""
+
+    name: str
+    start: int
+    slots: Slots
+    since: float
+    state: GroupState
+    nodes: set[str] = field(default_factory=set)
+
+    def on(self, event: GroupEvent) -> None:
+        """Move to the next state. An event that the state does not allow is an AssertionError, and changes nothing."""
+        allowed = TRANSITIONS[self.state]
+        assert event in allowed, f"worker group {self.name}, start {self.start}, is {self.state}: no {event!r} now"
+        self.state = allowed[event]
+
+
+SAY_AFTER_S = 10.0
+"""How long a group must wait before that is reported: with free nodes it takes less than a second, and the autoscaler
+acts every five seconds."""
+SAY_EVERY_S = 5.0  # seconds between checks for changes after that
+
+
+class NodeWait:
+    """Follows the waiting groups of a run. `status`: a short summary; "" if none waits."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._since: float | None = None
+        self._looked_at = 0.0
+        self._said: object = None
+        self.status = ""
+
+    def look(self, waiting: int, groups: int, view: ClusterView, now: float) -> str:
+        """A line about the waiting groups if their situation has changed, else "". Also "" if the view was not taken
+        for waiting groups."""
+        if not waiting:
+            self._since, self._said, self.status = None, None, ""
+            return ""
+        self._since = now if self._since is None else self._since
+        if now - self._since < SAY_AFTER_S or (self._said is not None and now - self._looked_at < SAY_EVERY_S):
+            return ""
+        if view.free is None:
+            return ""
+        self._looked_at = now
+        which = f"{waiting} of {groups} worker groups wait" if groups > 1 else "the worker group waits"
+        long, news, short = "no autoscaler is running to start more", "", ""
+        if view.activity is not None:
+            long, news, short = str(view.activity), str(sorted(view.activity.failed)), view.activity.short()
+        self.status = f"{which} for nodes{short and f' ({short})'}"
+        if self._said == news:
+            return ""
+        self._said = news
+        return f"{which} for nodes. Each needs {self._slots}. The cluster has {_resources(view)}; {long}"
+
+
+def _resources(view: ClusterView) -> str:
+    """The cluster's GPUs and CPUs, and the free ones, as text."""
+    has = {kind: sum(node.resources.get(kind, 0.0) for node in view.nodes) for kind in ("GPU", "CPU")}
+    kinds = [f"{has[kind]:g} {kind}s ({(view.free or {}).get(kind, 0):g} free)" for kind in has if has[kind]]
+    return f"{' and '.join(kinds) or 'no CPUs'} on {counted(len(view.nodes), 'node')}"

@@ -185,6 +185,7 @@ class LocalHost:
         if error is not None and batches == begin:
             return  # training never began
         completed = batches >= plan.length or (last is not None and last.final and last.decides)
+        is_early = False
         if isinstance(error, KeyboardInterrupt):
             why = "stopped at once by Ctrl-C"
         elif error is not None and not isinstance(error, ShouldExit):
@@ -196,7 +197,7 @@ class LocalHost:
         elif last is not None and last.interrupted:
             why = "stopped"
         else:
-            why = "ended early, as requested,"
+            why, is_early = "ended early, as requested,", True  # which is complete, as in an experiment
         display.ended(batches, why)
         if self._saved is None and completed and batches == begin:
             display.say("the checkpoint is already at this length; to train longer, pass a larger max_length")
@@ -204,8 +205,7 @@ class LocalHost:
             display.say("no checkpoint was saved")
         else:
             display.say(f"latest checkpoint: {self._saved}")
-            # A trial that has ended early is complete, as in an experiment.
-            if not why.startswith("ended early") and (how := self.how_to_resume(self._saved, completed=not why)):
+            if not is_early and (how := self.how_to_resume(self._saved, completed=not why)):
                 display.say(how)
 
     def how_to_resume(self, checkpoint: str, *, completed: bool) -> str:

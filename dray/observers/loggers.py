@@ -10,7 +10,6 @@ from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.observers.observer import Make, Observer
 from dray.records.directory import ExperimentDirectory
-from dray.records.journal import read_journal
 from dray.text import one_line
 
 
@@ -55,12 +54,6 @@ def _made(name: str, directory: ExperimentDirectory, config: ExperimentConfig) -
     from dray.observers.wandb_runs import WandBRuns
 
     return WandBRuns(directory, config)
-
-
-def identity(directory: ExperimentDirectory, config: ExperimentConfig) -> str:
-    """A unique id of the experiment, even if its directory is moved: its name, and the time of its first event."""
-    [first, *_] = read_journal(directory.journal)
-    return f"{config.name} {first['time']}"
 
 
 def _named(config: ExperimentConfig) -> list[str]:

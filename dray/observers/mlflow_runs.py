@@ -24,11 +24,10 @@ from mlflow.entities import Metric, Param, Run
 
 from dray.config.schema import ExperimentConfig
 from dray.errors import ExperimentError
-from dray.observers.loggers import identity
-from dray.observers.observer import News
+from dray.observers.observer import News, identity
 from dray.records.directory import ExperimentDirectory
-from dray.records.hparams import flatten
 from dray.records.result import Result
+from dray.records.trial_record import flatten
 
 T = TypeVar("T")
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dray.config.schema import ExperimentConfig
 from dray.records.directory import ExperimentDirectory
+from dray.records.journal import read_journal
 from dray.records.metrics import read_metrics
 from searchers.views import TrialView
 
@@ -216,3 +218,9 @@ class Observers:
         with self._lock:
             new, self._new[name] = self._new[name], {}
             return [self._known.news(trial, rows) for trial, rows in new.items()]
+
+
+def identity(directory: ExperimentDirectory, config: ExperimentConfig) -> str:
+    """A unique id of the experiment, even if its directory is moved: its name, and the time of its first event."""
+    [first, *_] = read_journal(directory.journal)
+    return f"{config.name} {first['time']}"

@@ -22,8 +22,7 @@ from typing import Any
 import wandb
 
 from dray.config.schema import ExperimentConfig
-from dray.observers.loggers import identity
-from dray.observers.observer import News
+from dray.observers.observer import News, identity
 from dray.records.directory import ExperimentDirectory
 from searchers.rows import cut_incomplete, lenient, read
 from searchers.views import NEVER_BEST

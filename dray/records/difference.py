@@ -13,10 +13,10 @@ from typing import Any
 from dray.code.difference import differences
 from dray.config.yaml_file import read_mapping
 from dray.errors import ExperimentError
+from dray.records.comparison import Comparison, compare
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import read_trials
 from dray.records.reader import ExperimentReader
-from dray.records.repeats import Comparison, compare
 from dray.records.trial_record import TrialRecord
 
 MAX_POINTS = 8

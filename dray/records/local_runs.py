@@ -42,7 +42,7 @@ def _check(row: Any) -> str:
         return what
     for kind in ("training", "validation", "system"):
         for name, value in (row.get(kind) or {}).items():
-            if type(value) is int and not -1e300 < value < 1e300:
+            if rows.is_too_large(value):
                 return f"{name} is {value!r:.60}"
     return ""
 

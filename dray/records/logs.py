@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from dray.config.schema import ExperimentConfig
 from dray.desk.failure import LOG_TAIL, has_users_frames, users_traceback
 from dray.environment import TRACEBACK
-from dray.records.hparams import flatten, unread_line
+from dray.records.trial_record import flatten, unread_line
 from dray.storage.logs import NAME
 from dray.text import cut, printable, shown
 from dray.training.units import amount

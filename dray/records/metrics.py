@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dray.records.by_trial import ByTrial
+from dray.records.trial_record import ByTrial
 from searchers import rows as row_files
 from searchers.rows import NUMBER, OPTIONAL_NUMBER, has_fields
 
@@ -301,7 +301,7 @@ def check(row: Any) -> str:
         if name not in row:
             return f"it has no {name}"
     value, name = row["value"], row["name"] + row["kind"]
-    if type(value) is int and not -1e300 < value < 1e300:
+    if row_files.is_too_large(value):
         return f"value is {value!r:.60}"
     return "" if name.isascii() or row_files.is_text(name) else f"its name is {name!r:.60}"
 

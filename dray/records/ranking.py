@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dray.records.hparams import in_order
 from dray.records.repeats import Finalist, best_run, compared, summary
-from dray.records.trial_record import TrialRecord
+from dray.records.trial_record import TrialRecord, in_order
 from dray.text import counted, shown, some
 from dray.training.units import amount
 from searchers.intervals import Interval

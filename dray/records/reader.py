@@ -9,22 +9,19 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dray.records.best_so_far import BestSoFar
+from dray.records.forecast import TimeLeft, of_budget, rounded
 from dray.records.growing import GrowingMetrics
-from dray.records.heading import Heading
-from dray.records.hparams import unread_line
 from dray.records.journal import GrowingJournal
-from dray.records.last_values import LastValues
 from dray.records.lost_records import lost_records
 from dray.records.metrics import SYSTEM, numpy_of
-from dray.records.overview import ExperimentState, Overview, drawn_by
+from dray.records.overview import ExperimentState, Heading, Overview, drawn_by
 from dray.records.ranking import RankedTrials, no_collections
 from dray.records.spending import Spending, totals_of
-from dray.records.time_left import TimeLeft, of_budget, rounded
-from dray.records.trial_record import EndedBy, TrialRecord
+from dray.records.trial_record import EndedBy, TrialRecord, unread_line
 from dray.storage import Location
 from dray.training.metrics.checks import is_loss
 from searchers.errors import DamagedFile
@@ -32,6 +29,7 @@ from searchers.events import Repeat
 from searchers.journal import Journal
 from searchers.records import hparams_from_json
 from searchers.rows import damaged_line
+from searchers.views import NEVER_BEST
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -418,3 +416,111 @@ class ExperimentReader(RankedTrials):
 def nan_since_text(since: int | None) -> str:
     """ "NaN since batch 40" for a trial's ``nan_since``; "" if it has not diverged."""
     return "" if since is None else f"NaN since batch {since}"
+
+
+Metric = tuple[str, str]  # kind and name
+
+
+class LastValues:
+    """Filled by `ExperimentReader`; a trial that trained some batches again has the value of the most batches."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[Metric, tuple[Any, Any, Any]] = {}  # arrays: trials, batches, values
+        self._last: dict[Metric, tuple[dict[int, int], dict[int, float]]] = {}  # batches and values by trial
+
+    def load(self, every: Sequence[Metric], series: Any, trials: Any, batches: Any, values: Any) -> None:
+        """Take the values from arrays of all rows, in place of those known before; ``series`` are indices in
+        ``every``."""
+        import numpy as np
+
+        key = trials * len(every) + series
+        final = np.zeros(1 + key.max(initial=-1), np.int64)
+        np.maximum.at(final, key, batches)
+        ends = np.flatnonzero(batches == final[key])
+        self._last, self._loaded = {}, {}
+        for code, metric in enumerate(every):
+            mine = ends[series[ends] == code]
+            self._loaded[metric] = trials[mine], batches[mine], values[mine]
+
+    def report(self, metric: Metric, trial: int, batches: int, value: float) -> None:
+        at, last = self._of(metric)
+        if batches >= at.get(trial, 0):
+            at[trial], last[trial] = batches, value
+
+    def of(self, metric: Metric) -> Mapping[int, float]:
+        """The last value of a metric, which may be NaN, by trial."""
+        return self._of(metric)[1]
+
+    def _of(self, metric: Metric) -> tuple[dict[int, int], dict[int, float]]:
+        if metric in self._loaded:  # Python objects are made of a metric when it is first asked for
+            trials, batches, values = (column.tolist() for column in self._loaded.pop(metric))
+            self._last[metric] = dict(zip(trials, batches, strict=True)), dict(zip(trials, values, strict=True))
+        return self._last.setdefault(metric, ({}, {}))
+
+
+POINTS = 24
+
+
+class BestSoFar:
+    """The improvements of a search's best value: found in all trials at the first look, and then added as they come."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[float, float, int]] | None = None  # time, loss (smaller is better), trial
+        self._trials: dict[int, float] = {}  # those that have improved it, and how far
+
+    def reset(self) -> None:
+        """The next look goes through all trials."""
+        self._found = None
+
+    def validated(self, trial: TrialRecord) -> None:
+        """Take a trial's newest validation."""
+        if self._found is None or not trial.is_eligible or trial.rank is None:
+            return
+        if trial.rank[1] > self._trials.get(trial.id, math.inf):  # it has restarted, and trained worse this time
+            self.reset()
+        elif not self._found or trial.rank[1] < self._found[-1][1]:
+            at = trial.times[trial.at.index(trial.rank[2])]
+            self._add(max(at, self._found[-1][0] if self._found else at), trial.rank[1], trial.id)
+
+    def exited(self, trial: TrialRecord) -> None:
+        """A trial that has failed is never the best, also in retrospect."""
+        if trial.id in self._trials and trial.state in NEVER_BEST:
+            self.reset()
+
+    def _add(self, at: float, loss: float, trial: int) -> None:
+        assert self._found is not None
+        self._found.append((at, loss, trial))
+        self._trials[trial] = loss
+
+    def curve(self, trials: Iterable[TrialRecord], sign: int, last: float | None) -> list[float]:
+        """The best value at up to `POINTS` equal steps of time, from the first validation to `last`."""
+        if self._found is None:
+            self._find(trials, sign)
+        assert self._found is not None
+        if not self._found:
+            return []
+        times, losses = [each[0] for each in self._found], [each[1] for each in self._found]
+        begin, end = times[0], max(last or 0.0, times[-1])
+        if begin == end:
+            shown = losses[-POINTS:]
+        else:
+            steps = (begin + (end - begin) * step / (POINTS - 1) for step in range(POINTS))
+            shown = [losses[bisect_right(times, at) - 1] for at in steps]
+            shown[-1] = losses[-1]
+        return [float(f"{sign * loss:.4g}") for loss in shown]
+
+    def _find(self, trials: Iterable[TrialRecord], sign: int) -> None:
+        points: list[tuple[float, float, int]] = []
+        for trial in trials:
+            if not trial.is_eligible or trial.rank is None:
+                continue
+            if len(trial.measured) == 1:
+                losses = ((at, sign * value) for at, value in zip(trial.times, trial.values, strict=True))
+                points += [(at, loss, trial.id) for at, loss in losses if math.isfinite(loss)]
+            else:  # constraints: only its best validation
+                points.append((trial.times[trial.at.index(trial.rank[2])], trial.rank[1], trial.id))
+        self._found, self._trials, best = [], {}, math.inf
+        for at, loss, number in sorted(points):
+            if loss < best:
+                self._add(at, loss, number)
+                best = loss

@@ -16,13 +16,13 @@ from dray.code.factory import FromDirectory
 from dray.config.schema import ExperimentConfig
 from dray.errors import ExperimentError
 from dray.records.checkpoints import choose, reading
+from dray.records.comparison import Comparison, compare
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import open_experiment
 from dray.records.lookup import Name
 from dray.records.metrics import read_metrics, read_system
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
-from dray.records.repeats import Comparison, compare
 from dray.records.standing import Standing, standing
 from dray.records.timeline import gpu_types, read_timeline
 from dray.records.trial_record import TrialRecord

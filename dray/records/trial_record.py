@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dray.records.hparams import flatten
-from searchers.events import Repeat
-from searchers.objectives import Losses, Objectives
+from searchers.events import Losses, Repeat
+from searchers.objectives import Objectives
 from searchers.views import END_STATES, NEVER_BEST, State
 
 EndedBy = Literal["search", "request", "divergence", "interruption"]
@@ -235,3 +235,57 @@ class TrialRecord:
             "ended": self.ended,
             "hparams": self.hparams,
         }
+
+
+class ByTrial:
+    """An integer for each trial, in eight bytes; -1 by default. Trials are numbered from 0, without gaps.
+
+    >>> batches = ByTrial()
+    >>> batches[2] = 7
+    >>> batches[2], batches[0], batches[1000]
+    (7, -1, -1)
+    """
+
+    def __init__(self) -> None:
+        self._numbers = array("q")
+
+    def __getitem__(self, trial: int) -> int:
+        return self._numbers[trial] if trial < len(self._numbers) else -1
+
+    def __setitem__(self, trial: int, number: int) -> None:
+        self._numbers.extend([-1] * (trial + 1 - len(self._numbers)))
+        self._numbers[trial] = number
+
+
+def unread_line(unread: Sequence[str], read: Sequence[str]) -> str:
+    """A line about hyperparameters that are searched in vain; "" if there are none.
+
+    >>> unread_line(["dropuot"], ["lr", "hidden"])
+    'dropuot is searched, but no trial has read it; read: lr, hidden'
+    """
+    if not unread:
+        return ""
+    verb, them = ("is", "it") if len(unread) == 1 else ("are", "them")
+    return f"{', '.join(unread)} {verb} searched, but no trial has read {them}; read: {', '.join(read) or 'none'}"
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested hyperparameters to dotted names.
+
+    >>> flatten({"optimizer": {"name": "sgd", "lr": 0.1}, "hidden": 64})
+    {'optimizer.name': 'sgd', 'optimizer.lr': 0.1, 'hidden': 64}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def in_order(names: Iterable[str], written: Iterable[str]) -> list[str]:
+    """Sort dotted names by the order of their first parts in a config; names that it does not have come last.
+
+    >>> in_order(["hidden", "lr", "optimizer.name"], ["lr", "optimizer", "hidden"])
+    ['lr', 'optimizer.name', 'hidden']
+    """
+    places = {name: place for place, name in enumerate(written)}
+    return sorted(names, key=lambda name: places.get(name.partition(".")[0], len(places)))

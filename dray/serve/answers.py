@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from dray.errors import ConfigError, ExperimentError, NoExperiment
-from dray.serve.control import NotSubmitted, WrongState
+from dray.serve.refusals import NotSubmitted, WrongState
 from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
 from dray.text import one_line

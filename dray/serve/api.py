@@ -28,13 +28,14 @@ from dray.records.reader import ExperimentReader
 from dray.serve import fork, logs
 from dray.serve.answers import BadInput, answer, number
 from dray.serve.auth import CALLER
-from dray.serve.control import ACTIVE, API, Control, NotSubmitted, Submitted, Verb, WrongState
+from dray.serve.control import ACTIVE, API, Control, Submitted, Verb
 from dray.serve.draft import Draft
 from dray.serve.experiments import experiment_path
 from dray.serve.keys import Attempt, Keys
 from dray.serve.news import News
 from dray.serve.outside import outside
 from dray.serve.quota import check_priority
+from dray.serve.refusals import NotSubmitted, WrongState
 from dray.serve.requests import PACKED, add_with_code, ask, unpack_code
 from dray.serve.tokens import STATE, Tokens, account
 from dray.storage.disk import scratch

@@ -19,20 +19,8 @@ from urllib.parse import quote, urlencode, urlsplit
 from dray.errors import ConfigError, NoExperiment
 from dray.serve import address as addresses
 from dray.serve.address import TOKEN, URL
-from dray.serve.control import (
-    ACTIVE,
-    API,
-    KEY,
-    Invalid,
-    NotSubmitted,
-    Refused,
-    Status,
-    Submitted,
-    Verb,
-    WrongState,
-    status_from,
-    submitted_from,
-)
+from dray.serve.control import ACTIVE, API, KEY, Status, Submitted, Verb, status_from, submitted_from
+from dray.serve.refusals import Invalid, NotSubmitted, Refused, WrongState
 from dray.text import one_line
 
 TIMEOUT_S = 30.0  # timeout of a response

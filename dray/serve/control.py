@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 from dray._version import __version__
 from dray.config import defaults
+from dray.serve.quota import NOTHING, Use
+from dray.serve.refusals import NotSubmitted, WrongState
 
 if TYPE_CHECKING:
     from dray.serve.draft import Draft
-    from dray.serve.quota import Use
 
 API = "/api/v1"
 """The path of the HTTP API. A version only gains fields; any other change gets a new version number."""
@@ -106,22 +107,6 @@ def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
     return {each.name: value[each.name] for each in fields(kind) if each.name in value}
 
 
-class Refused(ValueError):
-    """The server refused a client's request; the message is one line."""
-
-
-class Invalid(ValueError):
-    """A client's request is invalid, or can't be carried out; the message is one line."""
-
-
-class NotSubmitted(LookupError):
-    """No experiment of this name was submitted to the server; the message is one line."""
-
-
-class WrongState(ValueError):
-    """The experiment's state does not allow this; the message is one line, and says what to do."""
-
-
 Verb = Literal["stop", "pause", "activate", "kill"]
 """stop: let running trials save a checkpoint, and end the experiment's process. pause: like stop, also for queued
 experiments. activate: queue a paused, stopped or failed experiment again; it continues from its journal. kill: end the
@@ -209,8 +194,6 @@ class Browsing:
         )
 
     def use(self, owner: str) -> Use:
-        from dray.serve.quota import NOTHING
-
         return NOTHING
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:

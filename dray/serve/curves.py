@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from dray.figures.data import rung_name, rungs_reached, some_ranks
+from dray.figures.plots import BEST_COLOUR, rung_colour
+from dray.figures.scale import scaled
 from dray.records.bands import LEAST, POINTS, Band, Curve, band_of
 from dray.records.metrics import read_series
 from dray.records.reader import ExperimentReader
 from dray.records.thinning import thinned
 from dray.records.timeline import leases, slot_seconds
 from dray.records.trial_record import TrialRecord
-from dray.report.data import rung_name, rungs_reached, some_ranks
-from dray.report.figures import BEST_COLOUR, rung_colour
-from dray.report.scale import scaled
-from dray.serve.answers import BadInput, encoded
+from dray.serve.answers import BadInput
 from dray.text import counted
 from searchers.records import number_to_json
 
@@ -76,14 +76,14 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def curves(reader: ExperimentReader, wanted: Wanted) -> bytes:
-    """Curves as JSON.
+def curves(reader: ExperimentReader, wanted: Wanted) -> dict[str, Any]:
+    """Curves, for JSON.
 
     ``shown`` of ``of`` trials that have validated, and ``how`` they were chosen, in words; ``groups`` by the highest
     rung reached, with name, colour and number of ``trials`` that have reported the metric; ``curves``, best first, each
     with its trial, ``x``, ``y`` and its number of points before thinning, and in ``group_of`` the index of its group;
     ``bands``, see `dray.records.bands.Band`, each with the index of its ``group``; ``notes`` on what is left out;
-    ``scales`` and ``scale``: see `dray.report.scale.scaled`.
+    ``scales`` and ``scale``: see `dray.figures.scale.scaled`.
     """
     with reader.lock:
         ranked, winner, rungs, unit = reader.ranked(), reader.best(), reader.rungs, reader.config.searcher.unit
@@ -121,7 +121,7 @@ def curves(reader: ExperimentReader, wanted: Wanted) -> bytes:
         notes.append(f"Curves with more than {most} points are thinned; spikes and NaN are kept.")
     values = (value for _, mine in every.values() for value in mine)
     axis = scaled({"layout": {}}, head["metric"], values, reader.sign if wanted.metric is None else None)
-    answer = {
+    return {
         **head,
         "shown": len(every),
         "groups": [
@@ -139,7 +139,6 @@ def curves(reader: ExperimentReader, wanted: Wanted) -> bytes:
         "scales": axis["scales"],
         "scale": axis["scale"],
     }
-    return encoded(answer)
 
 
 def _chosen(ranked: Sequence[TrialRecord], wanted: Wanted) -> list[TrialRecord]:

@@ -55,8 +55,8 @@ class Draft:
 
     def read(self, allowance: Allowance | None = None) -> Read:
         """Parse and check the config. A `ConfigError` lists all faults."""
-        from dray.config.isolation import beyond_sandbox
         from dray.config.load import load_config
+        from dray.config.rules import beyond_sandbox
 
         if isinstance(self.config, str):
             content = mapping_in(self.config, ORIGIN)

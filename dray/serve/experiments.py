@@ -18,6 +18,7 @@ from dray.records.local_runs import METRICS, LocalRun, local_runs
 from dray.records.numbering import LINKS, numbers_by_path
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
+from dray.serve.answers import encoded
 from dray.serve.curves import Wanted, curves
 from dray.serve.figures import CPU_SHARE, CURVES_SHARE, CachedFigures, cached, figures_of
 
@@ -259,7 +260,7 @@ class Experiments:
 
     def curves(self, name: str, wanted: Wanted) -> tuple[bytes, float]:
         """Learning curves; paced like `figures`, but remade more often."""
-        return self._paced(name, wanted, lambda reader: curves(reader, wanted), share=CURVES_SHARE)
+        return self._paced(name, wanted, lambda reader: encoded(curves(reader, wanted)), share=CURVES_SHARE)
 
     def _paced(
         self,

@@ -1,4 +1,4 @@
-"""The report's figures of a running experiment, remade as often as their cost allows."""
+"""The figures of a running experiment, remade as often as their cost allows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from dray.figures import front, plots, slot_time
+from dray.figures.data import FigureData
+from dray.figures.plots import Figure
+from dray.figures.rungs import rungs
 from dray.records.reader import ExperimentReader
-from dray.report import figures, front, html, slot_time
-from dray.report.data import ReportData
-from dray.report.figures import Figure
+from dray.serve.answers import encoded
+from dray.text import finite
 
 CPU_SHARE = 0.0005  # average share of a core spent on remaking the figures of a kind while they are viewed
 CURVES_SHARE = 0.003  # the same for curves
@@ -19,33 +22,32 @@ LEAST_S = 2.0
 MAX_INCLUDED = 100  # most trials that a request may ask for
 QUICK = ("history", "front", "parallel", "slices")
 """Kinds that one thread makes, of the same data, whose collection takes longer than they do."""
-KINDS = (*QUICK, "importance", "slots")
+KINDS = (*QUICK, "importance", "rungs", "slots")
 
 
-def _made(report: ReportData, kind: str) -> dict[str, Figure]:
+def _made(source: FigureData, kind: str) -> dict[str, Figure]:
     """The figures of a kind, by name, with a note about trials that they omit."""
-    objectives, found = report.config.searcher.objectives, dict[str, Figure]()
+    objectives, found = source.config.searcher.objectives, dict[str, Figure]()
     match kind:
         case "importance":
-            figure, note = figures.importances(report)
+            figure, note = plots.importances(source)
             return {"importance": {**(figure or {}), "note": note}}
-        case "slots" if not report.timeline.empty:
-            phases = [each._asdict() for each in slot_time.phase_shares(report)]
-            by_group = slot_time.stretches(report)
-            slots = {"shares": {**slot_time.shares(report), "phases": phases}}
-            return slots if by_group is None else {**slots, "groups": by_group}
-        case _ if report.ranked.empty:
+        case "rungs":
+            return {"rungs": {"table": table}} if (table := rungs(source)) else {}
+        case "slots":
+            return slot_time.slot_time(source)
+        case _ if source.ranked.empty:
             return {}
         case "history":
-            found = {"history": figures.history(report)}
+            found = {"history": plots.history(source)}
         case "front" if objectives is not None and len(objectives.objectives) > 1:
-            found = {"front": front.scatter(report, objectives)}
-        case "parallel" if report.varying:
-            found = {"parallel": figures.parallel(report)}
+            found = {"front": front.front(source, objectives)}
+        case "parallel" if source.varying:
+            found = {"parallel": plots.parallel(source)}
         case "slices":
-            found = {f"slice {name}": figure for name, figure in figures.slices(report).items()}
-    note = report.left_out(len(report.shown) - len(report.included))
-    note += " The selected ones are shown, too." if report.included else ""
+            found = {f"slice {name}": figure for name, figure in plots.slices(source).items()}
+    note = source.left_out(len(source.shown) - len(source.included))
+    note += " The selected ones are shown, too." if source.included else ""
     return {name: {**figure, "note": note} for name, figure in found.items()}
 
 
@@ -70,13 +72,13 @@ class CachedFigures:
 def figures_of(reader: ExperimentReader, kind: str, include: Collection[int] = ()) -> bytes:
     """Figures of a kind, for `cached`; with these trials even if others of their rank are left out."""
     version, key = reader.version, (reader.version, *include)
-    report = reader.derived.get("report", {}).get(key) if kind in QUICK else None
-    if report is None:
-        report = ReportData(reader, include)
+    source = reader.derived.get("figures", {}).get(key) if kind in QUICK else None
+    if source is None:
+        source = FigureData(reader, include)
         if kind in QUICK:
-            reader.derived["report"] = {key: report}
-    found = {"figures": _made(report, kind), "included": report.included, "at": time.time(), "version": version}
-    return html.script(found).encode()
+            reader.derived["figures"] = {key: source}
+    found = {"figures": _made(source, kind), "included": source.included, "at": time.time(), "version": version}
+    return encoded(finite(found))
 
 
 def cached(reader: ExperimentReader, make: Callable[[], bytes], share: float) -> CachedFigures:

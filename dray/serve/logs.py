@@ -18,7 +18,8 @@ from dray.records.listing import StoredExperiment
 from dray.records.log_lines import MOST_LINES, MOST_MATCHES, FileLines, JoinedLines, Lines, ListedLines
 from dray.records.logs import OutputLine, event_lines, log_files, read_output, with_ranks
 from dray.serve.answers import BadInput
-from dray.serve.control import ACTIVE, Control, NotSubmitted
+from dray.serve.control import ACTIVE, Control
+from dray.serve.refusals import NotSubmitted
 from dray.storage.disk import scratch_until_exit
 from dray.storage.logs import EVERY_S, NAME, fetch_logs
 from searchers import rows

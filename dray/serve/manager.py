@@ -41,18 +41,19 @@ from dray.records.overview import COMPLETED
 from dray.records.spending import totals_of
 from dray.serve import effects
 from dray.serve import processes as commands
+from dray.serve.accounts import Meters
 from dray.serve.alerts import ServerAlerts
 from dray.serve.control import QueueState, Share, Status, Submitted, Verb
 from dray.serve.core import ServerCore
 from dray.serve.creations import Creations
 from dray.serve.draft import Allowance, Draft
-from dray.serve.guess import guessed
+from dray.serve.foresight import guessed
 from dray.serve.lanes import LaneFile, Lanes
-from dray.serve.meters import Meters
 from dray.serve.outside import outside
 from dray.serve.processes import ExperimentProcess, Spares
 from dray.serve.queue import open_queue
-from dray.serve.quota import UNITS, OverQuota, Use, check_room
+from dray.serve.quota import UNITS, Use, check_room
+from dray.serve.refusals import OverQuota
 from dray.serve.scheduler import ProcessEnd
 from dray.serve.tokens import STATE, Tokens
 from dray.storage import StorageFull

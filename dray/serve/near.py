@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dray.records.hparams import flatten
-from dray.records.trial_record import TrialRecord
+from dray.records.trial_record import TrialRecord, flatten
 from dray.serve import trials
 from dray.serve.answers import BadInput
 from dray.text import some

@@ -30,8 +30,8 @@ import ray
 
 import dray
 import dray.core  # models import these two
+import dray.figures.data  # pandas and pyarrow
 import dray.pytorch
-import dray.report.data  # pandas and pyarrow
 from dray.cluster.connection import join
 from dray.config.notify import Watched
 from dray.desk.loop import EventLoop

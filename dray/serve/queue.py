@@ -12,7 +12,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args
 
-from dray.serve.control import NotSubmitted, Share, WrongState
+from dray.serve.control import Share
+from dray.serve.refusals import NotSubmitted, WrongState
 from searchers.errors import DamagedFile
 from searchers.journal import Journal
 from searchers.rows import NUMBER, by_kind, damaged_line, has_fields

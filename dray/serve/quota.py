@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dray.config import defaults
-from dray.config.resources import MAX_SLOTS
 from dray.config.yaml_file import with_values
 from dray.errors import ConfigError, Fault
-from dray.serve.control import WrongState
+from dray.serve.refusals import OverQuota
 from dray.text import counted
 
 UNITS = {"slot_hours": "slot-hours", "usd": "US dollars"}
@@ -24,10 +23,6 @@ OVERRUN = 0.01
 """The share of a quota by which trials that are slow to save may exceed it; then they are ended without."""
 ORIGIN = "The experiment config"
 ROUNDING = 1e-9  # relative; sums of floats
-
-
-class OverQuota(WrongState):
-    """There is no room in a token's quota; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +44,7 @@ class Quota:
 
     def faults(self) -> list[Fault]:
         """What is wrong with the limits."""
-        bounds = {"slots": MAX_SLOTS, "slot_hours": 1e9, "usd": 1e9, "experiments": 1_000_000, "priority": 99}
+        bounds = {"slots": defaults.MAX_SLOTS, "slot_hours": 1e9, "usd": 1e9, "experiments": 1_000_000, "priority": 99}
         found = []
         for name, most in bounds.items():
             value = getattr(self, name)

@@ -18,8 +18,9 @@ from dray.records.journal import GrowingJournal
 from dray.records.listing import StoredExperiment
 from dray.records.reader import ExperimentReader
 from dray.serve.answers import BadInput
-from dray.serve.control import ACTIVE, Control, WrongState
+from dray.serve.control import ACTIVE, Control
 from dray.serve.keys import Attempt
+from dray.serve.refusals import WrongState
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from dray.desk.effects import Say
 from dray.desk.shares import Demand
 from dray.serve.accounts import Accounts
-from dray.serve.control import ACTIVE, ExperimentState, Share, Submitted, Verb, WrongState
+from dray.serve.control import ACTIVE, ExperimentState, Share, Submitted, Verb
 from dray.serve.effects import (
     Ended,
     Evict,
@@ -31,6 +31,7 @@ from dray.serve.effects import (
 )
 from dray.serve.queue import Item, Queue, extended
 from dray.serve.quota import Quota, Use, check_priority
+from dray.serve.refusals import WrongState
 from dray.text import counted
 
 MAX_DEATHS = 3  # an experiment fails when its process dies this often in a row without training in between

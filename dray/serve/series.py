@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dray.figures.scale import is_log
 from dray.records.machine import over_time, seconds_by_phase
 from dray.records.metrics import read_system, read_trials
 from dray.records.reader import ExperimentReader
 from dray.records.thinning import thinned
-from dray.report.scale import is_log
 from dray.serve.answers import plain
 
 MAX_POINTS = 400  # most points of a figure of the machine

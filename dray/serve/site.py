@@ -9,12 +9,11 @@ from typing import Any
 import yaml
 from aiohttp import web
 
-from dray.report.page import PLOTS
 from dray.serve.answers import answer
 from dray.serve.control import API
 
 PAGE = Path(__file__).parent / "page"
-FILES = {path.name: path for path in (PLOTS, *PAGE.iterdir(), *(PAGE / "lib").iterdir()) if path.is_file()}
+FILES = {path.name: path for path in (*PAGE.iterdir(), *(PAGE / "lib").iterdir()) if path.is_file()}
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
+from dray.figures.data import rung_name, rungs_reached
 from dray.records.reader import ExperimentReader
 from dray.records.trial_record import TrialRecord
-from dray.report.data import rung_name, rungs_reached
 from dray.serve import near, trials
 from dray.serve.answers import BadInput, encoded, number, plain
 
@@ -42,14 +42,14 @@ def page(reader: ExperimentReader, request: web.Request) -> bytes:
     if query.get("ids") == "1":
         return encoded(head | {"ids": [trial.id for trial in found]})
     if point is not None:
-        found, rows = near.nearest(reader.config.space, found, point, offset, limit)
+        found, sent = near.nearest(reader.config.space, found, point, offset, limit)
         head["found"] = len(found)
     else:
-        rows = _rows(reader, found[offset : offset + limit], query.getall("metric", []))
-    return encoded(head)[:-1] + b',"trials":[' + b",".join(rows) + b"]}"
+        sent = rows(reader, found[offset : offset + limit], query.getall("metric", []))
+    return encoded(head)[:-1] + b',"trials":[' + b",".join(sent) + b"]}"
 
 
-def _rows(reader: ExperimentReader, found: Sequence[TrialRecord], metrics: Sequence[str]) -> list[bytes]:
+def rows(reader: ExperimentReader, found: Sequence[TrialRecord], metrics: Sequence[str]) -> list[bytes]:
     """The rows of trials; the last values of metrics such as ``training.loss`` are in ``metrics``."""
     if not metrics:
         return [trials.row(trial) for trial in found]

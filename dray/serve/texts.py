@@ -63,11 +63,8 @@ class Texts:
         return "\n".join([*self._logs.whole(reader.directory, trial), ""])
 
     def failures(self, request: web.Request) -> bytes:
-        """``groups``: see `FailureGroup`; ``failures``: the number of all failures."""
-        reader = self._all.open(request.match_info["name"])
-        with reader.lock:
-            groups = failure_groups(reader.failures)
-        return encoded({"groups": [each.to_json() for each in groups], "failures": sum(each.count for each in groups)})
+        """See `failures`."""
+        return failures(self._all.open(request.match_info["name"]))
 
     def code(self, request: web.Request) -> bytes:
         """``files``: see `CodeFile`; ``more``: whether there are others; ``variants``: names of the code of trials."""
@@ -111,6 +108,13 @@ class Texts:
         trial = number(request, f"{side}_trial")
         reader = self._all.with_trial(name, trial)
         return Side(reader, reader.trials[trial])
+
+
+def failures(reader: ExperimentReader) -> bytes:
+    """JSON: ``groups``, see `FailureGroup`; ``failures``, the number of all failures."""
+    with reader.lock:
+        groups = failure_groups(reader.failures)
+    return encoded({"groups": [each.to_json() for each in groups], "failures": sum(each.count for each in groups)})
 
 
 def _cut(diff: str) -> dict[str, Any]:

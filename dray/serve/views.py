@@ -16,19 +16,21 @@ from aiohttp.typedefs import Handler
 
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.checkpoints import list_checkpoints
+from dray.records.comparison import compare
 from dray.records.lineage import lineage
 from dray.records.logs import failure_fields
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
-from dray.records.repeats import compare
 from dray.records.standing import standing
-from dray.report.ui import boards
 from dray.serve import figures, queue_views, series, table
 from dray.serve.answers import BadInput, number, numbers, plain
 from dray.serve.answers import encoded as _encoded
-from dray.serve.control import API, Control, NotSubmitted, Submitted
+from dray.serve.boards import boards
+from dray.serve.control import API, Control, Submitted
 from dray.serve.curves import Wanted
 from dray.serve.experiments import VIEW_S, Experiments, locked
+from dray.serve.refusals import NotSubmitted
+from dray.serve.searched import searched
 from dray.serve.texts import Texts
 from dray.storage import StorageError
 from searchers.rows import said
@@ -136,16 +138,17 @@ class Views:
             if submitted is None:
                 raise
             return _encoded({**overview_fields(name, None, submitted), **_standing(None, None, submitted)})
-        reader, row = self._all.open(name), overview_fields(name, overview, submitted)
+        reader = self._all.open(name)
         with reader.lock:
             pace = max(PACE_S, PACE_EACH_S * self._all.viewed())
-            about = {**about_fields(reader), **_standing(overview, reader, submitted)}
-            return _encoded({**row, **about, "pace": pace, "status": asdict(self._control.status())})
+            about = describe(reader, overview, submitted)
+            return _encoded({**about, "pace": pace, "status": asdict(self._control.status())})
 
     def config(self, request: web.Request) -> bytes:
-        """``config``: the text of experiment.yaml."""
+        """See `dray.serve.searched.searched`."""
         reader = self._all.open(request.match_info["name"])
-        return _encoded({"config": reader.directory.config_text()})
+        with reader.lock:
+            return _encoded(searched(reader))
 
     def trials(self, request: web.Request) -> bytes:
         """See `table.page`."""
@@ -232,7 +235,7 @@ class Views:
         return self._all.curves(name, wanted)
 
     def figures(self, request: web.Request) -> tuple[bytes, float]:
-        """Figures of the report, see `figures.CachedFigures`, with the trials ``include=3,17`` even if they leave out
+        """Figures, see `figures.CachedFigures`, with the trials ``include=3,17`` even if they leave out
         others; ``now=1`` makes them anew."""
         name, kind = request.match_info["name"], request.match_info["kind"]
         if kind not in figures.KINDS:
@@ -296,10 +299,12 @@ def _standing(
     return {"standing": standing(_seen("", overview, submitted), reader, queued=queued).to_json()}
 
 
-def about_fields(reader: ExperimentReader) -> dict[str, Any]:
-    """The fields of an experiment's page that `overview_fields` does not have."""
+def describe(reader: ExperimentReader, overview: Overview, submitted: Submitted | None) -> dict[str, Any]:
+    """An experiment as its page and its report show it: `overview_fields` and others."""
     best, config, searcher = reader.best(), reader.config, reader.config.searcher
     return {
+        **overview_fields(reader.name, overview, submitted),
+        **_standing(overview, reader, submitted),
         "version": reader.version,
         "objectives": [] if searcher.objectives is None else [each.name for each in searcher.objectives.objectives],
         "front": reader.front(),
@@ -314,6 +319,7 @@ def about_fields(reader: ExperimentReader) -> dict[str, Any]:
         "varying": reader.varying,
         "metrics": sorted(f"{kind}.{name}" for kind, name in reader.metrics),
         "failures": len(reader.failures),
+        "diverged": reader.divergence_summary(),
         "alerts": plain(reader.alerts),
         "damaged": said(reader.directory.path),
     }

@@ -15,7 +15,8 @@ from dray.training.units import Batch, TrainUnit
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
     from dray.environment import Device
-    from searchers.objectives import Measured, Objectives
+    from searchers.events import Measured
+    from searchers.objectives import Objectives
 
 REPORT_FILE = "report.json"
 """A file in a checkpoint with the measurements since the previous checkpoint, in case the driver never got them."""

@@ -11,7 +11,7 @@ import pytest
 
 from dray.agents.answers import MOST_BYTES
 from dray.serve.client import Server
-from dray.serve.control import Invalid
+from dray.serve.refusals import Invalid
 from tests.agents.conftest import TRIALS, Agent
 from tests.experiment.test_requests import answering
 from tests.records.test_result import Story, config, told

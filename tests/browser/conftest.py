@@ -57,16 +57,8 @@ def opened(*arguments: str) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """Without WebGL, which the server's page does not use: emulated, it would take half of the time."""
+    """Without WebGL, which nothing uses: emulated, it would take half of the time."""
     with opened("--disable-gpu") as driver:
-        yield driver
-
-
-@pytest.fixture(scope="module")
-def webgl() -> Iterator[Any]:
-    """Chromium with WebGL, for the report; its CPU draws it."""
-    with opened("--use-angle=swiftshader", "--enable-unsafe-swiftshader") as driver:
-        driver.set_window_size(1200, 900)
         yield driver
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,31 @@ from tests.serve.fake import FakeControl
 MANY = 1_000  # trials of the experiment "many"
 PATIENCE_S, POLL_S = 60, 0.05
 SCREENS = ((1400, "light"), (390, "dark"))  # widths of a desktop and a phone, with a theme each
+AXE = files("selenium_axe_python").joinpath("axe-core", "axe.min.js").read_text(encoding="utf-8")
+CHECK = """const done = arguments[arguments.length - 1];
+const told = (each, node) => `${each.id}: ${node.target.join(" ")}: ${node.html.slice(0, 120)}: ${node.failureSummary}`;
+axe.run(document, { resultTypes: ["violations"], ...arguments[0] }).then(
+  found => done(found.violations.flatMap(each => each.nodes.map(node => told(each, node)))));"""
+
+
+def axe(browser: Any, options: Mapping[str, object]) -> list[str]:
+    """What axe-core finds on the page, a line each."""
+    browser.execute_script(AXE)
+    return list(browser.execute_async_script(CHECK, options))
+
+
+@contextmanager
+def on_screen(browser: Any, width: int, theme: str) -> Iterator[None]:
+    """The browser with a screen of this width, light or dark; 390 pixels are a phone."""
+    command = browser.execute_cdp_cmd
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == 390}
+    try:
+        command("Emulation.setDeviceMetricsOverride", size)
+        command("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
+        yield
+    finally:
+        command("Emulation.clearDeviceMetricsOverride", {})
+        command("Emulation.setEmulatedMedia", {"features": []})
 
 
 @dataclass
@@ -63,16 +89,3 @@ class Site:
 
     def js(self, script: str, *arguments: Any) -> Any:
         return self.browser.execute_script(script, *arguments)
-
-    @contextmanager
-    def screen(self, width: int, theme: str) -> Iterator[None]:
-        """The page on a screen of this width, light or dark; 390 pixels are a phone."""
-        command = self.browser.execute_cdp_cmd
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == 390}
-        try:
-            command("Emulation.setDeviceMetricsOverride", size)
-            command("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
-            yield
-        finally:
-            command("Emulation.clearDeviceMetricsOverride", {})
-            command("Emulation.setEmulatedMedia", {"features": []})

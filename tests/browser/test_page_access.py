@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -14,7 +13,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from dray.records.result import Result
-from tests.browser.page import Site
+from tests.browser.page import Site, axe
 from tests.browser.test_page_queue import ORDER, QueueSite
 from tests.browser.test_page_queue import site as queue  # noqa: F401
 from tests.experiment.test_requests import answering
@@ -22,7 +21,6 @@ from tests.report.simulated import simulated
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-AXE = files("selenium_axe_python").joinpath("axe-core", "axe.min.js").read_text(encoding="utf-8")
 LONG = "a-name-of-120-characters-" + "x" * 95
 ERROR = f"""RuntimeError: {"e" * 200}
   model_def.py:41 in train_batch
@@ -104,19 +102,12 @@ def screen(full: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
     full.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-CHECK = """const done = arguments[arguments.length - 1];
-const told = (each, node) => `${each.id}: ${node.target.join(" ")}: ${node.html.slice(0, 120)}: ${node.failureSummary}`;
-axe.run(document, { resultTypes: ["violations"], ...arguments[0] }).then(
-  found => done(found.violations.flatMap(each => each.nodes.map(node => told(each, node)))));"""
-
-
 def violations(site: Site, where: list[str], **options: object) -> str:
     """What axe-core finds in these views, a line each."""
     found = []
     for place in where:
         show(site, place)
-        site.js(AXE)
-        found += [f"{place}: {each}" for each in site.browser.execute_async_script(CHECK, options)]
+        found += [f"{place}: {each}" for each in axe(site.browser, options)]
     return "\n".join(found)
 
 
@@ -139,8 +130,7 @@ def test_axe_finds_nothing_in_dialogs(full: Site) -> None:
         show(full, place)
         full.click(label, ".actions")
         full.one("dialog[open]")
-        full.js(AXE)
-        assert full.browser.execute_async_script(CHECK, {}) == [], label
+        assert axe(full.browser, {}) == [], label
         full.press(Keys.ESCAPE)
         full.until(lambda: not full.all("dialog"))
 

@@ -172,7 +172,7 @@ def test_conditions_select_by_keyboard_alone(site: Site) -> None:
 def test_selected_trials_are_shown_although_others_of_their_rank_are_left_out(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dray.report.data.MAX_TRIALS", 40)
+    monkeypatch.setattr("dray.figures.data.MAX_TRIALS", 40)
     opened(site, "?section=parallel", "many")
     lines = "canvas[aria-label^='Parallel coordinates of {} trials']".format
     site.one(lines(40))

@@ -9,8 +9,8 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
+from dray.figures.data import rungs_reached
 from dray.records.result import Result
-from dray.report.data import rungs_reached
 from tests.browser.page import MANY, Site
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

@@ -11,8 +11,9 @@ from selenium.webdriver.common.keys import Keys
 
 from dray.records.result import Result
 from dray.serve import tokens
-from dray.serve.control import Submitted, Verb, WrongState
+from dray.serve.control import Submitted, Verb
 from dray.serve.quota import Quota
+from dray.serve.refusals import WrongState
 from tests.browser.page import Site
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN

@@ -14,7 +14,7 @@ from dray.records.directory import DIFF
 from dray.records.metrics import SYSTEM, MetricsLog
 from dray.records.result import Result
 from searchers.events import Requested, Source, Started
-from tests.browser.page import SCREENS, Site
+from tests.browser.page import SCREENS, Site, on_screen
 from tests.experiment.test_requests import answering
 from tests.records.repeated import repeated
 from tests.records.test_repeats import VALUES, runs
@@ -351,7 +351,7 @@ def test_what_a_trial_printed_is_reached_by_its_tab(site: Site) -> None:
 
 def test_a_trial_fits_its_screens_light_and_dark(site: Site) -> None:
     for width, theme in SCREENS:
-        with site.screen(width, theme):
+        with on_screen(site.browser, width, theme):
             for tab in ("", "/metrics", "/utilization", "/checkpoints"):
                 site.open(f"#/e/digits-1/t/3{tab}")
                 site.one("nav.tabs a[aria-current]")

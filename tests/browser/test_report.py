@@ -1,7 +1,9 @@
-"""The report as a browser draws it: what is on the screen is in the experiment's tables."""
+"""The report as a browser draws it, from its file alone: what is on the screen is in the experiment's tables."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -10,130 +12,119 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 import dray
 from dray.report import write_report
-from tests.browser.page import PATIENCE_S, POLL_S
+from tests.browser.page import PATIENCE_S, POLL_S, SCREENS, axe, on_screen
+from tests.records.test_result import config, told
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-NARROW = 390
-
-DRAWN = """
-const plot = document.getElementById(arguments[0]), { xaxis, yaxis } = plot._fullLayout;
-const traces = [...plot.querySelectorAll(".scatterlayer .trace")];
-return traces.map(trace => [...trace.querySelectorAll(".points path")].map(point => {
-  const { e, f } = point.transform.baseVal.consolidate().matrix;
-  return [xaxis.p2d(e), yaxis.p2d(f)];
-}));
-"""
-"""The points of a plot, trace by trace: from where they are on the screen, by the scale of the axes."""
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror=hacked=1>"
 
 
-@pytest.fixture(scope="module")
-def page(webgl: Any, result: dray.Result) -> Any:
-    """The report on a screen, drawn to its end."""
-    webgl.get(write_report(result.path).as_uri())
-    return webgl
+@pytest.fixture
+def page(browser: Any, result: dray.Result, tmp_path: Path) -> Iterator[Any]:
+    """The report, drawn to its end."""
+    browser.get(write_report(result.path, tmp_path / "report.html").as_uri())
+    until(browser, lambda: drawn(browser))
+    yield browser
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    browser.get("about:blank")
 
 
-def points(page: Any, name: str) -> list[tuple[float, float]]:
-    return sorted((x, y) for trace in page.execute_script(DRAWN, name) for x, y in trace)
+def until(browser: Any, holds: Any) -> None:
+    WebDriverWait(browser, PATIENCE_S, POLL_S).until(lambda _: holds())
 
 
-def same(drawn: list[tuple[float, float]], table: pd.DataFrame) -> None:
-    """That these are the same points: to a pixel's width, and as many."""
-    rows = list(table.itertuples(index=False, name=None))
-    assert len(drawn) == len(rows)
-    left = list(drawn)
-    for x, y in rows:
-        nearest = min(left, key=lambda point: _distance(point, (x, y)))
-        assert _distance(nearest, (x, y)) < 0.01, f"{(x, y)} is not drawn, the nearest is {nearest}"
-        left.remove(nearest)
+def drawn(page: Any) -> dict[int, list[tuple[float, float]]]:
+    """The lines of trials in the plot of curves."""
+    lines = page.execute_script("return document.querySelector('.lines')?.drawn?.lines ?? []")
+    return {
+        line["trial"]: list(zip(line["x"], line["y"], strict=True)) for line in lines if line.get("trial") is not None
+    }
 
 
-def _distance(one: tuple[float, float], other: tuple[float, float]) -> float:
-    return abs(one[0] - other[0]) / abs(other[0]) + abs(one[1] - other[1]) / abs(other[1])
+def table(result: dray.Result, name: str) -> dict[int, list[tuple[float, float]]]:
+    rows: pd.DataFrame = result.metrics.query(f"kind == 'validation' and name == '{name}'")
+    return {
+        int(trial): [(x, pytest.approx(y, rel=1e-6)) for x, y in zip(mine["epochs"], mine["value"], strict=True)]
+        for trial, mine in rows.groupby("trial_id")
+    }
 
 
-def validations(result: dray.Result) -> pd.DataFrame:
-    return result.metrics.query("kind == 'validation' and name == 'validation_loss'")
+def click(page: Any, selector: str) -> None:
+    page.execute_script("document.querySelector(arguments[0]).click()", selector)
 
 
-def test_nothing_went_wrong(page: Any) -> None:
-    assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
+def test_lines_are_the_metrics_that_one_chooses(page: Any, result: dray.Result) -> None:
+    click(page, "input[name=show]:not(:checked)")
+    until(page, lambda: drawn(page) == table(result, "validation_loss"))
+    for label in ("validation accuracy", "validation_loss"):  # the one more, the other away
+        click(page, f".several label[title='{label}'] input")
+    until(page, lambda: drawn(page) == table(result, "accuracy"))
 
 
-CHOOSE = """
-const choice = document.querySelector(`[data-${arguments[0]}="${arguments[1]}"]`);
-choice.value = arguments[2];
-choice.dispatchEvent(new Event("change"));
-return choice.value;
-"""
-
-
-def test_points_of_the_curves_are_the_validations_or_another_metric_that_is_chosen(
-    page: Any, result: dray.Result
-) -> None:
-    accuracy = result.metrics.query("kind == 'validation' and name == 'accuracy'")
-    same(points(page, "curves"), validations(result)[["epochs", "value"]])
-    assert page.execute_script(CHOOSE, "metric", "curves", "validation accuracy") == "validation accuracy"
-    same(points(page, "curves"), accuracy[["epochs", "value"]])
-    title = "return document.getElementById('curves').querySelector('.ytitle').textContent"
-    assert page.execute_script(title) == "validation accuracy"
-    assert page.execute_script(CHOOSE, "metric", "curves", "validation_loss") == "validation_loss"
-
-
-def test_a_scale_is_chosen_and_the_points_stay(page: Any, result: dray.Result) -> None:
-    """`points` takes values from where they are on the screen by the axis's scale."""
-    types = "return document.getElementById('history')._fullLayout.yaxis.type"
-    scales = page.execute_script(
-        "return [...document.querySelector('[data-scale=history]').options].map(option => option.value)"
+def test_a_click_on_a_line_selects_its_trial_in_all_figures(page: Any, result: dray.Result) -> None:
+    best = result.overview.best_trial
+    page.execute_script(
+        """const plot = document.querySelector(".lines");
+           plot.focus();
+           for (const key of ["ArrowUp", "Enter"])
+             plot.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));"""
     )
-    assert {"logarithmic"} < set(scales)
-    before = [value for _, value in points(page, "history")]
-    for scale in [*scales[1:], scales[0]]:
-        assert page.execute_script(CHOOSE, "scale", "history", scale) == scale
-        assert page.execute_script(types) == ("log" if scale == "logarithmic" else "linear")
-        assert [value for _, value in points(page, "history")] == pytest.approx(before, rel=0.01)
+    until(page, lambda: page.execute_script("return document.querySelector('.jump .legend')?.textContent.trim()"))
+    assert page.execute_script("return document.querySelector('.jump .legend').textContent.trim()") == f"trial {best}"
 
 
-COLOURS = """
-const plot = document.getElementById("curves");
-return [getComputedStyle(document.body).backgroundColor, getComputedStyle(plot.querySelector(".xtick text")).fill];
+def test_text_of_others_stays_text(browser: Any, tmp_path: Path) -> None:
+    story = told(tmp_path, config().model_copy(update={"name": HOSTILE}))
+    story.write({"event": "restarted", "trial": 3, "error": f"ValueError: {HOSTILE}"})
+    story.journal.close()
+    browser.get(write_report(story.directory.path).as_uri())
+    assert browser.title == f"{HOSTILE}: error"
+    assert browser.find_element("css selector", "h1").text == HOSTILE
+    assert HOSTILE in browser.find_element("css selector", "main").text
+    assert browser.execute_script("return window.hacked") is None
+    assert browser.get_log("browser") == []
+
+
+LOOK = """
+const canvas = document.querySelector("#history canvas"), { width, height } = canvas;
+const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+let ink = [255, 255, 255];  // the last pixels of the axis's title have its colour
+for (let at = 0; at < pixels.length; at += 4) if (pixels[at + 3] === 255) ink = [...pixels.slice(at, at + 3)];
+const wide = Math.max(...[...document.querySelectorAll("canvas")].map(each => each.getBoundingClientRect().width));
+return [getComputedStyle(document.body).backgroundColor, ink.join(), wide];
 """
 
 
-def test_page_is_dark_where_that_is_preferred_and_light_on_paper(page: Any) -> None:
+def test_report_is_dark_where_that_is_preferred_and_light_on_paper(page: Any) -> None:
+    def is_dark() -> tuple[bool, bool]:
+        background, ink, _ = page.execute_script(LOOK)
+        return _brightness(background.partition("(")[2].rstrip(")")) < 90, _brightness(ink) > 140
+
     media = "Emulation.setEmulatedMedia"
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
-    light, wait = page.execute_script(COLOURS), WebDriverWait(page, PATIENCE_S, POLL_S)
     try:
+        until(page, lambda: is_dark() == (False, False))
         page.execute_cdp_cmd(media, {"features": dark})
-        wait.until(lambda page: [_brightness(colour) < 90 for colour in page.execute_script(COLOURS)] == [True, False])
+        until(page, lambda: is_dark() == (True, True))
         page.execute_cdp_cmd(media, {"media": "print", "features": dark})
         page.execute_script("window.dispatchEvent(new Event('beforeprint'))")
-        wait.until(lambda page: page.execute_script(COLOURS) == light)
-        right = page.execute_script("return document.getElementById('curves').querySelector('svg').width.baseVal.value")
-        assert right <= 700, "pixels of a page"
+        assert is_dark() == (False, False), "at once: the browser does not wait"
+        assert page.execute_script(LOOK)[2] <= 700, "pixels of a page"
         page.execute_script("window.dispatchEvent(new Event('afterprint'))")
     finally:
         page.execute_cdp_cmd(media, {"media": "", "features": []})
-    wait.until(lambda page: page.execute_script(COLOURS) == light)
+    until(page, lambda: page.execute_script(LOOK)[2] > 700)
 
 
 def _brightness(colour: str) -> float:
-    numbers = [float(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3]]
-    return sum(numbers) / 3
+    return sum(float(part) for part in colour.split(",")[:3]) / 3
 
 
-def test_page_fits_a_phone(page: Any) -> None:
-    """The last one, as it leaves the page narrow."""
-    phone = {"width": NARROW, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
-    try:
+@pytest.mark.parametrize(("width", "theme"), SCREENS)
+def test_report_fits_its_screen_and_axe_finds_nothing(page: Any, width: int, theme: str) -> None:
+    with on_screen(page, width, theme):
         page.refresh()
-        assert page.execute_script("return document.documentElement.scrollWidth") == NARROW
-        wide = page.execute_script(
-            "return [...document.querySelectorAll('.plot svg, .phases td')].map(it => it.getBoundingClientRect().right)"
-        )
-        assert max(wide) <= NARROW
-    finally:
-        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        until(page, lambda: drawn(page))
+        assert page.execute_script("return document.documentElement.scrollWidth") <= width
+        assert axe(page, {}) == []

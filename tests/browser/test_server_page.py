@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.browser.page import SCREENS, Site
+from tests.browser.page import SCREENS, Site, on_screen
 from tests.records.repeated import repeated
 from tests.records.test_repeats import VALUES, runs
 
@@ -30,7 +30,7 @@ def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> 
 
 def test_the_page_fits_its_screens_light_and_dark_and_leaves_the_machine_alone(site: Site) -> None:
     for width, theme in SCREENS:
-        with site.screen(width, theme):
+        with on_screen(site.browser, width, theme):
             for name, place in (("list", "#/"), ("many", "#/e/many"), ("trial", "#/e/digits-1/t/3")):
                 site.open(place)
                 site.browser.refresh()

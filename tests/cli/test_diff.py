@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dray.records.directory import ExperimentDirectory
-from dray.records.hparams import flatten
+from dray.records.trial_record import flatten
 from tests.cli.said import Said
 from tests.docs.pages import PAGES
 from tests.records.repeated import repeated

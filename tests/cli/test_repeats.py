@@ -13,6 +13,7 @@ from dray.report import write_report
 from tests.cli.said import Said
 from tests.records.repeated import repeated
 from tests.records.test_repeats import VALUES, runs
+from tests.report.written import Written
 
 Dray = Callable[..., Said]
 WHAT = "trial 3 is the best of 3 over 3 seeds, but not distinguishable from trial 2"
@@ -61,6 +62,6 @@ def test_journal_says_which_trials_are_repeated(again: Path, dray: Dray) -> None
 
 
 def test_report_shows_the_finalists(again: Path, tmp_path: Path) -> None:
-    page = write_report(again, tmp_path / "report.html").read_text()
-    assert f"Trained again with other seeds: {WHAT}." in page
-    assert "<td>0.350 (0.275 .. 0.425)</td>" in page
+    about = Written(write_report(again, tmp_path / "report.html")).about
+    assert about["repeats_summary"] == WHAT
+    assert "0.350 (0.275 .. 0.425)" in [each["difference_text"] for each in about["repeats"]]

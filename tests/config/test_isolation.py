@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from dray.config.isolation import Isolation, beyond_sandbox
+from dray.config.isolation import Isolation
 from dray.config.load import load_config
+from dray.config.rules import beyond_sandbox
 from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 

@@ -19,8 +19,8 @@ import yaml
 from dray.cli import app
 from dray.config.determined_fields import IGNORED_FIELDS
 from dray.config.load import load_config
-from dray.config.notify import server_notify
 from dray.config.schema import ExperimentConfig
+from dray.config.server_settings import server_notify
 from dray.records.directory import ExperimentDirectory
 from tests.cli.conftest import checkpoint, dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said

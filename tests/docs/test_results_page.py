@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 
 import dray
+from dray.figures import data as figure_data
+from dray.figures import slot_time
 from dray.records import metrics as metrics_log
 from dray.records.timeline import PHASES
-from dray.report import data as report_data
-from dray.report import slot_time
+from dray.serve import curves
 from dray.training import usage
 from tests.docs.pages import PAGES, blocks
 from tests.report.simulated import simulated
@@ -45,7 +46,7 @@ def test_machine_figures_and_phases_are_complete() -> None:
 
 def test_limits_of_the_report_are_those_of_the_code() -> None:
     report = " ".join(section("The report").split())
-    for number in (report_data.MAX_CURVES, report_data.MAX_TRIALS, report_data.MAX_POINTS, slot_time.MAX_STRETCHES):
+    for number in (curves.MAX_CURVES, curves.MOST_POINTS, figure_data.MAX_TRIALS, slot_time.MAX_STRETCHES):
         assert f"{number:,}" in report
     assert usage.REPORT_EVERY_S == metrics_log.PACK_EVERY_S == 5
 

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from dray.groups.states import TRANSITIONS, GroupEvent, GroupState, Member
+from dray.groups.pool import TRANSITIONS, GroupEvent, GroupState, Member
 from tests.groups.clusters import cpus
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dray.cluster.view import Activity, ClusterView
-from dray.groups.waiting import SAY_AFTER_S, SAY_EVERY_S, NodeWait
+from dray.groups.pool import SAY_AFTER_S, SAY_EVERY_S, NodeWait
 from tests.groups.clusters import GPU_NODE, HEAD_NODE, cluster, gpus
 
 

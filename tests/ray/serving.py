@@ -21,7 +21,7 @@ from tests.ray.harness import ROOT, TRIALS, descendants, recorded, wait_for
 
 SERVE = """
 from pathlib import Path
-from dray.config.notify import server_notify
+from dray.config.server_settings import server_notify
 from dray.serve.server import serve
 settings = {settings!r}
 notify = server_notify(Path(settings)) if settings else None

@@ -18,8 +18,9 @@ from dray.cli import main
 from dray.code.archive import pack
 from dray.serve import client, tokens
 from dray.serve.client import Refused, Server, Unreachable
-from dray.serve.control import Invalid, Submitted, WrongState
+from dray.serve.control import Submitted
 from dray.serve.quota import Quota
+from dray.serve.refusals import Invalid, WrongState
 from tests.agents.conftest import Agent
 from tests.ray.harness import STARTS_IN_S, TRIALS, attempts, descendants, journal, lines, recorded, saved_batches
 from tests.ray.scraping import scraped, values
@@ -348,7 +349,7 @@ def test_a_server_whose_own_ray_dies_starts_again_by_itself_and_finds_its_experi
         [raylet] = [pid for pid, name in descendants(server.process.pid).items() if name == "raylet"]
         os.kill(raylet, signal.SIGKILL)
         try:
-            assert "experiment ended: completed" in list(server.client.follow(submitted.name))[-1]
+            assert "search done (completed)" in list(server.client.follow(submitted.name))[-1]
         except Unreachable:
             raise AssertionError(server.log.read_text()) from None
         check_training(server.record("raylet-lost"), trials=1, batches=60)

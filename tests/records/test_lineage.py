@@ -18,6 +18,7 @@ from searchers.events import Requested, Source, Started
 from tests.records.repeated import repeated
 from tests.records.test_repeats import VALUES, runs
 from tests.records.test_result import Story, config, told
+from tests.report.written import Written
 
 
 @pytest.fixture
@@ -67,9 +68,9 @@ def test_requests_are_in_the_log(story: Story) -> None:
 
 @pytest.mark.slow
 def test_the_report_names_the_source_of_a_fork(story: Story) -> None:
-    text = write_report(story.directory.path).read_text()
-    assert ">forked from</th>" in text
-    assert text.count(">trial 0 at batch 10</td>") == 1
+    rows = Written(write_report(story.directory.path)).answers["/trials", "rank"]["trials"]
+    forked = [(row["source_trial"], row["source_batches"]) for row in rows if row["source_trial"] is not None]
+    assert forked == [(0, 10)]
 
 
 def test_requested_trials_are_counted_in_the_total_everywhere(story: Story) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dray.records.best_so_far import POINTS
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.records.overview import Overview, drawn_by
-from dray.records.reader import ExperimentReader
+from dray.records.reader import POINTS, ExperimentReader
 from searchers.events import Exited, Requested, Started
 from tests.records.story import happened
 from tests.records.test_result import config, told

@@ -14,7 +14,7 @@ import warnings
 from random import Random
 
 from searchers import ASHA, Metric, Objectives, PromotionASHA, Search, parse_space
-from searchers.samplers import named_sampler
+from searchers.named_sampler import named_sampler
 from searchers.search import Record
 from searchers.testing import OBJECTIVES, Extension, play, repeat
 

@@ -22,9 +22,9 @@ from searchers import (
     Started,
     parse_space,
 )
+from searchers.named_sampler import named_sampler
 from searchers.pbt import PBT
 from searchers.records import action_from_json, action_to_json, request_from_json, request_to_json
-from searchers.samplers import named_sampler
 
 SPACE = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "width": 8})
 LENGTH = 16

@@ -9,7 +9,8 @@ import pytest
 
 from searchers import Exited, Reported, Started, parse_space
 from searchers.memory_model import MemoryModel
-from searchers.samplers import RandomSampler, Sampler, named_sampler
+from searchers.named_sampler import named_sampler
+from searchers.samplers import RandomSampler, Sampler
 
 SPACE = parse_space(
     {

@@ -31,7 +31,7 @@ from searchers import (
 )
 from searchers.answers import carry_out
 from searchers.method import Method
-from searchers.samplers import named_sampler
+from searchers.named_sampler import named_sampler
 
 SPACE = parse_space(
     {

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from searchers import ASHA, Exited, Objectives, Reported, Search, SpaceError, Started, parse_space
-from searchers.samplers import Sampler, named_sampler
+from searchers.named_sampler import named_sampler
+from searchers.samplers import Sampler
 from searchers.search import Record
 from searchers.space import Space
 from searchers.testing import OBJECTIVES, Extension, play, repeat

@@ -21,7 +21,7 @@ from tests.serve.fake import FakeControl
 TOKEN = "secret-token"
 PORT = int(os.environ.get("DRAY_TEST_PORT", 20_000 + os.getpid() % 10_000))  # not that of tests in other processes
 multiprocessing.set_forkserver_preload(
-    ["dray.report.data", "dray.config.load", "dray.serve.requests"]
+    ["dray.figures.data", "dray.config.load", "dray.serve.requests"]
 )  # not torch, not Ray
 Body: TypeAlias = bytes | dict[str, Any] | None
 

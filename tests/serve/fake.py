@@ -11,10 +11,11 @@ from typing import Any
 
 from dray.code.load import check_entrypoint_file
 from dray.records.directory import ExperimentDirectory
-from dray.serve.control import ExperimentState, NotSubmitted, QueueState, Share, Status, Submitted, Verb, WrongState
+from dray.serve.control import ExperimentState, QueueState, Share, Status, Submitted, Verb
 from dray.serve.draft import Draft
 from dray.serve.lanes import Lanes
 from dray.serve.quota import Use
+from dray.serve.refusals import NotSubmitted, WrongState
 
 ACTIVE = ("QUEUED", "RUNNING", "STOPPING")
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dray.cli import main
-from dray.config.notify import ServerNotify, server_notify
+from dray.config.notify import ServerNotify
+from dray.config.server_settings import server_notify
 from dray.errors import ConfigError
 from dray.serve.alerts import ServerAlerts
 from dray.serve.effects import Ended

@@ -18,7 +18,8 @@ from dray.config.load import load_config
 from dray.errors import ConfigError, ExperimentError, NoExperiment
 from dray.serve import address
 from dray.serve.client import Server
-from dray.serve.control import NotSubmitted, Refused, Share, WrongState
+from dray.serve.control import Share
+from dray.serve.refusals import NotSubmitted, Refused, WrongState
 from dray.serve.submission import prepared, reject_objects, run_on_server, submit_file, why_failed
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Served

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dray.figures.data import rungs_reached
+from dray.figures.plots import BEST_COLOUR, RUNG_COLOURS
 from dray.records.metrics import MetricsLog
 from dray.records.reader import ExperimentReader
 from dray.records.result import Result
-from dray.report.data import rungs_reached
-from dray.report.figures import BEST_COLOUR, RUNG_COLOURS
 from dray.serve import experiments
 from dray.serve.answers import BadInput
 from dray.serve.curves import MAX_CURVES, MOST_POINTS, Wanted, numbers

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from dray.config.load import load_config
 from dray.records.directory import ExperimentDirectory
 from dray.serve.control import Share
-from dray.serve.foresight import in_order, moved, ties
-from dray.serve.guess import guessed
+from dray.serve.foresight import guessed, in_order, moved, ties
 from dray.serve.quota import Quota
 from tests.groups.clusters import cluster
 from tests.serve.scene import SceneControl, kind

@@ -12,8 +12,8 @@ import pytest
 from dray.records.directory import ExperimentDirectory
 from dray.records.spending import AFTER_S, ALIVE_S, FILE
 from dray.serve import tokens
+from dray.serve.accounts import Meters
 from dray.serve.control import Share
-from dray.serve.meters import Meters
 from dray.serve.queue import Item
 from dray.serve.quota import Quota
 from dray.serve.tokens import Tokens

@@ -13,10 +13,10 @@ import pytest
 from dray.cli import main
 from dray.config.notify import Notify
 from dray.experiment.notify import Notifier
+from dray.figures.data import FigureData
 from dray.observers.observer import News
 from dray.records.listing import StoredExperiment
 from dray.records.result import Result
-from dray.report.data import ReportData
 from searchers.journal import Journal
 from tests.observers.replayed import replay_to
 from tests.recorded_search import recorded_search
@@ -56,7 +56,7 @@ def test_every_view_has_the_same_numbers(served: Served, capsys: pytest.CaptureF
 
     [listed], described = command("experiment", "list"), command("experiment", "describe", "story")
     [on_page], one = page()["experiments"], page("/story")
-    result, report = Result(directory.path), ReportData(StoredExperiment.here(directory).read())
+    result, figures = Result(directory.path), FigureData(StoredExperiment.here(directory).read())
     logger = Logger("validation_loss")
     replay_to(directory, lambda: logger)
     out = directory.path / "told"
@@ -70,7 +70,7 @@ def test_every_view_has_the_same_numbers(served: Served, capsys: pytest.CaptureF
         "page": (one["best_trial"], one["best_metric"]),
         "page's list": (on_page["best_trial"], on_page["best_metric"]),
         "Result": (result.overview.best_trial, result.overview.best),
-        "report": (report.best, report.eligible["best_metric"].iloc[0]),
+        "figures": (int(figures.eligible.index[0]), figures.eligible["best_metric"].iloc[0]),
     }
     assert set(bests.values()) == {(0, 0.126)}, bests
 
@@ -81,13 +81,13 @@ def test_every_view_has_the_same_numbers(served: Served, capsys: pytest.CaptureF
         assert (numbers["trials"], numbers["ended"], numbers["failed"]) == (9, 6, 1)
     assert described["diverged"] == {str(trial): since for trial, since in DIVERGED.items()}
     assert described["restarts"] == sum(RESTARTS.values())
-    assert len(described["failures"]) == one["failures"] == len(report.failures) == 3
+    assert len(described["failures"]) == one["failures"] == 3
 
     places = {trial: page(f"/story/trials/{trial}")["rank"] for trial in STATES}
     ranks = {
         "trial list": [row["trial"] for row in command("trial", "list", "story", "--best")],
         "page": sorted((trial for trial in places if places[trial]), key=lambda trial: places[trial]),
-        "report": report.ranked["trial_id"].tolist(),
+        "figures": figures.ranked["trial_id"].tolist(),
         "curves": [curve["trial"] for curve in page("/story/curves")["curves"]],
     }
     # Trial 1 has failed; 3 exceeds a limit; of several objectives the front comes first.
@@ -106,7 +106,7 @@ def test_every_view_has_the_same_numbers(served: Served, capsys: pytest.CaptureF
     assert all(rank == expected for rank in ranks.values()), ranks
 
     rows = {row["trial"]: row for row in page("/story/trials?limit=100")["trials"]}
-    table, of_report = result.trials.set_index("trial_id"), report.trials
+    table, of_figures = result.trials.set_index("trial_id"), figures.trials
     for row in command("trial", "list", "story"):
         trial = row["trial"]
         best, batches = BEST.get(trial, (None, None))
@@ -115,7 +115,7 @@ def test_every_view_has_the_same_numbers(served: Served, capsys: pytest.CaptureF
         described = command("trial", "describe", "story", str(trial))
         for name in ("state", "batches", "best_metric", "best_batches", "nan_since", "restarts"):
             assert described[name] == rows[trial][name] == row[name], (trial, name)
-            for frame in (table, of_report):
+            for frame in (table, of_figures):
                 if name in frame:
                     value = frame.loc[trial, name]
                     assert (None if pd.isna(value) else value) == row[name], (trial, name)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from dray.serve.control import NotSubmitted, Share, WrongState
+from dray.serve.control import Share
 from dray.serve.queue import TRANSITIONS, Item, ItemState, Queue
+from dray.serve.refusals import NotSubmitted, WrongState
 
 
 def again(do: Callable[[Queue], object]) -> dict[str, Item]:

@@ -15,11 +15,12 @@ import pytest
 
 from dray.desk.shares import Demand
 from dray.errors import ConfigError
-from dray.serve.control import Share, WrongState
+from dray.serve.control import Share
 from dray.serve.draft import Allowance, Draft
 from dray.serve.effects import Evict, ReadSpent, RemoveRun, SignalProcess, StartProcess
 from dray.serve.queue import Queue
-from dray.serve.quota import NOTHING, OVERRUN, OverQuota, Quota, Use, check_room, fitted
+from dray.serve.quota import NOTHING, OVERRUN, Quota, Use, check_room, fitted
+from dray.serve.refusals import OverQuota, WrongState
 from dray.serve.scheduler import ProcessEnd, Scheduler
 
 CONFIG = {"name": "digits", "searcher": {"name": "single"}}

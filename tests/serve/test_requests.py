@@ -16,7 +16,7 @@ from dray.records.numbering import take_number
 from dray.serve import address, api
 from dray.serve import requests as serve_requests
 from dray.serve.client import Server
-from dray.serve.control import Invalid, NotSubmitted
+from dray.serve.refusals import Invalid, NotSubmitted
 from searchers.errors import IllegalEvent
 from searchers.events import Source
 from tests.cli.conftest import dray

@@ -11,9 +11,10 @@ import pytest
 
 from dray.desk.effects import Say
 from dray.desk.shares import Demand
-from dray.serve.control import Share, WrongState
+from dray.serve.control import Share
 from dray.serve.effects import Ended, SchedulerEffect, SetShare, SignalProcess, StartProcess
 from dray.serve.queue import Queue
+from dray.serve.refusals import WrongState
 from dray.serve.scheduler import MAX_DEATHS, MAX_PROCESSES, ProcessEnd, Scheduler
 
 DIED = ProcessEnd(kind="died", error="killed by signal 9")

@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 import pytest
 
+from dray.records.comparison import compare
 from dray.records.metrics import SYSTEM, MetricsLog
-from dray.records.repeats import compare, summary
+from dray.records.repeats import summary
 from dray.records.result import Result
 from dray.serve import experiments, logs
 from tests.records.repeated import repeated
@@ -277,17 +278,10 @@ def test_the_end_of_a_long_log_comes_first(tmp_path: Path) -> None:
     assert found["skipped"] + sum(len(line) + 1 for line in found["lines"]) == (tmp_path / "rank_0.log").stat().st_size
 
 
-def test_figures_of_all_kinds_are_served(served: Served, digits: Path) -> None:
-    for kind in ("history", "parallel", "slices", "slots"):
-        found = served.api("GET", f"/experiments/digits-1/figures/{kind}").json
-        assert found["figures"], kind
-    assert served.api("GET", "/experiments/digits-1/figures/nonsense").status == 400
-
-
 def test_figures_have_the_trials_that_are_asked_for(
     served: Served, digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dray.report.data.MAX_TRIALS", 8)
+    monkeypatch.setattr("dray.figures.data.MAX_TRIALS", 8)
     monkeypatch.setattr("dray.serve.experiments.MOST_MADE", 3)
 
     def figure(query: str = "") -> tuple[list[int], list[int], str]:
@@ -299,11 +293,15 @@ def test_figures_have_the_trials_that_are_asked_for(
     assert (len(usual), none) == (8, [])
     assert note == "8 of 48 trials are shown: the 4 best, and others evenly by rank."
     left_out = sorted(set(range(TRIALS)) - set(usual))
+    rows = served.api("GET", "/experiments/digits-1/trials?sort=rank&limit=100").json["trials"]
+    ranked = [row["trial"] for row in rows][::-1]  # the best is drawn last, on top
     for first in left_out[:6]:  # more than are kept
         trials, included, noted = figure(f"?include={first},{left_out[-1]},{usual[0]},999")
         assert (set(trials) - set(usual), included) == ({first, left_out[-1]}, [first, left_out[-1]])
         assert noted == f"{note} The selected ones are shown, too."
     assert figure() == (usual, none, note)
+    assert trials == [trial for trial in ranked if trial in trials], "by rank"
+    assert served.api("GET", "/experiments/digits-1/figures/nonsense").status == 400
     for wrong in ("x", "-1", "1.5", "9" * 20, ",".join(map(str, range(101)))):
         reply = served.api("GET", f"/experiments/digits-1/figures/parallel?include={wrong}")
         assert (reply.status, "include must be at most 100 whole numbers" in reply.json["error"]) == (400, True)

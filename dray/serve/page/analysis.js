@@ -2,13 +2,13 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./lib/preact.js";
 import { OWN_LOOK } from "./canvas.js";
-import { experiment, get, refresh, useData } from "./data.js";
+import { SAVED, experiment, get, refresh, useData } from "./data.js";
 import { Figure } from "./figures.js";
 import { Parallel } from "./parallel.js";
-import { Empty, Select, Skeleton, Trouble, useSeen } from "./parts.js";
+import { Empty, Rows, Select, Skeleton, Trouble, useSeen } from "./parts.js";
 import { colourOf, dashOf, ranges, useSelection } from "./selection.js";
 import { address, returning, setParams, useParam } from "./url.js";
-import { plural, timeOfDay } from "./values.js";
+import { duration, plural, timeOfDay } from "./values.js";
 
 const INPUTS = ["wheel", "touchmove", "keydown", "pointerdown"];
 const EVERY_MS = 10_000, MOST_INCLUDED = 100;
@@ -53,7 +53,7 @@ function Section({ kind, title, name, about, picked, view: View, least, nothing 
   };
   const hidden = figures && OF_TRIALS.includes(kind) ? [...picked.chosen].filter(trial => !trials.has(trial)).length : 0;
   return html`<section id=${kind} ref=${place} class="analysed">
-    <div class="top"><h2>${title}</h2><span class="quiet">${data && `as of ${timeOfDay(data.at)}`} <button class="plain" onclick=${anew}>Refresh</button></span></div>
+    <div class="top"><h2>${title}</h2>${!SAVED && html`<span class="quiet">${data && `as of ${timeOfDay(data.at)}`} <button class="plain" onclick=${anew}>Refresh</button></span>`}</div>
     ${(trouble || error) && html`<${Trouble}>${trouble || error.message}<//>`}
     ${figures ? html`<${View} figures=${figures} name=${name} picked=${picked} />` : html`<div style=${{ minHeight: data ? 0 : least }}>${data ? html`<${Empty}>${nothing}<//>` : html`<${Skeleton} rows=${Math.floor(least / 40)} />`}</div>`}
     ${(note || hidden > 0) && html`<p class="quiet">${note} ${hidden > 0 && `${plural(hidden, "selected trial")} ${hidden === 1 ? "is" : "are"} not shown.`}</p>`}
@@ -76,7 +76,9 @@ function Points({ figure, label, picked }) {
     <${Figure} figure=${figure} scale=${scale} label=${label} picked=${picked} />`;
 }
 
-const Front = ({ figures, picked }) => html`<${Points} figure=${figures.front} picked=${picked} label="Pareto front: the first objective over the second" />`;
+const Front = ({ figures: { front }, picked }) => html`<${Points} figure=${front} picked=${picked} label="Pareto front: the first objective over the second" />
+  <p>${plural(front.table.length - 1, "trial")}: no other one is at least as good in all objectives, and better in one.</p>
+  <${Rows} label="Trials of the Pareto front" table=${front.table} />`;
 const History = ({ figures, picked }) => html`<${Points} figure=${figures.history} picked=${picked} label="Best value of each trial, and best so far, over time" />`;
 
 const Lines = ({ figures, picked }) => html`<${Parallel} figure=${figures.parallel} picked=${picked}
@@ -96,6 +98,9 @@ function Importance({ figures: { importance } }) {
     <tr key=${name}><th scope="row" title=${name}><span>${name}</span></th><td><i style=${{ width: `${100 * bars.x[at]}%` }} /></td><td class="end">${bars.text[at]}</td></tr>`).reverse()}</tbody></table>`;
 }
 
+const Rungs = ({ figures }) => html`<${Rows} label="Rungs" table=${figures.rungs.table} />
+  <p class="quiet">The rank correlation of the values at a rung with those at the next, for all trials of the rung: near 0, the rung does not predict the next. Estimated from the trials that reached both.</p>`;
+
 // Dragging along the time shows a part of it.
 function useTime(figures) {
   const [text, set] = useParam("time"), range = text.split("-").map(Number), isOne = range.length === 2 && range[0] < range[1];
@@ -109,10 +114,13 @@ function Slots({ figures, picked }) {
   return html`<div class="wide"><table class="phases" aria-label="Phases"><thead><tr><th scope="col">phase</th><th scope="col">share</th><th scope="col">slot time</th><td></td></tr></thead>
       <tbody>${shares.phases.map(each => html`<tr key=${each.name}><th scope="row"><i class="square" style=${{ background: each.colour }} />${each.name}</th>
         <td>${(100 * each.share).toFixed(1)}%</td><td>${each.time}</td><td class="quiet">${each.meaning}</td></tr>`)}</tbody></table></div>
+    ${shares.gpu_types.length > 0 && html`<${Rows} label="Types of GPU" table=${shares.gpu_types} />`}
+    ${shares.before > 0 && html`<p class="quiet">Before the first worker group was started: ${duration(shares.before)}.</p>`}
     <p class="controls">${whole || html`<span>Drag along the time to see a part of it.</span>`}</p>
     <${Figure} figure=${shares} picked=${picked} onrange=${onrange} label="Slots in each phase, over time" />
     ${groups ? html`<h3>Each worker group</h3><${Figure} figure=${groups} height=${groups.layout.height} picked=${picked} label="Phases of each worker group, over time" />`
-      : html`<p class="quiet">There are too many intervals to show each worker group's.</p>`}`;
+      : html`<p class="quiet">There are too many intervals to show each worker group's.</p>`}
+    ${shares.machine.length > 0 && html`<h3>Resource usage of trials</h3><${Rows} label="Resource usage of trials" table=${shares.machine} />`}`;
 }
 
 // ------------------------------------------------------------------ the tab
@@ -120,7 +128,7 @@ const NONE = "No trial has validated yet.", NONE_VARIES = "No trial has validate
 const SECTIONS = [  // kind, title, view, height before it is drawn, what is said if there is nothing
   ["front", "Pareto front", Front, 400, NONE], ["history", "Best value over time", History, 400, NONE], ["parallel", "Parallel coordinates", Lines, 520, NONE_VARIES],
   ["importance", "Importance of hyperparameters", Importance, 160, NONE_VARIES], ["slices", "Hyperparameters one by one", Slices, 320, NONE_VARIES],
-  ["slots", "Use of slot time", Slots, 700, "No worker group has started yet."],
+  ["rungs", "How well each rung ranks", Rungs, 160, "No estimate yet: it needs trials that have reached two rungs of an ASHA search."], ["slots", "Use of slot time", Slots, 700, "No worker group has started yet."],
 ];
 
 const Picked = ({ name, picked }) => picked.chosen.size > 0 && picked.looks && html`<span class="legend">${[...picked.looks].map(([trial, { colour }]) => html`
@@ -155,7 +163,7 @@ function useSection(kinds) {
 }
 
 export function Analysis({ name, about }) {
-  const picked = usePicked(name), shown = SECTIONS.filter(([kind]) => kind !== "front" || about.objectives?.length > 1);
+  const picked = usePicked(name), shown = SECTIONS.filter(([kind]) => kind === "front" ? about.objectives?.length > 1 : kind !== "rungs" || about.standing.rungs.length > 1 && about.objectives.length < 2);
   const [section, go] = useSection(shown.map(([kind]) => kind));
   return html`<div class="jump"><nav aria-label="Sections">${shown.map(([kind, title]) => html`
       <button key=${kind} class="plain" aria-current=${kind === section ? "true" : null} onclick=${() => go(kind)}>${title}</button>`)}</nav>

@@ -1,16 +1,27 @@
 // What the page's own drawings have in common: a canvas as large as its place, a second one above it for what follows the
 // mouse, and ticks.
 
-import { html, useLayoutEffect, useRef } from "./lib/preact.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./lib/preact.js";
 import { useMedia, useResize } from "./parts.js";
-import { themes } from "./plots.js";
 
 // Most selected trials that have a colour of their own.
 export const OWN_LOOK = 12;
 export const FONT = "12px system-ui, sans-serif";
 
-// The colours of drawings, also after the screen becomes dark or light.
-export const useTheme = () => themes[useMedia("(prefers-color-scheme: dark)") ? "dark" : "light"];
+const LIGHT = { ink: "#1c2530", line: "#e3e8ed", edge: "#aeb8c3", panel: "#ffffff" }, DARK = { ink: "#dbe2ea", line: "#2b343e", edge: "#4a5663", panel: "#1a2129" };
+const PAPER = { ...LIGHT };  // another object, so that all is drawn anew, in the width of the paper
+for (const when of ["beforeprint", "afterprint"]) addEventListener(when, () => document.body.classList.toggle("paper", when === "beforeprint"));
+
+// The colours of drawings, also after the screen becomes dark or light, and on paper.
+export function useTheme() {
+  const [paper, set] = useState(false), isDark = useMedia("(prefers-color-scheme: dark)");
+  useEffect(() => {
+    const listen = event => set(event.type === "beforeprint");
+    for (const when of ["beforeprint", "afterprint"]) addEventListener(when, listen);
+    return () => { for (const when of ["beforeprint", "afterprint"]) removeEventListener(when, listen); };
+  }, []);
+  return paper ? PAPER : isDark ? DARK : LIGHT;
+}
 
 function drawOn(canvas, paint) {
   const { clientWidth: wide, clientHeight: high } = canvas, dots = devicePixelRatio || 1;

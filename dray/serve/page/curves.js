@@ -1,7 +1,7 @@
 // Learning curves: bands of all trials by rung, single trials on demand, and the selection in its colours.
 
 import { html, useEffect, useMemo, useState } from "./lib/preact.js";
-import { experiment, useData } from "./data.js";
+import { SAVED, experiment, queried, useData } from "./data.js";
 import { Several } from "./menu.js";
 import { Empty, Select, Waiting, useSeen } from "./parts.js";
 import { Legend, Lines, lost, smoothed, timeUnit } from "./plot.js";
@@ -41,7 +41,7 @@ export function Curves({ name }) {
   const radio = (value, text) => html`<label class="inline"><input type="radio" name="show" checked=${show === value} onchange=${() => setShow(value)} /> ${text}</label>`;
   return html`<div class="controls">
       <${Several} name="metric" label="metric" options=${options} />
-      <${Select} name="x" label="along" options=${[["", LABELS[data.along]], ...data.alongs.filter(each => each !== (along ? "" : data.along)).map(each => [each, LABELS[each]])]} />
+      ${data.alongs.length > 1 && html`<${Select} name="x" label="along" options=${[["", LABELS[data.along]], ...data.alongs.filter(each => each !== (along ? "" : data.along)).map(each => [each, LABELS[each]])]} />`}
       <${Scale} /><${Smoothing} />
       <span role="radiogroup" aria-label="what is drawn">${radio("bands", "bands")} ${radio("individual", "single trials")}</span>
     </div>
@@ -55,16 +55,13 @@ function zoomOf(text, title) {
   return axis === title && from < to ? [from, to] : null;
 }
 
-function pathOf(name, parameters) {
-  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
-  return `${experiment(name)}/curves?${query}`;
-}
+const pathOf = (name, parameters) => queried(`${experiment(name)}/curves`, parameters);
 
 function MetricCurves({ name, metric, along, show, one, legend }) {
   const { chosen, toggle, add } = useSelection(name), [weight] = useParam("smooth", "0"), [wanted] = useParam("scale"), [place, seen] = useSeen();
   const ids = ranges([...chosen].slice(0, MOST_CHOSEN)), asked = { every: EVERY_MS, when: seen, keep: true };
   const { data, error } = useData(pathOf(name, { metric, along, show }), asked), [zoomed, setZoomed] = useParam("zoom");
-  const mine = useData(ids ? pathOf(name, { metric, along, trials: ids }) : null, asked);
+  const mine = useData(ids ? pathOf(name, { metric, along, ...SAVED ? { show: "individual" } : { trials: ids } }) : null, asked);
   const drawn = useMemo(() => data && seriesOf(name, data, ids ? mine.data : null, chosen, Number(weight) || 0), [data, mine.data, ids, weight]);
   const [scale, log, range] = data ? scaleOf(data, wanted) : [], limits = useMemo(() => wanted !== "most" && ids ? null : range, [String(range), wanted, ids]);
   useEffect(() => { if (legend && drawn) legend(drawn.entries); }, [drawn]);

@@ -5,7 +5,11 @@ import { useEffect, useLayoutEffect, useRef, useState } from "./lib/preact.js";
 // The path of the server, which has another one before it below a proxy; it ends with a slash.
 export const ROOT = new URL("..", import.meta.url).pathname;
 const BASE = `${ROOT}api/v1`;
+export const experiment = name => `/experiments/${encodeURIComponent(name)}`;
+// Of a report: the experiment's name, the version of dray, and all answers; it asks no server. Else null.
+export const SAVED = JSON.parse(document.getElementById("saved")?.textContent ?? "null");
 const known = new Map();  // by path: the last answer and its ETag
+for (const [path, query, body] of SAVED?.answers ?? []) known.set(queried(experiment(SAVED.name) + path, query), { body });
 const MOST_KNOWN = 60;
 
 export class Refused extends Error {
@@ -16,8 +20,13 @@ export class Refused extends Error {
   }
 }
 
-export const experiment = name => `/experiments/${encodeURIComponent(name)}`;
 export const logAddress = (name, trial) => `${BASE}${experiment(name)}/trials/${trial}/logs?whole=1`;
+
+// A path with those parameters that have a value.
+export function queried(path, parameters) {
+  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
+  return `${path}${query.size ? `?${query}` : ""}`;
+}
 
 async function answered(response) {
   if (response.ok) return response.json();
@@ -107,7 +116,7 @@ export function useData(path, { every = 0, when = true, keep = false, on } = {})
   if (last.current.path !== path)
     last.current = { path, error: null, fresh: false, data: known.get(path)?.body ?? (keep ? last.current.data : undefined) };
   useLayoutEffect(() => {  // the request does not wait for a picture
-    if (!when || path === null) return undefined;
+    if (!when || path === null || SAVED) return undefined;
     const mine = poll.current = new Poll(async (signal, wait) => {
       const { current: before } = last;
       try {

@@ -1,7 +1,7 @@
 // What failed and why: failures by their cause, with the line of the user's code.
 
 import { html } from "./lib/preact.js";
-import { experiment, useData } from "./data.js";
+import { SAVED, experiment, useData } from "./data.js";
 import { Empty, Waiting } from "./parts.js";
 import { address } from "./url.js";
 import { clean, clock, count, plural } from "./values.js";
@@ -36,6 +36,6 @@ export function Failures({ name, about }) {
       <p class="quiet">${[outcome(group), when(group), group.batches === null ? "" : `last after ${plural(group.batches, "batch").replace("batchs", "batches")}`].filter(Boolean).join(" · ")}</p>
       ${group.why && html`<p class="quiet">Last given up because ${clean(group.why)}.</p>`}
       <details open=${data.groups.length === 1}><summary>Traceback of trial ${group.trials[0][0]}${group.count > 1 ? ", the last" : ""}</summary><pre tabindex="0">${clean(group.traceback)}</pre></details>
-      <p><a href=${address(name, group.trials[0][0], "logs")}>Log of trial ${group.trials[0][0]}</a></p>
+      ${!SAVED && html`<p><a href=${address(name, group.trials[0][0], "logs")}>Log of trial ${group.trials[0][0]}</a></p>`}
     </article>`)}`;
 }

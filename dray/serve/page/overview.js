@@ -2,7 +2,8 @@
 
 import { html } from "./lib/preact.js";
 import { Place, Trials, useFailures } from "./failures.js";
-import { Copy, Tiles, word } from "./parts.js";
+import { SAVED, experiment, useData } from "./data.js";
+import { Copy, Rows, Tiles, word } from "./parts.js";
 import { address } from "./url.js";
 import { capital, clean, clock, count, duration, number, plural, shown } from "./values.js";
 
@@ -13,14 +14,16 @@ export function Overview({ name, about }) {
   return html`<${Sentence} name=${name} standing=${standing} />
     ${about.why && html`<p class="trouble">${clean(about.why)}</p>`}
     ${about.unread && html`<p class="trouble">${clean(about.unread)}</p>`}
+    ${about.diverged && html`<p class="trouble">${capital(clean(about.diverged))}.</p>`}
     ${(about.damaged ?? []).map(line => html`<p key=${line} class="trouble">${clean(line)}</p>`)}
     ${tags.length + (about.description ? 1 : 0) + (submitted?.notes ? 1 : 0) > 0 && html`<div class="notes">${tags.map(tag => html`<span key=${tag} class="tag">${tag}</span>`)}
       ${about.description && html`<p>${about.description}</p>`}${submitted?.notes && html`<p class="text">${submitted.notes}</p>`}</div>`}
     <${Tiles} tiles=${tilesOf(name, about)} />
-    <${Failed} name=${name} about=${about} />
+    ${!SAVED && html`<${Failed} name=${name} about=${about} />`}
     <${Alerts} alerts=${about.alerts} />
     <div class="columns"><${Best} name=${name} about=${about} /><${Search} about=${about} /></div>
     <${Repeats} name=${name} about=${about} />
+    <${Searched} name=${name} />
     ${about.path && html`<p class="quiet path stored">Stored in ${about.path}</p>`}`;
 }
 
@@ -56,11 +59,15 @@ function tilesOf(name, it) {
 function Best({ name, about }) {
   const trial = about.best_trial ?? null;
   if (trial === null) return null;
+  const place = SAVED ? quoted(about.path) : name;  // a report may be read elsewhere
   return html`<section aria-label="The best trial"><h2>Best: <a href=${address(name, trial)}>trial ${trial}</a></h2>
     <table aria-label="Its hyperparameters"><tbody>${Object.entries(about.best_hparams ?? {}).map(([key, value]) => html`<tr key=${key}><th scope="row">${clean(key)}</th><td>${clean(shown(value))}</td></tr>`)}</tbody></table>
-    <p class="quiet">Its checkpoint, verified and copied here; or its weights alone, for use without dray:</p>
-    <${Copy} text="dray checkpoint download ${name} best" /><${Copy} text="dray checkpoint export ${name} best -o model" /></section>`;
+    <p class="quiet">Its checkpoint, verified and copied here; its weights alone, for use without dray; or its trial in Python:</p>
+    <${Copy} text="dray checkpoint download ${place} best" /><${Copy} text="dray checkpoint export ${place} best -o model" />
+    <${Copy} text=${`dray.Result(${JSON.stringify(SAVED ? about.path : name)}).load_best_trial()`} /></section>`;
 }
+
+const quoted = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`;  // for a shell
 
 // "1 epoch", "4 batches"
 const length = (value, unit) => `${count(value)} ${value === 1 ? unit.replace(/(?<=ch)es$|s$/, "") : unit}`;
@@ -77,6 +84,14 @@ function Search({ about }) {
       <tbody>${rungs.map((each, at) => html`<tr key=${at}><td>${at + 1}</td><td>${length(each.length, about.unit)}</td>
         <td><span class="share"><i style=${{ width: `${100 * each.reached / Math.max(most, 1)}%` }} /></span> ${count(each.reached)}</td>
         ${running && html`<td>${each.running ? count(each.running) : "–"}</td>`}${paused && html`<td>${each.paused ? count(each.paused) : "–"}</td>`}</tr>`)}</tbody></table></div>`}</section>`;
+}
+
+// What it searches: the same as long as it lives.
+function Searched({ name }) {
+  const { data } = useData(`${experiment(name)}/config`);
+  return data && html`<section aria-label="What is searched"><h2>What is searched</h2>
+    <div class="columns"><dl>${data.facts.map(([fact, value], at) => html`<dt key=${at}>${fact}</dt><dd>${clean(value)}</dd>`)}</dl>
+      <${Rows} label="Values of the hyperparameters" table=${[["hyperparameter", "values"], ...data.space]} /></div></section>`;
 }
 
 const MOST_CAUSES = 3;

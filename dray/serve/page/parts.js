@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./lib/preact.js";
 import { useKeys } from "./keys.js";
 import { joined, listed, useParam } from "./url.js";
-import { count } from "./values.js";
+import { clean, count } from "./values.js";
 
 export { State, word } from "./states.js";
 
@@ -47,6 +47,11 @@ export const Empty = ({ children }) => html`<p class="quiet empty">${children}</
 // `tiles`: {value, label, more, bad}
 export const Tiles = ({ tiles }) => html`<div class="tiles">${tiles.map(({ value, label, more, bad }) => html`
   <div key=${label} class=${bad ? "bad" : ""}><b>${value}</b><span>${label}</span><small>${more}</small></div>`)}</div>`;
+
+// A table of text: its headings, then its rows.
+export const Rows = ({ label, table: [heads, ...rows] }) => html`<div class="wide" tabindex="0"><table aria-label=${label}>
+  <thead><tr>${heads.map((each, at) => each ? html`<th key=${at} scope="col">${clean(each)}</th>` : html`<td key=${at} />`)}</tr></thead>
+  <tbody>${rows.map((row, at) => html`<tr key=${at}>${row.map((cell, place) => html`<td key=${place}>${clean(cell)}</td>`)}</tr>`)}</tbody></table></div>`;
 
 // A command, and a button that copies it.
 export function Copy({ text }) {
@@ -99,7 +104,7 @@ export function Chips({ name, label, options }) {
 }
 
 // ------------------------------------------------------------------
-// Calls `act` while the place is on the screen or nearly: [ref, whether it has been there].
+// [ref, whether its place is on the screen or nearly].
 export function useSeen() {
   const place = useRef(null), [seen, set] = useState(false);
   useEffect(() => {

@@ -1,6 +1,6 @@
 // Lines and bands over common axes. uPlot has the axes, the cursor and the drag; the lines are drawn here, as each has its own x.
 
-import { html, useEffect, useRef, useState } from "./lib/preact.js";
+import { html, useLayoutEffect, useRef, useState } from "./lib/preact.js";
 import uPlot from "./lib/uplot.js";
 import { FONT, useTheme } from "./canvas.js";
 import { number } from "./values.js";
@@ -48,11 +48,11 @@ export const timeUnit = most => most < 180 ? [1, "seconds"] : most < 3 * 3600 ? 
 export function Lines({ series, bands = NONE, x, y, log = false, range = null, height = 300, label, onpoint, onbrush, sync, zoom, onzoom }) {
   const place = useRef(null), chart = useRef(null), now = useRef(null), [tip, setTip] = useState(null), theme = useTheme();
   now.current = { series, bands, range, x, onpoint, onbrush, zoom, onzoom };
-  useEffect(() => {
+  useLayoutEffect(() => {  // at once: what is printed is drawn before
     chart.current = chartIn(place.current, now, { x, y, log, height, sync, theme, setTip });
     return () => { chart.current.destroy(); setTip(null); };
   }, [x, y, log, height, sync, theme]);
-  useEffect(() => chart.current.update(), [series, bands, range, String(zoom), x, y, log, height, sync, theme]);
+  useLayoutEffect(() => chart.current.update(), [series, bands, range, String(zoom), x, y, log, height, sync, theme]);
   return html`<div class="lines-frame">
     <div ref=${place} class="lines ${onpoint ? "choosing" : ""}" role="img" tabindex="0" aria-label=${label ?? y} style=${{ height }}
       onkeydown=${event => chart.current.key(event)} onblur=${() => setTip(null)} />

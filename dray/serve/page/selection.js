@@ -2,7 +2,7 @@
 // on the screen it is in the address, and the browser's session remembers that of the others.
 
 import { html } from "./lib/preact.js";
-import { addSelection, route, setParams, tell, useRoute } from "./url.js";
+import { addSelection, route, setParams, storage, tell, useRoute } from "./url.js";
 import { runs } from "./values.js";
 
 const KEPT = "selected", LOOKS = "looks";
@@ -16,14 +16,14 @@ const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];  // beside the colours, for 
 // Objects in the session's storage, which are parsed only after a change.
 const cache = new Map();
 function read(name) {
-  const text = sessionStorage.getItem(name) ?? "{}";
+  const text = storage.getItem(name) ?? "{}";
   if (cache.get(name)?.text !== text) cache.set(name, { text, value: JSON.parse(text) });
   return cache.get(name).value;
 }
 function write(name, value) {
   const text = JSON.stringify(value);
   try {
-    sessionStorage.setItem(name, text);
+    storage.setItem(name, text);
     cache.set(name, { text, value });
   } catch { /* it is full */ }
 }

@@ -1,7 +1,17 @@
 // Where one is: all that a view shows is in the address, after the #. Back and reload restore it, with scroll and focus.
 
 import { useEffect, useState } from "./lib/preact.js";
+import { SAVED } from "./data.js";
 
+// The session's; of a report that is shown within another site, which may forbid it, that of this page.
+export const storage = (() => {
+  try {
+    return sessionStorage;
+  } catch {
+    const kept = new Map();
+    return { getItem: name => kept.get(name) ?? null, setItem: (name, text) => kept.set(name, text) };
+  }
+})();
 const listeners = new Set();
 // Draws the views anew.
 export const tell = () => { for (const each of [...listeners]) each(); };
@@ -61,7 +71,9 @@ export const go = hash => { location.hash = hash; };
 let selected = () => "";
 export const addSelection = of => { selected = of; };
 
+// Null in a report, which has no other views.
 export function address(name, trial = null, tab = "", params = {}) {
+  if (SAVED) return null;
   const query = new URLSearchParams(params), chosen = selected(name);
   if (chosen && !query.has("sel")) query.set("sel", chosen);
   const path = ["#/e", encodeURIComponent(name), ...trial === null ? [] : ["t", trial], ...tab ? [tab] : []].join("/");
@@ -79,12 +91,12 @@ function focused() {
 }
 
 // Whether one has been at this entry of the history before, so that it restores its own scroll.
-export const returning = () => JSON.parse(sessionStorage.getItem(PLACES) ?? "[]").some(([key]) => key === current);
+export const returning = () => JSON.parse(storage.getItem(PLACES) ?? "[]").some(([key]) => key === current);
 
 function leave() {
   if (!current) return;
-  const places = JSON.parse(sessionStorage.getItem(PLACES) ?? "[]").filter(([key]) => key !== current);
-  sessionStorage.setItem(PLACES, JSON.stringify([...places, [current, scrollY, focused()]].slice(-MOST)));
+  const places = JSON.parse(storage.getItem(PLACES) ?? "[]").filter(([key]) => key !== current);
+  storage.setItem(PLACES, JSON.stringify([...places, [current, scrollY, focused()]].slice(-MOST)));
 }
 
 function enter(hash, key) {
@@ -93,7 +105,7 @@ function enter(hash, key) {
 }
 
 function restore() {
-  const [, y = 0, focus = ""] = JSON.parse(sessionStorage.getItem(PLACES) ?? "[]").find(([key]) => key === current) ?? [];
+  const [, y = 0, focus = ""] = JSON.parse(storage.getItem(PLACES) ?? "[]").find(([key]) => key === current) ?? [];
   const until = performance.now() + PATIENCE_MS, mine = current;
   let touched = false;
   const touch = () => { touched = true; };

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dray.errors import ExperimentError
-from dray.report.ui import free_port, serve, start_dashboard
+from dray.serve.boards import free_port, serve, start_dashboard
 from dray.training.metrics.event_file import EventFile, hparams, scalars
 from searchers.events import Started
 from tests.records.test_result import Story, config, told

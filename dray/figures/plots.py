@@ -1,4 +1,4 @@
-"""The figures of a report, as plain data for plotly.js. The page sets colours that depend on its theme."""
+"""The figures about trials, in plotly's format. The page draws them, in the colours of its theme."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dray.records.thinning import thinned
-from dray.report.data import MAX_POINTS, ReportData, ReportedMetric
-from dray.report.scale import logarithms, scaled, ticks_of
+from dray.figures.data import FigureData
+from dray.figures.scale import logarithms, scaled, ticks_of
 from searchers.domains import Categorical
 
 Figure = dict[str, Any]
@@ -19,7 +18,6 @@ Figure = dict[str, Any]
 
 RUNG_COLOURS = ("#8796aa", "#2f86d1", "#12a07a", "#e39a00", "#d5493a", "#9a4fc4")
 BEST_COLOUR = "#d81b60"
-LOST_COLOUR = "#d5493a"
 RANK_SCALE = [(0.0, BEST_COLOUR), (0.1, "#e3a400"), (0.5, "#2f86d1"), (1.0, "#8796aa")]
 """From the best trial to the worst."""
 LEAST_EXPLAINED = 0.1
@@ -35,72 +33,16 @@ def scatter(
     return {"type": "scatter", "mode": mode, "name": name, **points, "hovertemplate": hovered, **more}
 
 
-def curves(report: ReportData, metric: ReportedMetric | None = None) -> Figure:
-    """Learning curves of a metric, by default the searcher's: a trace per rung with gaps between trials, and the best
-    trial on top."""
-    x, best = report.along, report.best
-    rows = (report.validations if metric is None else report.rows_of(metric)).sort_values(["trial_id", "batches"])
-    rows = rows[rows[x].notna()]
-    by_trial = {
-        trial: part.iloc[thinned(part["value"].tolist(), MAX_POINTS)]
-        for trial, part in rows[rows["trial_id"].isin(report.drawn.index)].groupby("trial_id")
-    }
-    data = []
-    for rung in sorted(report.drawn["rung"].unique()):
-        trials = report.drawn.index[report.drawn["rung"] == rung]
-        parts = [by_trial[trial] for trial in trials if trial in by_trial and trial != best]
-        name, colour = report.rung_name(int(rung)), rung_colour(report.rungs, int(rung))
-        data.append(_lines(parts, x, name, colour, opacity=0.75, width=1.3))
-    if best is not None and best in by_trial:
-        data.append(_lines([by_trial[best]], x, f"trial {best}, the best", BEST_COLOUR, width=2.8))
-    layout: dict[str, Any] = {"xaxis": {"title": {"text": x}, "rangemode": "tozero"}, "hovermode": "closest"}
-    if (lost := _not_finite(by_trial.values(), x)) is not None:
-        data.append(lost)
-        layout["yaxis2"] = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
-    figure = {"data": data, "layout": layout}
-    title, sign = (report.metric, report.sign) if metric is None else (metric.label, None)
-    return scaled(figure, title, rows["value"], sign)
-
-
-def _lines(
-    parts: Sequence[pd.DataFrame], along: str, name: str, colour: str, *, width: float, opacity: float = 1.0
-) -> dict[str, Any]:
-    x, y, trials = ([each for part in parts for each in (*part[of], None)] for of in (along, "value", "trial_id"))
-    few = len(parts) <= 40 or all(len(part) < 2 for part in parts)
-    return scatter(
-        f"{name} ({len(parts)})" if len(parts) != 1 else name,
-        x, y, trials, f"<br>%{{x:.6g}} {along}: %{{y:.5g}}",
-        mode="lines+markers" if few else "lines",
-        line={"color": colour, "width": width},
-        marker={"size": 4},
-        opacity=opacity,
-    )  # fmt: skip
-
-
-def _not_finite(parts: Iterable[pd.DataFrame], along: str) -> dict[str, Any] | None:
-    """A mark at the bottom of the plot for each point of these curves that is NaN or infinite; None if none is."""
-    marked = [lost for part in parts if len(lost := part[~np.isfinite(part["value"])])]
-    if not marked:
-        return None
-    lost = pd.concat(marked)
-    words = ["NaN" if value != value else str(value) for value in lost["value"]]
-    return scatter(
-        "NaN or infinite",
-        lost[along], [0.02] * len(lost), lost["trial_id"], f"<br>%{{x:.6g}} {along}: %{{text}}",
-        text=words, yaxis="y2", marker={"symbol": "x-thin-open", "size": 8, "color": LOST_COLOUR},
-    )  # fmt: skip
-
-
-def history(report: ReportData) -> Figure:
+def history(source: FigureData) -> Figure:
     """Each trial's best value at the time of its last validation, and the best value so far."""
-    began = report.overview.began or 0.0
-    rows = report.validations
+    began = source.overview.began or 0.0
+    rows = source.validations
     finite = rows[rows["value"].abs() < math.inf].sort_values("time", kind="stable")
-    can_lead = finite[finite["trial_id"].isin(report.eligible.index)]
-    so_far = (report.sign * can_lead["value"]).cummin()
+    can_lead = finite[finite["trial_id"].isin(source.eligible.index)]
+    so_far = (source.sign * can_lead["value"]).cummin()
     steps = can_lead[so_far.diff().fillna(-1) < 0]
     last = finite.groupby("trial_id")["time"].max()
-    shown = report.shown[report.shown.index.isin(last.index)]
+    shown = source.shown[source.shown.index.isin(last.index)]
     unit_s, unit = time_unit(float(finite["time"].max() - began) if len(finite) else 0.0)
     if not can_lead.empty:  # up to the last validation
         steps = pd.concat([steps, steps.iloc[-1:].assign(time=finite["time"].iloc[-1])])
@@ -119,16 +61,16 @@ def history(report: ReportData) -> Figure:
         "line": {"color": BEST_COLOUR, "shape": "hv", "width": 2.2},
     }
     layout = {"xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"}}
-    return scaled({"data": [bests, leader], "layout": layout}, report.metric, report.ranked["best_metric"], report.sign)
+    return scaled({"data": [bests, leader], "layout": layout}, source.metric, source.ranked["best_metric"], source.sign)
 
 
-def parallel(report: ReportData) -> Figure:
+def parallel(source: FigureData) -> Figure:
     """Parallel coordinates: an axis for each varying hyperparameter, then one for the metric; coloured by rank."""
-    shown = report.shown.iloc[::-1]  # the best trials are drawn last, on top
+    shown = source.shown.iloc[::-1]  # the best trials are drawn last, on top
     ranks = shown["score"].rank() - 1
-    dimensions = [_dimension(report, name, shown[f"hparams.{name}"]) for name in report.varying]
-    objectives = report.config.searcher.objectives
-    metrics = {report.metric: ("best_metric", report.sign)} | {
+    dimensions = [_dimension(source, name, shown[f"hparams.{name}"]) for name in source.varying]
+    objectives = source.config.searcher.objectives
+    metrics = {source.metric: ("best_metric", source.sign)} | {
         each.name: (f"metrics.{each.name}", 1 if each.smaller_is_better else -1)
         for each in (objectives.objectives[1:] if objectives is not None else ())
     }
@@ -138,13 +80,13 @@ def parallel(report: ReportData) -> Figure:
     line = {"color": (ranks / max(ranks.max(), 1)).tolist(), "colorscale": RANK_SCALE}
     lines: dict[str, Any] = {"type": "parcoords", "line": line, "dimensions": dimensions}
     lines |= {"customdata": shown.index.tolist(), "labelangle": -20, "labelside": "top"}
-    return {"data": [lines], "layout": {"margin": {"l": 60, "r": 60, "t": 90, "b": 30}}}
+    return {"data": [lines], "layout": {}}
 
 
-def _dimension(report: ReportData, name: str, values: pd.Series[Any]) -> dict[str, Any]:
-    if report.is_number(name):
-        return _numbers(name, values, log=report.is_log(name))
-    names = _choices(report, name, values)
+def _dimension(source: FigureData, name: str, values: pd.Series[Any]) -> dict[str, Any]:
+    if source.is_number(name):
+        return _numbers(name, values, log=source.is_log(name))
+    names = _choices(source, name, values)
     codes = {choice: code for code, choice in enumerate(names)}
     return {
         "label": name,
@@ -161,9 +103,9 @@ def _texts(values: pd.Series[Any]) -> list[str]:
     return ["-" if value is None or value != value else str(value) for value in values]
 
 
-def _choices(report: ReportData, name: str, values: pd.Series[Any]) -> list[str]:
+def _choices(source: FigureData, name: str, values: pd.Series[Any]) -> list[str]:
     """The different values of a hyperparameter as `_texts`: in the order of the config, others at the end."""
-    domain = report.domains.get(name)
+    domain = source.domains.get(name)
     order = [str(choice) for choice in domain.vals] if isinstance(domain, Categorical) else []
     return sorted(set(_texts(values)), key=lambda text: (order.index(text) if text in order else len(order), text))
 
@@ -183,48 +125,44 @@ def _numbers(label: str, values: pd.Series[Any], *, log: bool) -> dict[str, Any]
     }
 
 
-def slices(report: ReportData) -> dict[str, Figure]:
+def slices(source: FigureData) -> dict[str, Figure]:
     """For each varying hyperparameter, the trials' best values over it, coloured by rung."""
     figures = {}
-    for name in report.varying:
-        is_number, data = report.is_number(name), []
-        for rung in sorted(report.shown["rung"].unique()):
-            trials = report.shown[report.shown["rung"] == rung]
+    for name in source.varying:
+        is_number, data = source.is_number(name), []
+        for rung in sorted(source.shown["rung"].unique()):
+            trials = source.shown[source.shown["rung"] == rung]
             values = trials[f"hparams.{name}"]
             x = values if is_number else _texts(values)
-            marker = {"size": 6, "color": rung_colour(report.rungs, int(rung)), "opacity": 0.75}
+            marker = {"size": 6, "color": rung_colour(source.rungs, int(rung)), "opacity": 0.75}
             hover = f"<br>{name} %{{x}}: %{{y:.5g}}"
             data.append(
-                scatter(report.rung_name(int(rung)), x, trials["best_metric"], trials.index, hover, marker=marker)
+                scatter(source.rung_name(int(rung)), x, trials["best_metric"], trials.index, hover, marker=marker)
             )
         axis: dict[str, Any] = {"type": "linear"}
         if not is_number:
-            names = _choices(report, name, report.shown[f"hparams.{name}"])
+            names = _choices(source, name, source.shown[f"hparams.{name}"])
             axis = {"type": "category", "categoryorder": "array", "categoryarray": names}
             axis |= {"tickvals": names, "ticktext": [_short(choice) for choice in names]}
-        if report.is_log(name):
-            exponents = np.log10(report.shown[f"hparams.{name}"].astype(float))
+        if source.is_log(name):
+            exponents = np.log10(source.shown[f"hparams.{name}"].astype(float))
             axis = {"type": "log", **ticks_of(float(exponents.min()), float(exponents.max()))}
-        layout = {
-            "xaxis": {"title": {"text": name}, **axis},
-            "showlegend": False,
-            "margin": {"l": 55, "r": 10, "t": 10, "b": 45},
-        }
+        layout = {"xaxis": {"title": {"text": name}, **axis}, "showlegend": False}
         figure = {"data": data, "layout": layout}
-        figures[name] = scaled(figure, report.metric, report.ranked["best_metric"], report.sign)
+        figures[name] = scaled(figure, source.metric, source.ranked["best_metric"], source.sign)
     return figures
 
 
-def importances(report: ReportData) -> tuple[Figure | None, str]:
+def importances(source: FigureData) -> tuple[Figure | None, str]:
     """A bar for each hyperparameter, or None if the importances are meaningless; and a sentence about them."""
-    found = report.importance
+    found = source.importance
     if found is None:
         return None, "Too few trials to tell which hyperparameters mattered."
-    at = report.length(report.compared_at or 0, report.along)
+    at = source.length(source.compared_at or 0, source.along)
     if found.explained < LEAST_EXPLAINED:
         return None, f"The {found.trials:,} trials at {at} do not show which hyperparameters mattered."
     note = (
-        f"Permutation importance for {report.metric} at {at}, which two thirds of the trials have reached: the loss in "
+        f"Permutation importance for {source.metric} at {at}, which two thirds of the trials have reached: the loss in "
         "accuracy when a random forest predicts trials' ranks and one hyperparameter is shuffled. The forest explains "
         f"{found.explained:.0%} of the variance in ranks of unseen trials ({found.trials:,} trials)."
     )
@@ -243,7 +181,6 @@ def importances(report: ReportData) -> tuple[Figure | None, str]:
     layout = {
         "xaxis": {"range": [0, 1.1], "tickformat": ".0%", "fixedrange": True},
         "yaxis": {"automargin": True, "fixedrange": True},
-        "margin": {"l": 20, "r": 20, "t": 10, "b": 35},
     }
     return {"data": [bars], "layout": layout}, note
 

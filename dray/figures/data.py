@@ -1,4 +1,4 @@
-"""The data of a report: an experiment's tables, and values that figures derive from them."""
+"""What figures are made from: an experiment's tables, and values derived from them."""
 
 from __future__ import annotations
 
@@ -6,53 +6,35 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from dray.records.metrics import read_metrics, read_system
+from dray.figures.importance import Importance, importance
+from dray.records.metrics import read_system
 from dray.records.reader import ExperimentReader
-from dray.records.repeats import table
 from dray.records.result import table_of
 from dray.records.timeline import read_timeline
-from dray.report.importance import Importance, importance
 from dray.training.units import amount
 from searchers.domains import Categorical, Domain, parameters
 from searchers.numeric import Int, Log
 
 MAX_TRIALS = 2_000
 """Most trials in a figure with a point for each: half are the best, the others evenly by rank."""
-MAX_CURVES = 300
-MAX_POINTS = 200
-"""Most points of one curve."""
-MAX_OTHER_POINTS = 150_000
-"""Most points of curves of metrics other than the searcher's: five megabytes of the page."""
 COMPARABLE = 2 / 3
 """The share of trials that have reached the length at which trials are compared."""
 
 
-class ReportedMetric(NamedTuple):
-    kind: str
-    name: str
-
-    @property
-    def label(self) -> str:
-        return self.name if self.name.startswith(self.kind) else f"{self.kind} {self.name}"
-
-
-class ReportData:
+class FigureData:
     """A snapshot of an experiment.
 
     Attributes:
-        trials: `dray.Result.trials` by trial_id, with "forked_from" and "code" (as text), "score"
-            (smaller is better) and "rung" (the number of rungs reached).
+        trials: `dray.Result.trials` by trial_id, with "score" (smaller is better) and "rung" (the number of rungs
+            reached).
         records: number of records in the journal.
         validations: the searcher's metric at all validations of all trials.
-        ranked, eligible, best, failures: as in the reader, with trials as rows of `trials`.
-        along: the x-axis of curves: epochs if they are the searcher's unit and every validation has them, else batches.
-        repeats, repeats_summary: the trials that were trained again, as rows of text with their headings, and in words.
-        summaries: sentences about failed and diverged trials.
+        ranked, eligible: as in the reader, with trials as rows of `trials`.
+        along: what lengths are in: epochs if they are the searcher's unit and every validation has them, else batches.
 
     Args:
         include: trials that `shown` has even if it leaves out others of their rank.
@@ -68,8 +50,6 @@ class ReportData:
             self.along = "epochs" if self.unit == "epochs" and reader.has_epochs else "batches"
             records = reader.trials.values()
             self.trials = table_of(reader).set_index("trial_id", drop=False)
-            self.trials["forked_from"] = [each.forked_from for each in records]
-            self.trials["code"] = [each.code or "" for each in records]
             self.trials["score"] = self.sign * self.trials["best_metric"]
             self.trials["rung"] = [rungs_reached(self.rungs, each.last_step) for each in records]
             rows = [
@@ -87,22 +67,8 @@ class ReportData:
             self.validations = pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
             self.ranked = self.trials.loc[[each.id for each in reader.ranked()]]
             self.eligible = self.trials.loc[[each.id for each in reader.eligible()]]
-            finalists = reader.finalists()
-            self.repeats = table(finalists, self.metric) if finalists else []
-            self.repeats_summary = reader.repeats_summary()
-            best = reader.best()
-            self.best = None if best is None else best.id
-            self.best_hparams = {} if best is None else best.hparams
-            self.failures = list(reader.failures)
-            self.summaries = [each for each in (reader.failure_summary(), reader.divergence_summary()) if each]
-            self.no_best_reason, self.state_summary = reader.no_best_reason(), reader.state_summary()
 
     # ------------------------------------------------------------------ files that only some figures need
-    @cached_property
-    def metrics(self) -> pd.DataFrame:
-        """`dray.Result.metrics`."""
-        return read_metrics(self.directory.metrics)
-
     @cached_property
     def system_metrics(self) -> pd.DataFrame:
         """`dray.Result.system_metrics`."""
@@ -123,20 +89,15 @@ class ReportData:
     @cached_property
     def included(self) -> list[int]:
         """The ranked trials that are shown only because they were asked for."""
-        usual = set(_some(self.ranked, MAX_TRIALS).index)
+        usual = set(self.ranked.index[some_ranks(len(self.ranked), MAX_TRIALS)])
         return [trial for trial in self._include if trial in self.ranked.index and trial not in usual]
 
-    @cached_property
-    def drawn(self) -> pd.DataFrame:
-        """The ranked trials whose curves are shown."""
-        return _some(self.ranked, MAX_CURVES)
-
-    def left_out(self, shown: int, what: str = "trials") -> str:
+    def left_out(self, shown: int) -> str:
         """A sentence on the trials that a figure shows; "" if it shows all ranked ones."""
         if shown == len(self.ranked):
             return ""
         best, of = shown // 2, len(self.ranked)
-        return f"{shown:,} of {of:,} {what} are shown: the {best:,} best, and others evenly by rank."
+        return f"{shown:,} of {of:,} trials are shown: the {best:,} best, and others evenly by rank."
 
     # ------------------------------------------------------------------ lengths
     def rung_name(self, rung: int) -> str:
@@ -145,22 +106,6 @@ class ReportData:
     def length(self, length: float, unit: str | None = None) -> str:
         """A length with its unit, by default the searcher's: "1 epoch"."""
         return amount(f"{length:g}", unit or self.unit)
-
-    # ------------------------------------------------------------------ metrics
-    def rows_of(self, metric: ReportedMetric) -> pd.DataFrame:
-        """A metric of all trials."""
-        rows = self.metrics
-        return rows[(rows["kind"] == metric.kind) & (rows["name"] == metric.name)]
-
-    @cached_property
-    def other_metrics(self) -> list[ReportedMetric]:
-        """The other metrics that have curves, validation metrics first."""
-        rows = self.metrics
-        drawn = rows[rows["trial_id"].isin(self.drawn.index) & rows["value"].notna()]
-        sizes = drawn.groupby(["kind", "name", "trial_id"], observed=True).size().clip(upper=MAX_POINTS)
-        points = sizes.groupby(["kind", "name"]).sum().drop(("validation", self.metric), errors="ignore")
-        points = points.sort_index(ascending=[False, True])
-        return [ReportedMetric(*each) for each in points.index[points.cumsum() <= MAX_OTHER_POINTS]]
 
     # ------------------------------------------------------------------ hyperparameters
     @cached_property
@@ -221,7 +166,3 @@ def some_ranks(number: int, most: int) -> list[int]:
         return list(range(number))
     best = most // 2
     return [*range(best), *np.linspace(best, number - 1, most - best).astype(int).tolist()]
-
-
-def _some(ranked: pd.DataFrame, most: int) -> pd.DataFrame:
-    return ranked.iloc[some_ranks(len(ranked), most)]

@@ -1,19 +1,18 @@
-"""The section on slot time: the phases of worker groups, and the trials' use of their machines."""
+"""Where slot time goes: the phases of worker groups, and the trials' use of their machines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from html import escape
+import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from dray.figures.data import FigureData
+from dray.figures.plots import Figure, time_unit
 from dray.records.machine import FIGURES
 from dray.records.timeline import PHASES
-from dray.report import html
-from dray.report.data import ReportData
-from dray.report.figures import Figure, time_unit
 from dray.text import duration, rough
 
 
@@ -21,14 +20,6 @@ class _Phase(NamedTuple):
     name: str
     colour: str
     meaning: str = ""
-
-
-class PhaseShare(NamedTuple):
-    name: str
-    colour: str
-    meaning: str
-    share: float
-    time: str
 
 
 PHASES_SHOWN = {
@@ -48,58 +39,45 @@ MAX_STRETCHES = 4_000
 BINS = 240
 
 
-def section(report: ReportData, place: Callable[..., str]) -> str:
-    """The section's HTML; "" if there is no timeline.
-
-    Args:
-        place: puts a figure on the page, given its name and height, and returns its HTML.
-    """
-    table = report.timeline
+def slot_time(source: FigureData) -> dict[str, Figure]:
+    """Slots in each phase over time, in ``shares``, and phases by worker group, in ``groups``, unless there are too
+    many; {} if there is no timeline. Beside the first are ``phases`` and, as rows of text after their headings,
+    ``gpu_types`` and ``machine``; ``before``: seconds before the first worker group."""
+    table = source.timeline
     if table.empty:
-        return ""
-    rows = [
-        (f'<i style="background:{each.colour}"></i>{each.name}', f"{each.share:.1%}", each.time, escape(each.meaning))
-        for each in phase_shares(report)
-    ]
-    by_gpu, before = "", float(table["start"].min()) - (report.overview.began or float(table["start"].min()))
-    if table["gpu_type"].nunique() > 1:
-        by_gpu = html.table(["GPU", "slot time", "training"], by_gpu_type(table))
-    began = f"Before the first worker group was started: {duration(before)}." if before > 0 else ""
-    groups = f'<p class="quiet">{len(table):,} intervals are too many to show one by one.</p>'
-    if (by_group := stretches(report)) is not None:
-        groups = f"""<h3>Each worker group</h3>
-{place("stretches", by_group, height=by_group["layout"]["height"])}
-<p class="quiet">Trials report the time in each phase every five seconds; each report is a bar.</p>"""
-    # The squares of the table are the legend of the figures below.
-    return f"""<section><h2>Use of slot time</h2>
-<div class="phases">{html.table(["phase", "share", "slot time", ""], rows, raw=True)}</div>
-{by_gpu}<p class="quiet">{began}</p>
-{place("shares", shares(report))}
-{groups}
-{_system(report)}</section>"""
+        return {}
+    about = {
+        "phases": phases(table),
+        "gpu_types": by_gpu_type(table) if table["gpu_type"].nunique() > 1 else [],
+        "machine": machine_use(source),
+        "before": max(float(table["start"].min()) - (source.overview.began or math.inf), 0.0),
+    }
+    found = {"shares": {**shares(source), **about}}
+    return found if (groups := stretches(source)) is None else {**found, "groups": groups}
 
 
-def phase_shares(report: ReportData) -> list[PhaseShare]:
-    """The phases, largest share first."""
-    table = report.timeline
+def phases(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The phases with their shares, largest first."""
     spent = ((table["end"] - table["start"]) * table["slots"]).groupby(table["phase"]).sum()
-    of_all = spent.sort_values(ascending=False, kind="stable").items()
-    return [PhaseShare(*PHASES_SHOWN[str(phase)], float(of / spent.sum()), duration(float(of))) for phase, of in of_all]
+    return [
+        {**PHASES_SHOWN[str(phase)]._asdict(), "share": float(of / spent.sum()), "time": duration(float(of))}
+        for phase, of in spent.sort_values(ascending=False, kind="stable").items()
+    ]
 
 
 def by_gpu_type(table: pd.DataFrame) -> list[tuple[str, str, str]]:
-    """Each GPU type, its slot time, and the share of it spent on training."""
+    """Each GPU type, its slot time, and the share of it spent on training; after the headings."""
     spent = ((table["end"] - table["start"]) * table["slots"]).groupby([table["gpu_type"], table["phase"]]).sum()
-    rows = []
+    rows = [("GPU", "slot time", "training")]
     for gpu_type, of in spent.groupby(level=0):
         share = of.get((gpu_type, "training"), 0) / of.sum()
         rows.append((str(gpu_type) or "unknown", duration(float(of.sum())), f"{share:.1%}"))
     return rows
 
 
-def stretches(report: ReportData) -> Figure | None:
+def stretches(source: FigureData) -> Figure | None:
     """A bar for each phase of each worker group; None if there are too many to show."""
-    table, unit_s, unit, began = _timed(report)
+    table, unit_s, unit, began = _timed(source)
     if len(table) > MAX_STRETCHES:
         return None
     data = [
@@ -122,9 +100,9 @@ def stretches(report: ReportData) -> Figure | None:
     return {"data": data, "layout": layout}
 
 
-def shares(report: ReportData) -> Figure:
+def shares(source: FigureData) -> Figure:
     """The number of slots in each phase, over time."""
-    table, unit_s, unit, began = _timed(report)
+    table, unit_s, unit, began = _timed(source)
     low, high = float(table["start"].min()), float(table["end"].max())
     edges = np.linspace(low, high, BINS + 1)
     middles = ((edges[:-1] + np.diff(edges) / 2 - began) / unit_s).tolist()
@@ -150,10 +128,8 @@ def shares(report: ReportData) -> Figure:
 
 
 def _layout(unit: str) -> dict[str, Any]:
-    # Margins that keep plotly's buttons off the bars of a figure without a legend.
-    margin = {"l": 62, "r": 12, "t": 34, "b": 48}
     xaxis = {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"}
-    return {"showlegend": False, "margin": margin, "xaxis": xaxis}
+    return {"showlegend": False, "xaxis": xaxis}
 
 
 def _by_phase(table: pd.DataFrame) -> Iterator[tuple[_Phase, pd.DataFrame]]:
@@ -162,22 +138,20 @@ def _by_phase(table: pd.DataFrame) -> Iterator[tuple[_Phase, pd.DataFrame]]:
             yield PHASES_SHOWN[phase], rows
 
 
-def _timed(report: ReportData) -> tuple[pd.DataFrame, float, str, float]:
-    table = report.timeline
-    began = report.overview.began or 0.0
+def _timed(source: FigureData) -> tuple[pd.DataFrame, float, str, float]:
+    table = source.timeline
+    began = source.overview.began or 0.0
     unit_s, unit = time_unit(float(table["end"].max() - began))
     return table, unit_s, unit, began
 
 
-def _system(report: ReportData) -> str:
-    """A table of the trials' use of their machines."""
-    rows = report.system_metrics
-    table = []
+def machine_use(source: FigureData) -> list[tuple[str, str, str]]:
+    """The trials' use of their machines, after the headings; [] if none has reported it."""
+    rows = source.system_metrics
+    table = [("", "median", "5th to 95th percentile")]
     for name, label in FIGURES.items():
         values = rows.loc[rows["name"] == name, "value"]
         if len(values):
             low, middle, high = values.quantile(np.array([0.05, 0.5, 0.95]))
             table.append((", ".join(filter(None, label)), rough(middle), f"{rough(low)} to {rough(high)}"))
-    if not table:
-        return ""
-    return "<h3>Resource usage of trials</h3>" + html.table(["", "median", "5th to 95th percentile"], table)
+    return table if len(table) > 1 else []
