@@ -22,7 +22,9 @@ from dray.code.archive import pack
 from dray.config.yaml_file import parsed
 from dray.errors import ConfigError, ExperimentError
 from dray.serve.client import Server, Unreachable
+from dray.serve.verbs import OnServer
 from dray.text import one_line
+from searchers.objectives import loss_of
 
 START_S = 120.0
 
@@ -94,13 +96,11 @@ def find(history: History, goal: Goal, train: Train, say: Callable[[str], None])
                 shown = "failed" if value is None else f"{goal.metric} {value:.6g}"
                 say(f"{commits[run].short}, seed {run.seed}: {shown}  {commits[run].subject}")
             values |= found
-            runs = search.send({run: _loss(value, sign) for run, value in found.items()})
+            finished = {run: value for run, value in found.items() if value is not None}
+            losses = {run: loss_of(value, smaller_is_better=sign > 0) for run, value in finished.items()}
+            runs = search.send(dict.fromkeys(found) | losses)
     except StopIteration as end:
         return Found(verdict=end.value, ids=ids, versions=versions, values=values)
-
-
-def _loss(value: float | None, sign: int) -> float | None:
-    return math.inf if value is not None and math.isnan(value) else value if value is None else sign * value
 
 
 def _sign(history: History, goal: Goal) -> int:
@@ -173,7 +173,7 @@ def on_server(server: Server, history: History, goal: Goal, say: Callable[[str],
             running.discard(name)
             values[run] = _value(server.read(name, "trials")["trials"])
             if values[run] is None:
-                see = f"dray experiment describe {server.typed(name)}"
+                see = f"dray experiment describe {OnServer(server, name).typed}"
                 say(f"{runs[run].short} does not run, or reports no {goal.metric}: see {see}")
         return values
 
@@ -182,7 +182,7 @@ def on_server(server: Server, history: History, goal: Goal, say: Callable[[str],
     finally:
         for name in running:
             with contextlib.suppress(ConnectionError, ValueError, LookupError):
-                server.act(name, "kill")
+                OnServer(server, name).kill()
 
 
 def _value(trials: Sequence[Mapping[str, Any]]) -> float | None:

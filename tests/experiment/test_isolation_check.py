@@ -13,7 +13,6 @@ from dray.config.load import load_config
 from dray.errors import ConfigError
 from dray.experiment import isolation_check
 from dray.experiment.variants import from_patch
-from dray.pytorch import probe
 from dray.records.directory import ExperimentDirectory
 from searchers.errors import IllegalEvent
 
@@ -75,7 +74,7 @@ def test_runs_in_this_process_have_no_sandbox(model: Path, tmp_path: Path) -> No
     from dray.experiment.local import run_local
 
     for run in (
-        lambda: probe(CONFIG, model_dir=model),
+        lambda: dray.probe(CONFIG, model_dir=model),
         lambda: run_local(load_config(CONFIG), model, path=tmp_path / "local"),
     ):
         with pytest.raises(ConfigError, match="has no sandbox, got isolation: sandbox"):
