@@ -27,8 +27,8 @@ with_machines = [
 ]
 """The marks of a test whose script uses `Machine`."""
 
-# Its home has an environment with all that dray needs; dray itself is looked for in ~/dray. Of the repository and of the
-# account's files it sees Python's environments, if they lie there; of what the hosts share only the results, as on NFS.
+# Its home has an environment with all that dray needs; dray itself is looked for in ~/dray. Of the repository and of
+# the account it sees Python's environments, if they lie there; of what hosts share only the results, as on NFS.
 _LOG_IN = """
 set -e
 mount -t tmpfs none /run
