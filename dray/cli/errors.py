@@ -22,14 +22,16 @@ from dray.environment import TRACEBACK
 from dray.errors import RAY, ConfigError, ExperimentError, FoundInTraining, NoExperiment
 from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
 from dray.script import ScriptFailed
-from dray.serve.refusals import Invalid, NotSubmitted, Refused, WrongState
+from dray.serve.refusals import Invalid, Refused, WrongState
 from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
 from dray.text import one_line, printable
 from dray.training.errors import SearcherMetricError
-from searchers.errors import DamagedFile, JournalError
+from searchers.errors import DamagedFile, IllegalEvent, JournalError
 
 FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
+EXTRAS = {"mcp": "mcp", "mcp_types": "mcp", "anyio": "mcp"}
+"""The extra of dray that brings a package which only some commands need."""
 SIGNALLED = 128  # added to the number of the signal that stopped the command, as shells do
 _UNKNOWN = "no such command"
 _GROUPS = {"exp": "experiment", "job": "experiment", "run": "experiment", "ckpt": "checkpoint"}
@@ -95,7 +97,7 @@ def handle_errors() -> Iterator[None]:
     except (FoundInTraining, SearcherMetricError, ExperimentError, StorageError, StorageFull, Refused) as error:
         raise typer.Exit(_print_error(str(error), FAILED)) from None
     except (
-        ConfigError, NoExperiment, NotSubmitted, Invalid, WrongState, BadUse, DamagedFile, JournalError
+        ConfigError, NoExperiment, Invalid, WrongState, BadUse, DamagedFile, IllegalEvent, JournalError
     ) as error:  # fmt: skip
         raise typer.Exit(_print_error(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:
@@ -112,9 +114,11 @@ def handle_errors() -> Iterator[None]:
             raise typer.Exit from None
         raise typer.Exit(_print_error(str(error), FAILED)) from None
     except ImportError as error:
-        if (error.name or "").partition(".")[0] in ("dray", "searchers") or users_line(error, None):
+        package = (error.name or "").partition(".")[0]
+        if package in ("dray", "searchers") or users_line(error, None):
             raise
-        message = f"{one_line(error)}; this command needs all requirements of dray: pip install dray-train '{RAY}'"
+        needs = f"'dray-train[{EXTRAS[package]}]'" if package in EXTRAS else f"dray-train '{RAY}'"
+        message = f"{one_line(error)}; this command needs it: pip install {needs}"
         raise typer.Exit(_print_error(message, FAILED)) from None
     except OSError as error:
         if users_line(error, None):
