@@ -114,7 +114,7 @@ def test_a_misspelt_field_of_a_log_policy_is_an_error() -> None:
     policies = [{"pattern": "a", "action": "cancel_retries"}, {"patern": "a", "action": "cancel_retries"}]
     with pytest.raises(ConfigError) as caught:
         load_config(with_field("log_policies", policies))
-    assert caught.value.faults == (("log_policies[1]", "unknown field patern; did you mean pattern?"),)
+    assert caught.value.faults == (("log_policies[1].patern", "unknown field; did you mean pattern?"),)
     with pytest.raises(ConfigError, match=r"log_policies\[0\]: must have an action"):
         load_config(with_field("log_policies", [{"pattern": "a", "action": {"tpye": "cancel_retries"}}]))
 
@@ -152,7 +152,7 @@ def test_a_pattern_is_in_pythons_syntax(pattern: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(with_field("log_policies", policies))
     [(path, what)] = caught.value.faults
-    assert path == "log_policies[1]"
+    assert path == "log_policies[1].pattern"
     assert f"must be in Python's syntax, which has no [:alpha:], got {pattern!r}; write A-Za-z" in what
 
 

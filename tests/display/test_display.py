@@ -154,13 +154,34 @@ def test_line_and_picture_show_the_size_of_the_front_and_the_best_that_keeps_the
     assert len(picture(made, told, height=9)) <= 9
 
 
-def test_line_shows_that_groups_are_starting() -> None:
-    assert line(search(), groups=0, wanted=1) == "digits · 0 of 8 trials ended · starting the first worker group · 0:00"
-    assert " · starting 1 of 2 worker groups · " in line(search(), groups=1)
-    assert "worker group" not in line(search())
+REASONS: list[Reason] = ["out_of_memory", "errored", "out_of_memory"]
+FAILED = [*(Exited(trial=trial, reason=reason) for trial, reason in enumerate(REASONS)), Started(trial=3)]
+
+
+@pytest.mark.parametrize(
+    ("events", "restarts", "groups", "shown"),
+    [
+        ([], {}, 0, "digits · 0 of 8 trials ended · starting the first worker group · 0:00"),
+        ([], {}, 1, "digits · 0 of 8 trials ended · 0 running · starting 1 of 2 worker groups · 0:00"),
+        ([Started(trial=0)], {0: 2, 3: 1}, 2, "digits · 0 of 8 trials ended · 1 running · 3 restarts · 0:00"),
+        (FAILED, {}, 2, "digits · 3 of 10 trials ended · 1 running · 1 failed · 2 out of memory · 0:00"),
+    ],
+)
+def test_line_counts_groups_that_start_restarts_and_failures(
+    events: list[Event], restarts: dict[int, int], groups: int, shown: str
+) -> None:
+    assert line(search(*events), groups=groups, counts=Counts(restarts=Counter(restarts))) == shown
+
+
+def test_line_of_a_search_that_is_over_names_no_groups_but_a_trials_share() -> None:
     over = search(*ended(0, 0.5), method=RandomSearch(max_trials=1, max_concurrent_trials=1, max_length=10))
     assert over.done is not None
     assert "worker group" not in line(over, groups=0), "the last line in a notebook, which stays"
+    shown = Screen()
+    shown.display.begin(search(Started(trial=0), Started(trial=1)))
+    shown.display.shares("1/4 GPU")
+    shown.display.update(Counts(), 1, 1)
+    assert " · 2 running on 1/4 GPU each · " in shown.text
 
 
 def test_requested_trials_are_counted_in_the_total() -> None:
@@ -182,30 +203,12 @@ def test_line_shows_what_groups_wait_for_while_they_wait() -> None:
     assert "starting 2 of 3 worker groups" in shown.text
 
 
-def test_line_shows_each_trials_share_of_a_slot() -> None:
-    shown = Screen()
-    shown.display.begin(search(Started(trial=0), Started(trial=1)))
-    shown.display.shares("1/4 GPU")
-    shown.display.update(Counts(), 1, 1)
-    assert " · 2 running on 1/4 GPU each · " in shown.text
-
-
 @pytest.mark.api("8.16")
 def test_line_shows_trials_the_best_and_the_time() -> None:
     made = search(*ended(0, 0.5), *ended(1, 0.25), Started(trial=2))
     assert line(made) == "digits  25% · 2 of 8 trials ended · 1 running · best error 0.25 (trial 1) · 0:00"
     larger = search(*ended(0, 0.5), *ended(1, 0.25), smaller_is_better=False)
     assert "best error 0.5 (trial 0)" in line(larger, smaller_is_better=False)
-
-
-def test_line_shows_restarts() -> None:
-    assert " · 3 restarts · " in line(search(), counts=Counts(restarts=Counter({0: 2, 3: 1})))
-
-
-def test_line_counts_failed_trials_and_those_out_of_memory() -> None:
-    reasons: list[Reason] = ["out_of_memory", "errored", "out_of_memory"]
-    ends = [Exited(trial=trial, reason=reason) for trial, reason in enumerate(reasons)]
-    assert " · 1 failed · 2 out of memory · " in line(search(*ends, Started(trial=3)))
 
 
 def test_line_shows_diverged_trials_until_they_recover() -> None:
