@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,14 +49,6 @@ def test_the_number_of_a_deleted_experiment_is_never_used_again(home: Path) -> N
     shutil.rmtree(home / "one")
     with pytest.raises(NoExperiment, match="experiment 1, one, is no longer"):
         locate("1")  # and not two-1
-
-
-def test_drivers_that_start_at_once_get_different_numbers(home: Path) -> None:
-    paths = [experiment(home / f"e-{number}") for number in range(16)]
-    with ThreadPoolExecutor(16) as pool:
-        taken = list(pool.map(take_number, paths))
-    assert sorted(filter(None, taken)) == list(range(1, 17))
-    assert [number_of(path) for path in paths] == taken
 
 
 def test_a_number_that_another_driver_has_just_taken_is_skipped(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
