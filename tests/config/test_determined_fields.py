@@ -127,7 +127,7 @@ def test_a_shared_file_system_has_no_path_in_containers(caplog: pytest.LogCaptur
     assert "\n  checkpoint_storage.container_path: trials run in Ray workers, without a container; " in warning
 
 
-def test_a_list_is_a_constant_and_a_warning_names_the_spaces_in_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_list_is_a_constant_and_spaces_in_it_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     size = {"type": "int", "minval": 1, "maxval": 4}
     layers = [8, size, {"kind": "conv", "size": size}, [[size]], {"type": "conv", "size": 3}]
     config = load_config(
@@ -325,7 +325,7 @@ def test_log_policies_of_every_version(policy: dict[str, Any], asked: list[str])
     assert [(each.pattern, each.action) for each in kept] == [("a", "cancel_retries")] * ("cancel_retries" in asked)
 
 
-def test_time_in_batches_or_epochs_is_a_length_that_needs_no_metric() -> None:
+def test_time_in_batches_or_epochs_needs_no_metric() -> None:
     timed = {"name": "adaptive_asha", "metric": "loss", "max_trials": 4, "max_time": 100, "time_metric": "epochs"}
     config = load_config(with_field("searcher", {**timed, "max_time": 16}))
     assert (str(config.searcher.counted_length), config.searcher.counted_by) == ("16 epochs", None)

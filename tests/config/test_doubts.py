@@ -33,7 +33,7 @@ def warned(caplog: pytest.LogCaptureFixture, searcher: dict[str, Any], **hyperpa
         (16, 256, "from 1e+16 to 1e+256, * for 16 to 256 write {* minval: 1.204, maxval: 2.408}"),
     ],
 )
-def test_exponents_that_read_like_values_are_shown_as_the_values_they_make(
+def test_exponents_that_read_like_values_are_warned_of(
     caplog: pytest.LogCaptureFixture, minval: float, maxval: float, said: str
 ) -> None:
     [line] = warned(caplog, RANDOM, model={"lr": {**LR, "minval": minval, "maxval": maxval}})

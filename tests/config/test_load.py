@@ -318,7 +318,7 @@ def elastic(**changes: Any) -> dict[str, Any]:
 RANDOM = {"name": "random", "metric": "loss", "max_length": {"batches": 2}, "max_trials": 3}
 
 
-def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
+def test_trial_has_as_many_slots_as_divide_its_batch() -> None:
     config = load_config(elastic())
     assert config.slots_per_trial == (1, 2, 3, 4, 6)
     assert load_config(config.to_dict()) == config

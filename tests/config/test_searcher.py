@@ -68,7 +68,7 @@ def test_promotion_is_another_variant_of_asha_by_either_spelling() -> None:
         assert type(build_method(load({**ASHA_3, **spelling}))) is ASHA
 
 
-def test_grid_has_a_trial_for_each_point_from_the_end_of_the_list() -> None:
+def test_grid_has_a_trial_for_each_point_the_last_first() -> None:
     space = {"lr": {**LR, "count": 4}, "size": {"type": "categorical", "vals": [1, 2]}, "seed": 3}
     loaded = load({"name": "grid", "max_length": {"epochs": 4}}, hyperparameters=space)
     assert isinstance(build_method(loaded), Grid)
@@ -82,7 +82,7 @@ def test_grid_has_a_trial_for_each_point_from_the_end_of_the_list() -> None:
     ]
 
 
-def test_a_large_grid_needs_a_larger_max_points_and_costs_nothing_until_its_trials_start() -> None:
+def test_a_large_grid_needs_a_larger_max_points() -> None:
     space = {
         name: {"type": "int", "minval": 0, "maxval": 999, "count": count} for name, count in (("a", 1000), ("b", 900))
     }
@@ -154,7 +154,7 @@ def test_adaptive_promotes_too() -> None:
     assert {type(bracket) for bracket in method.brackets} == {PromotionASHA}
 
 
-def test_rungs_are_in_the_unit_of_the_time_metric_whatever_the_length_says() -> None:
+def test_rungs_are_in_the_unit_of_the_time_metric() -> None:
     timed = {"name": "asha", "num_rungs": 3, "max_trials": 8, "max_time": 160, "time_metric": "seconds"}
     for length in ({}, {"max_length": {"epochs": 16}}):
         loaded = load({**timed, **length})
@@ -175,7 +175,7 @@ def test_sampler_is_a_name_or_a_name_and_options() -> None:
     assert load(ASHA_3).searcher.sampler.name == "random"
 
 
-def test_the_multi_fidelity_sampler_is_made_for_the_methods_rungs() -> None:
+def test_multi_fidelity_sampler_is_made_for_the_methods_rungs() -> None:
     sampler, same = (build_sampler(load({**ASHA_3, "sampler": "multi_fidelity"})) for _ in range(2))
     assert type(sampler).__name__ == "MultiFidelitySampler"
     method = build_method(load(ASHA_3))
@@ -225,7 +225,7 @@ def test_hyperparameters_may_be_optunas_distributions() -> None:
     assert {(draw["layers"], draw["batch"]) for draw in draws} == {(layers, 64) for layers in (1, 2, 3, 4)}
 
 
-def test_a_distribution_without_a_counterpart_is_a_fault_with_its_path() -> None:
+def test_unknown_distribution_is_a_fault_with_its_path() -> None:
     class Domain:
         """Neither library's."""
 
@@ -309,7 +309,7 @@ def test_a_fault_of_the_searcher_has_its_path(searcher: dict[str, Any], path: st
     assert what in found[path]
 
 
-def test_a_population_searches_batch_sizes_only_with_lengths_in_batches() -> None:
+def test_pbt_searches_batch_sizes_only_with_lengths_in_batches() -> None:
     sizes = {"lr": LR, "global_batch_size": {"type": "categorical", "vals": [32, 64]}}
     found = faults(PBT_8, hyperparameters=sizes)
     assert "must be a constant with pbt and lengths in epochs" in found["hyperparameters.global_batch_size"]

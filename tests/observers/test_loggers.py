@@ -199,7 +199,7 @@ def test_mlflow_has_everything_once_wherever_drivers_were_killed(
 
 
 @pytest.mark.slow
-def test_mlflow_has_the_config_and_the_best_trial_of_a_search_that_is_over(server: str, tmp_path: Path) -> None:
+def test_mlflow_has_the_config_and_the_best_trial_at_the_end(server: str, tmp_path: Path) -> None:
     story = told(tmp_path, with_loggers({"mlflow": {"tracking_uri": server, "experiment_name": "over"}}))
     while story.search.done is None:
         last = next(view.id for view in story.search.trials.values() if not view.ended)

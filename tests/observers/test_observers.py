@@ -164,7 +164,7 @@ def test_a_failed_observer_receives_everything_again_at_the_end(tmp_path: Path) 
     assert (made[1].told, made[1].done) == (TOLD, True)
 
 
-def test_an_observer_of_a_deleted_experiment_is_not_created_again(tmp_path: Path) -> None:
+def test_observer_of_a_deleted_experiment_is_not_made_again(tmp_path: Path) -> None:
     made: list[Notebook] = []
     begun, deleted = threading.Event(), threading.Event()
 
