@@ -6,12 +6,12 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from dray.records.trial_record import TrialRecord
 from searchers.events import REPLACED
 from searchers.previews import Preview
-from searchers.views import END_STATES, State
+from searchers.views import END_STATES, TrialView
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -29,19 +29,6 @@ class _Stage:
     end: float
     length: float
     trials: float
-
-
-class Trained(Protocol):
-    """A trial: `searchers.views.TrialView`, or a reader's `TrialRecord`."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def state(self) -> State: ...
-    @property
-    def begin(self) -> float: ...
-    @property
-    def last_step(self) -> float | None: ...
 
 
 class Remaining(NamedTuple):
@@ -97,12 +84,12 @@ class Forecast:
 
     def update(
         self,
-        live: Iterable[Trained],
+        live: Iterable[TrialView | TrialRecord],
         steps: Mapping[int, float],
         groups: int,
         now: float,
         *,
-        ended: Iterable[Trained] = (),
+        ended: Iterable[TrialView | TrialRecord] = (),
         requested: int = 0,
     ) -> None:
         """Update the estimates; `now`: time in seconds, from a monotonic clock. The others as in `remaining`."""
@@ -110,11 +97,11 @@ class Forecast:
 
     def remaining(
         self,
-        live: Iterable[Trained],
+        live: Iterable[TrialView | TrialRecord],
         steps: Mapping[int, float],
         groups: int,
         *,
-        ended: Iterable[Trained] = (),
+        ended: Iterable[TrialView | TrialRecord] = (),
         requested: int = 0,
     ) -> Remaining:
         """What the search has yet to train.
@@ -158,7 +145,7 @@ class Forecast:
             total += min(unused, total)
         return Remaining(trained, total, longest, running)
 
-    def _reached(self, view: Trained, step: float = 0.0) -> float:
+    def _reached(self, view: TrialView | TrialRecord, step: float = 0.0) -> float:
         """The length that a trial has trained: the greater of its last report and `step`."""
         return min(max(view.last_step or 0.0, step), self._ends[-1])
 

@@ -51,7 +51,6 @@ def test_a_range_within_a_category_is_found_too(caplog: pytest.LogCaptureFixture
     ("spec", "cure"),
     [
         ({"min": 0.1, "max": 0.5}, "write {type: double, minval: 0.1, maxval: 0.5}; to keep it, {type: const, val: {"),
-        ({"distribution": "log_uniform", "min": 0.001, "max": 1}, "{type: log, base: 10, minval: -3, maxval: 0};"),
         ({"values": [1, 2]}, "write {type: categorical, vals: [1, 2]};"),
         ([0.1, 0.01], "is one constant, the list [0.1, 0.01]; * write {type: categorical, vals: [0.1, 0.01]};"),
     ],
