@@ -523,6 +523,8 @@ class Experiment:
                         connect(self._address) if self.lent is None else self.lent.server.cluster()
                     )
                     run = modules.result()
+                from dray.groups.on_ray import OnRay
+
                 display.say(f"on {cluster.description}")
                 display.begin(opened.search, before)
                 self.last_run = run.Run(
@@ -536,7 +538,7 @@ class Experiment:
                         notifier=notifier,
                     ),
                     trial=self._trial,
-                    cluster=cluster,
+                    on_ray=OnRay(cluster),
                     display=display,
                     interrupts=interrupts,
                     lent=self.lent,
