@@ -20,12 +20,12 @@ from dray.desk import effects as desk_effects
 from dray.desk.connection import Call, DeskUnreachable
 from dray.desk.desk import CALLS, Desk
 from dray.desk.effects import Tell
-from dray.desk.messages import Unfit, WorkerUnfit
+from dray.desk.messages import GroupEnded, Unfit, WorkerUnfit
 from dray.desk.shares import Demand, Shares, fits_account, most_groups
 from dray.desk.wire import Malformed, checked, wire
 from dray.display.counts import Counts
 from dray.groups.capacity import most_slots, slots_now
-from dray.groups.effects import GiveUp, GroupsEffect, GroupsEvent, LookAtCluster, NodesDrain, ProcessesEnded
+from dray.groups.effects import GiveUp, GroupsEffect, GroupsEvent, LookAtCluster, NodesDrain
 from dray.groups.pool import Groups, GroupsPlan
 from dray.groups.slots import Slots
 
@@ -188,13 +188,13 @@ class Lender:
         """The number of groups that have started."""
         return sum(pool.groups.ready_count for pool in self._pools.values())
 
-    def on(self, owner: str, event: GroupsEvent | ProcessesEnded) -> None:
+    def on(self, owner: str, event: GroupsEvent) -> None:
         """Handle an event about an owner's groups, reported by the shell."""
-        if isinstance(event, ProcessesEnded):
+        if isinstance(event, GroupEnded):
             if event.error.startswith(f"{DeskUnreachable.__name__}: "):  # no other process would reach it either
                 why = Unfit(message=event.error.partition(": ")[2], resumable=True)
                 self.desk.broken(None, owner, event.group, why)
-            self.desk.group_ended(owner, event.group, event.start, event.dead, event.error, event.nodes)
+            self.desk.group_ended(owner, event)
         elif (pool := self._owners.get(owner)) is not None:
             pool.groups.on(event, self._clock())
 

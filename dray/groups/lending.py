@@ -14,8 +14,9 @@ import ray
 
 from dray.desk.effects import After, Say
 from dray.desk.loop import EventLoop
+from dray.desk.messages import GroupEnded
 from dray.display.counts import Counts
-from dray.groups.effects import GiveUp, GroupsEffect, LookAtCluster, ProcessesEnded, ShowWaiting, StartGroup
+from dray.groups.effects import GiveUp, GroupsEffect, LookAtCluster, ShowWaiting, StartGroup
 from dray.groups.group import WorkerGroup
 from dray.groups.lender import GroupKind, Lender, LenderEffect, OnPool, PoolClosed, PoolOpened
 from dray.groups.on_ray import OnRay
@@ -166,7 +167,7 @@ class Lending:
         return self._plan.on_ray.group(spec, slots=start.slots, report=report)
 
     def _heard(self, owner: str, event: Any) -> None:
-        if isinstance(event, ProcessesEnded):
+        if isinstance(event, GroupEnded):
             self._ends(event.group)
         self._lender.on(owner, event)
 

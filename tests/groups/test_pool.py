@@ -165,7 +165,7 @@ class World:
 
     def ends(self, start: StartGroup, *, lost: bool = False, error: str = "") -> World:
         """It has ended by itself."""
-        dead = (0,) if lost and not error else ()
+        dead = {0: ""} if lost and not error else {}
         return self.on(GroupEnded(group=start.group, start=start.start, dead=dead, error=error))
 
     @property

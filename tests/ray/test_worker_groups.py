@@ -23,13 +23,13 @@ from dray.cluster import internals
 from dray.cluster.connection import Cluster
 from dray.desk.failure import LOW_MEMORY
 from dray.desk.loop import EventLoop
+from dray.desk.messages import GroupEnded
 from dray.groups import group as lending
 from dray.groups.effects import (
     ClusterSeen,
     EndGroup,
     GroupPlaced,
     LookAtCluster,
-    ProcessesEnded,
     Release,
     Reserve,
     SlotsReserved,
@@ -109,7 +109,7 @@ class World:
 
     def ended(self) -> tuple[dict[int, str], str]:
         """The ranks that died, and the error, as the end of the group's processes is reported."""
-        end = self.hears(ProcessesEnded)
+        end = self.hears(GroupEnded)
         assert (end.group, end.start) == ("g", 1)
         return dict(end.dead), end.error
 
