@@ -37,10 +37,9 @@ class Scene:
         self.lender = Lender(
             cluster({"CPU": float(slots)}),
             lambda: self.now,
-            plan=lambda owner, kind: GroupsPlan(owner=owner, slots=kind.slots, own_cluster=False, min_groups=0),
+            plan=GroupsPlan(is_servers=True),
             emit=self.effects.append,
             counts=Counts(),
-            shares_cluster=True,
         )
 
     def add(self, name: str, trials: int, of: GroupKind = KIND, **share: Any) -> None:

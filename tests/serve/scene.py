@@ -103,10 +103,9 @@ class SceneControl(FakeControl):
         return Lender(
             self.view(),
             lambda: self.now,
-            plan=lambda owner, kind: GroupsPlan(owner=owner, slots=kind.slots, own_cluster=False, min_groups=0),
+            plan=GroupsPlan(is_servers=True),
             emit=emit,
             counts=Counts(),
-            shares_cluster=True,
         )
 
     def view(self) -> ClusterView:

@@ -15,7 +15,7 @@ from typing import Any
 
 from dray.cluster.connection import Cluster
 from dray.cluster.view import AutoscalerLimits, ClusterView, RayNode
-from dray.desk.connection import DeskUnreachable
+from dray.desk.calls import DeskUnreachable
 from dray.desk.messages import GroupEnded
 from dray.groups.effects import GroupPlaced
 from dray.groups.slots import Slots
