@@ -35,7 +35,7 @@ from dray.errors import ConfigError, NoExperiment
 from dray.serve.auth import host_names
 from dray.serve.client import Server, Unreachable
 from dray.serve.control import Submitted
-from dray.serve.refusals import Invalid, NotSubmitted, Refused, WrongState
+from dray.serve.refusals import Invalid, Refused, WrongState
 from dray.storage import StorageError
 
 INSTRUCTIONS = (
@@ -45,7 +45,7 @@ INSTRUCTIONS = (
 )
 NO_SERVER = "no dray server is up; start it with: dray serve"
 READING = ("list", "describe", "compare", "wait", "get", "read", "find")
-_ERRORS = (ConfigError, NoExperiment, NotSubmitted, Invalid, WrongState, Refused, Unreachable, StorageError, OSError)
+_ERRORS = (ConfigError, NoExperiment, Invalid, WrongState, Refused, Unreachable, StorageError, OSError)
 
 
 def found() -> Server:

@@ -20,10 +20,11 @@ from dray.agents.answers import MOST_BYTES, answer, figure
 from dray.agents.rows import brief, curve, over_seeds, trial_row
 from dray.errors import ConfigError
 from dray.records.thinning import LEAST
-from dray.serve.client import WAIT_S, Server
+from dray.serve.client import END, WAIT_S, Server
 from dray.serve.control import ACTIVE, Submitted
 from dray.serve.refusals import Invalid
 from dray.serve.submission import submit_file
+from dray.serve.verbs import OnServer
 from dray.storage.disk import scratch
 from searchers.views import END_STATES
 
@@ -32,7 +33,6 @@ MOST_TRIALS = 8  # most curves in an answer
 MOST_POINTS = 200  # most points of a curve
 MOST_METRICS = 40  # most names of metrics beside curves
 MOST_PATH = 250  # most characters of a file's path
-_END = 1 << 59  # an offset beyond every journal's end
 _ERROR = re.compile(r"error|exception|traceback|fatal|killed|out of memory|assert|nan\b", re.IGNORECASE)
 
 
@@ -131,8 +131,8 @@ class Tools:
         Args:
             experiment: its number, name or a unique part of the name, or "latest".
         """
-        server, name = self._named(experiment)
-        return answer({"name": name, "state": server.act(name, "stop").state})
+        it = self._handle(experiment)
+        return answer({"name": it.name, "state": it.stop()})
 
     def wait(
         self,
@@ -157,7 +157,7 @@ class Tools:
         began = time.monotonic()
         until_s = began + min(max(seconds, 0), LONGEST_WAIT_S)
         if after is None:
-            after = int(server.events(name, _END)["next"])
+            after = int(server.events(name, END)["next"])
         lines: list[str] = []
         server.read(name, now=1)  # so that the trial's state is no older than `after`
         state = None if trial is None else server.read(name, f"trials/{trial}")["state"]
@@ -218,8 +218,8 @@ class Tools:
             hparams: hyperparameters; the search draws the others.
             patch: a unified diff of the experiment's code, as `git diff` prints it; "" for its own code.
         """
-        server, name = self._named(experiment)
-        return _created(name, server.add_trial(name, hparams or {}, patch=patch or None))
+        it = self._handle(experiment)
+        return _created(it.name, it.add_trial(hparams or {}, patch=patch or None))
 
     def fork_trial(
         self, experiment: str | int, trial: int, hparams: dict[str, Any] | None = None, at: str = "best"
@@ -232,8 +232,8 @@ class Tools:
             hparams: hyperparameters to change; the others are the other trial's.
             at: the checkpoint: "best", "latest", or the number of batches it was saved after.
         """
-        server, name = self._named(experiment)
-        return _created(name, server.fork_trial(name, trial, at=at, hparams=hparams or {}))
+        it = self._handle(experiment)
+        return _created(it.name, it.fork_trial(trial, at=at, hparams=hparams or {}))
 
     def stop_trial(self, experiment: str | int, trial: int) -> str:
         """Stop a trial; the search continues with the others.
@@ -242,8 +242,8 @@ class Tools:
             experiment: its number, name or a unique part of the name, or "latest".
             trial: its number.
         """
-        server, name = self._named(experiment)
-        return _created(name, server.stop_trial(name, trial))
+        it = self._handle(experiment)
+        return _created(it.name, it.stop_trial(trial))
 
     # ---------------------------------------------------------------------------------------------------- results
     def get_results(self, experiment: str | int, top: int = 10, search: str = "", offset: int = 0) -> str:
@@ -394,6 +394,9 @@ class Tools:
     def _named(self, experiment: str | int) -> tuple[Server, str]:
         server = self._find()
         return server, server.named(str(experiment))
+
+    def _handle(self, experiment: str | int) -> OnServer:
+        return OnServer(*self._named(experiment))
 
 
 def _created(name: str, decided: Mapping[str, Any]) -> str:

@@ -22,12 +22,12 @@ from dray.environment import TRACEBACK
 from dray.errors import RAY, ConfigError, ExperimentError, FoundInTraining, NoExperiment
 from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
 from dray.script import ScriptFailed
-from dray.serve.refusals import Invalid, NotSubmitted, Refused, WrongState
+from dray.serve.refusals import Invalid, Refused, WrongState
 from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
 from dray.text import one_line, printable
 from dray.training.errors import SearcherMetricError
-from searchers.errors import DamagedFile, JournalError
+from searchers.errors import DamagedFile, IllegalEvent, JournalError
 
 FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
 SIGNALLED = 128  # added to the number of the signal that stopped the command, as shells do
@@ -95,7 +95,7 @@ def handle_errors() -> Iterator[None]:
     except (FoundInTraining, SearcherMetricError, ExperimentError, StorageError, StorageFull, Refused) as error:
         raise typer.Exit(_print_error(str(error), FAILED)) from None
     except (
-        ConfigError, NoExperiment, NotSubmitted, Invalid, WrongState, BadUse, DamagedFile, JournalError
+        ConfigError, NoExperiment, Invalid, WrongState, BadUse, DamagedFile, IllegalEvent, JournalError
     ) as error:  # fmt: skip
         raise typer.Exit(_print_error(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:

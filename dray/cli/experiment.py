@@ -6,10 +6,9 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -34,13 +33,12 @@ from dray.cli.errors import FAILED, SOME_FAILED, BadUse, exit_on_signals
 from dray.cli.reader import journal, read_experiment
 from dray.cli.server import Detach, NoServer
 from dray.errors import NoExperiment
+from dray.records.overview import COMPLETED
 from dray.serve.address import URL
 from dray.serve.client import Server
-from dray.serve.control import Submitted
+from dray.serve.handle import handle, on_server
+from dray.serve.verbs import Handle, OnServer
 from dray.text import counted, size
-
-if TYPE_CHECKING:
-    from dray.config.schema import ExperimentConfig
 
 app = typer.Typer(help="Create, inspect, stop, resume and extend experiments.", no_args_is_help=True)
 
@@ -135,20 +133,23 @@ def fork(
     \b
     dray experiment fork latest --config hyperparameters.lr=0.02
     """
-    from dray.serve import fork as forks
+    from dray.config.yaml_file import by_field
 
-    found = None if no_server else server.find(experiment)
-    if found is not None:
-        at, name = found
-        server.submitted(at, at.fork(name, forks.by_field(changes or ())), detach=detach, json=json)
-        return
-    _check_not_detached(detach, *["--no-server"] * no_server, experiment=experiment)
-    os.environ.pop(URL, None)  # else `Experiment` would submit it
-    from dray.records.listing import open_experiment
-
-    with exit_on_signals(), open_experiment(experiment) as stored, forks.code_of(stored.directory) as code:
+    it = handle(experiment, here=no_server)
+    if it.server is None:
+        _check_not_detached(detach, *["--no-server"] * no_server, experiment=experiment)
         _log_info()
-        _run(dray.Experiment(forks.changed(stored.directory, changes or ()), model_dir=code), json=json)
+    it = it.fork(by_field(changes or ()))
+    if isinstance(it, OnServer):
+        server.submitted(it, detach=detach, json=json)
+        return
+    with exit_on_signals(), show.created(json) as answer:
+        try:
+            it.activate()
+        finally:
+            if json:
+                answer(description.overview(it.read()), "")
+    server.finish(it.read(), it.typed)
 
 
 @app.command(name="list")
@@ -214,10 +215,10 @@ def logs(experiment: ExperimentArg, follow: Follow = False, tail: TailArg = None
     dray experiment logs latest -f
     """
     from dray.records.listing import open_experiment
-    from dray.records.logs import event_lines
+    from dray.records.logs import event_lines, followed_events
 
     check_follow(follow, json)
-    if follow and (found := server.find(experiment)) is not None:
+    if follow and (found := on_server(experiment)) is not None:
         server.follow_log(*found, tail)
         return
     with open_experiment(experiment) as stored:
@@ -228,30 +229,64 @@ def logs(experiment: ExperimentArg, follow: Follow = False, tail: TailArg = None
         config = stored.directory.config()
         show.lines(show.last(list(event_lines(config, records)), tail))
         if follow and not stored.is_copy:
-            _follow(stored.directory.journal, len(records), config)
+            show.lines(followed_events(stored.directory.journal, config, len(records)))
 
 
 @app.command()
 def stop(experiment: ExperimentArg) -> None:
-    """Stop a running experiment, as Ctrl-C in its own terminal does: its running trials save a checkpoint first.
+    """Stop an experiment, as Ctrl-C in its own terminal does: its running trials save a checkpoint first.
 
     Waits until it has ended. To end it at once, run this command again.
 
     \b
     dray experiment stop latest
     """
-    found = server.find(experiment)
-    if found is not None and server.stop(*found):
-        return
-    from dray.experiment.interrupts import stop as stop_driver
-    from dray.records.listing import open_experiment
+    it = handle(experiment)
+    _end(it, it.stop())
 
-    with open_experiment(experiment) as stored:
-        stop_driver(stored, lambda line: typer.echo(line, err=True))
-        if stored.overview().state == "STOPPED":
-            typer.echo(f"stopped; resume with: dray experiment resume {shlex.quote(experiment)}", err=True)
-        else:
-            typer.echo("it ended on its own in the meantime", err=True)
+
+@app.command()
+def pause(experiment: ExperimentArg) -> None:
+    """Pause an experiment, on a server also one that is queued. Its running trials save a checkpoint first.
+
+    \b
+    dray experiment pause latest
+    """
+    it = handle(experiment)
+    _end(it, it.pause())
+
+
+@app.command()
+def kill(experiment: ExperimentArg) -> None:
+    """End an experiment at once. Its running trials lose all training since their last checkpoints.
+
+    \b
+    dray experiment kill latest
+    """
+    it = handle(experiment)
+    _end(it, it.kill())
+
+
+@app.command()
+def wait(experiment: ExperimentArg) -> None:
+    """Wait until an experiment has ended, and exit as create would: 0, 1 if it failed or was stopped, 3 if some of its
+    trials failed.
+
+    \b
+    dray experiment wait latest && dray report latest
+    """
+    it = handle(experiment)
+    server.finish(it.wait(server.tell), it.typed)
+
+
+@app.command()
+def activate(experiment: ExperimentArg) -> None:
+    """Run an experiment again, as resume; on the server, do not follow it.
+
+    \b
+    dray experiment activate latest
+    """
+    _run_again(experiment, detach=None)
 
 
 @app.command()
@@ -261,7 +296,7 @@ def resume(experiment: ExperimentArg, detach: Detach = False) -> None:
     \b
     dray experiment resume latest
     """
-    _go_on(experiment, lambda at, name: at.act(name, "activate"), detach=detach)
+    _run_again(experiment, detach=detach)
 
 
 @app.command()
@@ -303,7 +338,7 @@ def extend(
     extension = {field: value for field, value in given.items() if value}
     if not extension:
         raise BadUse("nothing to extend; give --max-trials, --max-length, --budget, --until, --patience or --price")
-    _go_on(experiment, lambda at, name: at.extend(name, **extension), detach=detach, **extension)
+    _run_again(experiment, detach=detach, **extension)
 
 
 @app.command()
@@ -340,50 +375,47 @@ def delete(
     \b
     dray experiment delete digits-asha-20261121-175912-ab9a
     """
-    from dray.records import copies
-    from dray.records.checkpoints import list_checkpoints
-    from dray.records.driver_lock import last_driver
-    from dray.records.listing import open_experiment
-    from searchers.journal import Journal
+    it = handle(experiment)
+    if not yes:
+        from dray.records.checkpoints import list_checkpoints
+        from dray.records.listing import open_experiment
 
-    with open_experiment(experiment) as stored:
-        if not stored.is_copy and (driver := Journal.writer(stored.directory.journal)) is not None:
-            raise BadUse(
-                f"{stored.where} is running, in process {driver}; stop it first: dray experiment stop {stored.typed}"
-            )
-        last_driver(stored.directory)  # raises if one runs it on another machine
-        if not yes:
-            checkpoints = list_checkpoints(stored.directory)
+        with open_experiment(experiment) as stored:
+            checkpoints, storage = list_checkpoints(stored.directory), stored.directory.storage
             what = f"{counted(len(checkpoints), 'checkpoint')}, {size(sum(each.size for each in checkpoints))}"
-            storage = stored.directory.storage
             places = stored.where if stored.is_copy or storage.is_local else f"{stored.where} and {storage}"
             _ask(f"Delete {places} ({what})?")
-        if stored.is_copy or not server.delete(stored.where):
-            copies.delete(stored)
-        typer.echo(f"deleted {stored.where}", err=True)
+    it.delete()
+    server.tell(f"deleted {it.name}")
 
 
-for _command in (queue.pause, queue.activate, queue.kill, queue.wait):
-    app.command()(_command)
 app.add_typer(queue.sets, name="set")
 
 
-def _go_on(
-    experiment: str,
-    verb: Callable[[Server, str], Submitted],
-    *,
-    detach: bool,
-    **extension: Any,
-) -> None:
-    """Run an experiment again: through a verb of the server that it was submitted to, else in this process."""
+def _end(it: Handle, state: str) -> None:
+    """Wait for the end of an experiment, and print its state and how to continue it."""
+    if state == "STOPPING":
+        server.tell(f"{it.name} is STOPPING: its running trials save a checkpoint; to end it at once, stop it again")
+        state = it.wait(server.tell).state
+    ended_itself = state in (*COMPLETED, "ERROR")
+    hint = "it ended by itself" if ended_itself else f"continue it with: dray experiment resume {it.typed}"
+    server.tell(f"{it.name} is {state}; {hint}")
+
+
+def _run_again(experiment: str, *, detach: bool | None, **extension: Any) -> None:
+    """Run an experiment again. `detach`: None: without following it, where that is possible."""
     with exit_on_signals():
-        there = server.begin(experiment, verb)
-        if there is None:
-            _check_not_detached(detach, experiment=experiment)
+        it = handle(experiment)
+        if not it.is_on_server:
+            _check_not_detached(bool(detach), experiment=experiment)
             _log_info()
-            _run(dray.Experiment.resume(experiment, **extension))
-            return
-    server.begun(*there, detach=detach)
+        state = it.extend(**extension) if extension else it.activate()
+    if it.ran:
+        server.finish(it.read(), it.typed)
+        return
+    server.tell(f"{it.name} is {state}")
+    if detach is False:
+        server.follow(it)
 
 
 def _check_not_detached(detach: bool, *options: str, experiment: str = "") -> None:
@@ -425,20 +457,3 @@ def _ask(question: str) -> None:
         raise BadUse(f"{question} There is no terminal to confirm it on; give --yes")
     if not typer.confirm(question):
         raise typer.Exit(FAILED)
-
-
-def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
-    """Print a journal's records as it grows, after the first ``known``."""
-    from dray.records.journal import GrowingJournal
-    from dray.records.logs import event_lines, followed
-    from searchers.journal import Journal
-
-    journal = GrowingJournal(path)
-
-    def new(final: bool) -> list[str]:
-        nonlocal known
-        records, _ = journal.new_records()
-        fresh, known = records[known:], max(0, known - len(records))
-        return list(event_lines(config, fresh))
-
-    show.lines(followed(new, lambda: Journal.writer(path) is not None))

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dray.cli.errors import BadUse
-from dray.errors import NoExperiment
-from dray.text import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,23 +33,7 @@ class ReadExperiment:
 
     def trial(self, named: str | None) -> int:
         """The number of a trial, given by number or as "best"; None: the only trial."""
-        name, trials, best = self.stored.name, self.reader.trials, self.reader.best()
-        if named is None:
-            if len(trials) == 1:
-                [only] = trials
-                return only
-            raise NoExperiment(f"{name} has {counted(len(trials), 'trial')}; give a trial's number, or 'best'")
-        named = named.removeprefix("trial_")
-        if named == "best":
-            if best is not None:
-                return best.id
-            if why := self.reader.no_best_reason():
-                raise NoExperiment(f"{name} has {why}; give its number to use it anyway")
-            raise NoExperiment(f"no trial of {name} has validated yet, so there is no best trial")
-        if not named.isdigit() or int(named) not in trials:
-            known = f"it has {len(trials)}, numbered from 0" if trials else "it has none yet"
-            raise NoExperiment(f"{name} has no trial {named!r}; {known}; give a trial's number, or 'best'")
-        return int(named)
+        return self.reader.trial(named).id
 
 
 @contextmanager

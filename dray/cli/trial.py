@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -24,18 +24,14 @@ from dray.cli.arguments import (
     check_follow,
     values_by_name,
 )
-from dray.cli.errors import BadUse
-from dray.cli.reader import ReadExperiment, last_values, read_experiment
-from dray.code.archive import pack
+from dray.cli.errors import BadUse, exit_on_signals
+from dray.cli.reader import last_values, read_experiment
 from dray.code.patch import MAX_PATCH_BYTES, BadPatch, decoded, read_patch
-from dray.errors import AlreadyEnded, NoExperiment
+from dray.errors import NoExperiment
 from dray.experiment import requests
-from dray.serve.client import Server
-from dray.serve.refusals import NotSubmitted
+from dray.serve.handle import handle
+from dray.serve.verbs import Handle
 from dray.text import counted, printable, shown
-from searchers.errors import IllegalEvent
-from searchers.events import Requested
-from searchers.journal import Journal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -333,11 +329,8 @@ def stop(experiment: ExperimentArg, trial: TrialOrBestArg) -> None:
     \b
     dray trial stop latest 9
     """
-    _request(
-        experiment,
-        lambda there, name: there.stop_trial(name, there.trial(name, trial)),
-        lambda read: requests.stop(read.reader, read.trial(trial)),
-    )
+    with _asked(experiment) as it:
+        it.stop_trial(trial)
 
 
 @app.command()
@@ -359,13 +352,8 @@ def fork(
     dray trial fork latest 7 --set lr=0.005
     dray t fork digits best --at latest
     """
-    hparams = values_by_name("--set", given)
-    _request(
-        experiment,
-        lambda there, name: there.fork_trial(name, there.trial(name, trial), at=at, hparams=hparams),
-        lambda read: requests.fork(read.reader, read.trial(trial), at, hparams),
-        json=json,
-    )
+    with _asked(experiment, json=json) as it:
+        it.fork_trial(trial, at=at, hparams=values_by_name("--set", given))
 
 
 @app.command()
@@ -405,63 +393,22 @@ def add(
             text = decoded(sys.stdin.buffer.read(MAX_PATCH_BYTES + 1)) if str(patch) == "-" else read_patch(patch)
     except BadPatch as error:
         raise BadUse(f"--patch: {error}") from None
-    _request(
-        experiment,
-        lambda there, name: there.add_trial(name, hparams, patch=text, code=None if code is None else pack(code)),
-        lambda read: requests.add(read.reader, hparams, patch=text, code=code),
-        json=json,
-    )
+    with _asked(experiment, json=json) as it:
+        it.add_trial(hparams, patch=text, code=code)
 
 
-def _request(
-    experiment: str,
-    on_server: Callable[[Server, str], dict[str, Any]],
-    make: Callable[[ReadExperiment], Requested],
-    *,
-    json: bool = False,
-) -> None:
-    """Make a request to an experiment's search, and print the answer: through the server if the experiment was
-    submitted to one, else with a file for its driver. An experiment that has ended runs again for a new trial."""
-    with show.created(json) as say:
+@contextlib.contextmanager
+def _asked(experiment: str, *, json: bool = False) -> Iterator[Handle]:
+    """An experiment; the answer to a request for a trial is printed, and ends the command as the run here, if any."""
+    with show.created(json) as say, exit_on_signals():
 
-        def tell(decided: dict[str, Any], later: str) -> None:
-            say(decided, "" if decided["trial"] is None else requests.told(decided))
-            if decided["trial"] is None:
-                server.tell(f"requested; carried out {later}")
+        def tell(decided: requests.Decided) -> None:
+            is_later = decided["trial"] is None
+            say(decided, "" if is_later else requests.told(decided))
+            if is_later:
+                server.tell(f"requested; carried out when {it.name} runs")
 
-        found = server.find(experiment)
-        if found is not None:
-            with contextlib.suppress(NotSubmitted):
-                tell(on_server(*found), f"when {found[1]} runs")
-                return
-        _request_here(experiment, make, tell)
-
-
-def _request_here(
-    experiment: str, make: Callable[[ReadExperiment], Requested], tell: Callable[[dict[str, Any], str], None]
-) -> None:
-    with read_experiment(experiment) as read:
-        stored = read.stored
-        if stored.is_copy:
-            where = "give the experiment's directory on the driver's machine"
-            raise BadUse(f"{stored.where} is in an object store; {where}")
-        journal = stored.directory.journal
-        try:
-            request = make(read)
-            requests.place(stored.directory.path, request)
-            answer = requests.wait(journal, request)
-            try:
-                if answer is None and request.trial is None and Journal.writer(journal) is None:
-                    from dray.cli.experiment import resume
-
-                    with contextlib.suppress(AlreadyEnded):  # it waits until the limits are raised
-                        resume(experiment)
-            finally:  # the exit status says how the run ended
-                if answer is None:
-                    answer = requests.wait(journal, request)
-                later = f"once the driver responds, which it has not done for {requests.ANSWER_S:.0f} s"
-                if Journal.writer(journal) is None:
-                    later = f"after: dray experiment resume {stored.typed}"
-                tell({"trial": None} if answer is None else requests.decided(answer), later)
-        except IllegalEvent as error:
-            raise BadUse(str(error)) from None
+        it = handle(experiment, answered=tell)
+        yield it
+    if it.ran:
+        server.finish(it.read(), it.typed)

@@ -12,9 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dray.code.archive import pack
 from dray.code.factory import place_of
-from dray.code.patch import read_patch
 from dray.config.custom import Custom
 from dray.config.faults import missing_field
 from dray.config.load import load_config
@@ -25,7 +23,6 @@ from dray.desk.messages import GroupReady, Message
 from dray.display.display import Display
 from dray.display.text import searched_line
 from dray.errors import AlreadyEnded, ConfigError, DirectoryGone, EntrypointError, ExperimentError
-from dray.experiment import requests
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.driver import OpenSearch
 from dray.experiment.existing import config_of_existing
@@ -58,7 +55,7 @@ from dray.records.reader import ExperimentReader
 from dray.records.secrets import check_secrets, with_secrets
 from dray.records.spending import spending_of
 from dray.storage.errors import is_full
-from searchers.events import DoneReason, Requested
+from searchers.events import DoneReason
 from searchers.journal import Journal
 from searchers.method import Method
 from searchers.samplers import Sampler
@@ -287,86 +284,6 @@ class Experiment:
             notifier.ended("completed")
             return result
 
-    def fork(self, trial: int, /, *, at: str | int = "best", **hparams: Any) -> int | None:
-        """Start a trial from a checkpoint of another one.
-
-        The search compares it with the others at the rungs above the checkpoint; it does not count for ``max_trials``.
-
-        Args:
-            trial: the number of the other trial.
-            at: the other trial's checkpoint: ``"best"``, ``"latest"``, or the number of batches it was saved after.
-            hparams: hyperparameters of the new trial; the others are those of the other trial.
-
-        Returns:
-            The number of the new trial. None if no driver has answered within 30 s, or none runs the experiment, in
-            this process or another: the next ``run()`` starts the trial. On a server, an experiment that has ended
-            continues at once.
-
-        Raises:
-            ValueError: there is no such trial, checkpoint or hyperparameter.
-            LookupError: the experiment has not begun.
-
-        .. code-block:: python
-
-            experiment = dray.Experiment.resume("latest")
-            experiment.fork(7, lr=0.005)
-        """
-        return self._request(
-            lambda reader: requests.fork(reader, trial, str(at), hparams),
-            lambda server, name: server.fork_trial(name, trial, at=str(at), hparams=hparams),
-        )
-
-    def add_trial(
-        self,
-        *,
-        patch: str | os.PathLike[str] | None = None,
-        code: str | os.PathLike[str] | None = None,
-        **hparams: Any,
-    ) -> int | None:
-        """Add a trial that does not count for ``max_trials``.
-
-        Args:
-            patch: a change of the experiment's code for this trial: the text of a unified diff, as of ``git diff``, or
-                the ``Path`` of a file with one.
-            code: instead of a patch, the directory with this trial's code.
-            hparams: hyperparameters of the trial. The others are drawn at random from the search space; with a patch or
-                code, by the experiment's sampler, from the results of trials with the same code.
-
-        Returns, raises: as `fork`. A patch that does not apply, or code that can't be imported, is a ValueError too.
-        """
-        text = patch if isinstance(patch, str) else None if patch is None else read_patch(Path(patch))
-        place = None if code is None else Path(code)
-        return self._request(
-            lambda reader: requests.add(reader, hparams, patch=text, code=place),
-            lambda server, name: server.add_trial(
-                name, hparams, patch=text, code=None if place is None else pack(place)
-            ),
-        )
-
-    def stop_trial(self, trial: int) -> None:
-        """Stop a trial; the search continues with the others. If no driver runs the experiment, the next ``run()``
-        stops it.
-
-        Raises:
-            ValueError: there is no such trial, or it has ended.
-            LookupError: the experiment has not begun.
-        """
-        self._request(lambda reader: requests.stop(reader, trial), lambda server, name: server.stop_trial(name, trial))
-
-    def _request(
-        self, make: Callable[[ExperimentReader], Requested], on_server: Callable[[Server, str], dict[str, Any]]
-    ) -> int | None:
-        if self._server:
-            number: int | None = on_server(_server_at(self._server), self.path.name)["trial"]
-            return number
-        directory = ExperimentDirectory.open(self.path)
-        with contextlib.closing(ExperimentReader(directory)) as reader:
-            reader.refresh()
-            request = make(reader)
-        requests.place(directory.path, request)
-        answer = requests.wait(directory.journal, request)
-        return None if answer is None else int(requests.decided(answer)["trial"])
-
     def _import_class(self, directory: ExperimentDirectory) -> None:
         """Import the class as `Experiment` does; if that fails, delete the experiment's directory."""
         try:
@@ -431,7 +348,6 @@ class Experiment:
                 *given,
                 journal=journal,
                 records=read_journal(directory.journal),
-                observers=observers,
                 requests=RequestFiles(directory),
                 watched=Watched.by(self._config.notify) | (Watched() if self.lent is None else self.lent.notify),
             )
@@ -446,7 +362,7 @@ class Experiment:
                 unit=searcher.unit,
             )
             interrupts.final_message = display.stopped_at_once
-            observers.begin(opened.records, opened.search.trials, display.say)
+            observers.begin(display.say)
             limits = opened.limits
             limits.spend(spending_of(opened.config, directory.metrics).usage)
             if opened.new_limits is not None and not limits.reason:

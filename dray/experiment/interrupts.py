@@ -8,21 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from dray.errors import NoExperiment
-from searchers.journal import Journal
-
-if TYPE_CHECKING:
-    from dray.records.listing import StoredExperiment
+from typing import Any, ClassVar
 
 TOGETHER_S = 1.0
 """Signals within this time count as one: `timeout` signals its child and the child's group, and both the shell and the
 kernel announce a closed terminal."""
 STDERR = 2
-POLL_S = 0.2
 
 
 class Interrupts:
@@ -103,49 +95,3 @@ def signal_of(error: KeyboardInterrupt) -> signal.Signals:
     """The signal that raised the exception; SIGINT if unknown."""
     name = str(error.args[0]) if error.args else ""
     return signal.Signals[name] if name in signal.Signals.__members__ else signal.SIGINT
-
-
-class NotRunning(NoExperiment):
-    """The experiment is not running in a process that can be stopped from here; the message is one line."""
-
-
-def stop(found: StoredExperiment, say: Callable[[str], None]) -> None:
-    """Interrupt the experiment's driver, and wait until it has ended. Raises `NotRunning` if no process of this user on
-    this machine is running it."""
-    if found.is_copy:
-        raise NotRunning(f"{found.where} is in an object store; if it is running, stop it on the machine of its driver")
-    journal = found.directory.journal
-    driver = Journal.writer(journal)
-    if driver is None:
-        raise NotRunning(f"{found.where} is not running")
-    try:
-        # 0: the lock names no process; it may be held on another machine.
-        if not driver or not _has_open(driver, journal.with_name(f"{journal.name}.lock")):
-            raise ProcessLookupError
-        os.kill(driver, signal.SIGINT)
-    except ProcessLookupError:
-        number = f", as process {driver} there" if driver else ""
-        raise NotRunning(
-            f"{found.where} is running on another machine or in another container{number}; stop it there"
-        ) from None
-    except PermissionError:
-        raise NotRunning(f"{found.where} is running in process {driver} of another user, who can stop it") from None
-    say(f"stopping {found.name}, process {driver}: waiting until its running trials have saved a checkpoint")
-    while Journal.writer(journal) == driver:
-        time.sleep(POLL_S)
-
-
-def _has_open(process: int, file: Path) -> bool:
-    """Whether a process has the file open. The journal's lock may name a process of another machine."""
-    try:
-        descriptors = list(Path(f"/proc/{process}/fd").iterdir())
-    except FileNotFoundError:
-        raise ProcessLookupError from None
-    mine = file.stat()
-    for descriptor in descriptors:
-        try:
-            if os.path.samestat(descriptor.stat(), mine):
-                return True
-        except FileNotFoundError:  # closed meanwhile, or not a file
-            continue
-    return False

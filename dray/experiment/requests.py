@@ -12,14 +12,18 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from dray.code.trial_import import Importer, import_in_new_process
+from dray.errors import NoExperiment
 from dray.experiment import variants
 from dray.experiment.request_files import DIRECTORY
 from dray.records.checkpoints import LAST, NoCheckpoint, choose
+from dray.records.directory import ExperimentDirectory
 from dray.records.journal import GrowingJournal
 from dray.records.trial_record import flatten
 from dray.storage.disk import sync_folder
@@ -67,41 +71,96 @@ def answer(journal: GrowingJournal, request: Requested) -> Mapping[str, Any] | N
 
 
 def wait(
-    journal: Path, request: Requested, *, is_running: Callable[[], bool] | None = None, timeout_s: float = ANSWER_S
+    journal: Path, request: Requested, *, is_running: Callable[[], bool], timeout_s: float
 ) -> Mapping[str, Any] | None:
     """Wait for the answer to a request.
 
     Args:
-        is_running: returns whether a driver may answer; by default, whether a process has the journal open.
+        is_running: returns whether a driver may answer.
 
     Returns:
         The journal's record; None if no driver has answered, so that a later one will.
-
-    Raises:
-        IllegalEvent: the search has rejected the request.
     """
-    is_running = is_running or (lambda: Journal.writer(journal) is not None)
     until = time.monotonic() + timeout_s
     growing = GrowingJournal(journal)  # each record is read once
     while True:
         may_answer = is_running() and time.monotonic() < until  # before the journal: a driver that ends may answer last
         if (found := answer(growing, request)) is not None:
-            return checked(found)
+            return found
         if not may_answer:
             return None
         time.sleep(POLL_S)
 
 
-def checked(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An answer; `IllegalEvent` if the search has rejected the request."""
+Decided: TypeAlias = Mapping[str, Any]
+"""The trial that a request has created or stopped: ``trial``, its number, or None if no driver has answered yet, so
+that the next one carries it out; of a new one also ``hparams``, those given, ``source`` (``trial``, ``step``,
+``batches``), if any, and ``code``, the variant that it runs, if any."""
+
+
+class Trials:
+    """Forks, adds and stops trials of an experiment in a directory: asks its driver, or the next one.
+
+    All raise `IllegalEvent` if the request makes no sense or the search rejects it.
+
+    Args:
+        answered: called with each decision, also if the experiment then fails in this process.
+    """
+
+    answer_s = ANSWER_S
+
+    def __init__(self, path: Path, answered: Callable[[Decided], None] = lambda decided: None) -> None:
+        self.path, self._answered = path, answered
+
+    def fork_trial(self, trial: int | str, *, at: str = "best", hparams: Mapping[str, Any]) -> Decided:
+        """Start a trial from a checkpoint of another one: "best", "latest", or a number of batches."""
+        return self.ask(lambda reader: fork(reader, trial, at, hparams))
+
+    def add_trial(self, hparams: Mapping[str, Any], *, patch: str | None = None, code: Path | None = None) -> Decided:
+        """Add a trial, with the code of the experiment, with a unified diff of it, or with that in a directory."""
+        return self.ask(lambda reader: add(reader, hparams, patch=patch, code=code))
+
+    def stop_trial(self, trial: int | str) -> Decided:
+        """Stop a trial; the search continues with the others."""
+        return self.ask(lambda reader: stop(reader, trial))
+
+    def ask(self, make: Callable[[ExperimentReader], Requested]) -> Decided:
+        """Leave a request for the experiment's driver, and wait for the answer. An experiment that has ended runs again
+        for a new trial."""
+        from dray.records.listing import StoredExperiment  # pyarrow
+
+        directory = ExperimentDirectory.open(self.path)
+        with closing(StoredExperiment.here(directory).read()) as reader:
+            request = make(reader)
+        place(self.path, request)
+
+        waiting = partial(wait, directory.journal, request, is_running=self.is_active, timeout_s=self.answer_s)
+        found = waiting()
+        if found is None and request.trial is None and not self.is_active():
+            try:
+                self.run_again(request)
+            except BaseException:
+                self._answered(decision(waiting()))
+                raise
+            found = waiting()
+        decided = decision(found)
+        self._answered(decided)
+        return decided
+
+    def is_active(self) -> bool:
+        """Whether a driver may answer."""
+        return Journal.writer(ExperimentDirectory(self.path).journal) is not None
+
+    def run_again(self, request: Requested) -> None:
+        """Run an experiment that has ended, for a request. Here nothing: the next run carries it out."""
+
+
+def decision(found: Mapping[str, Any] | None) -> Decided:
+    """What an answer says. Raises `IllegalEvent` if the search has rejected the request."""
+    if found is None:
+        return {"trial": None}
     if "error" in found:
         raise IllegalEvent(found["error"])
-    return found
-
-
-def decided(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The trial that an answer creates or stops: ``trial`` (its number); of a new one also ``hparams``, those given,
-    ``source`` (``trial``, ``step``, ``batches``), if any, and ``code``, the variant that it runs, if any."""
     action = next(action for action in found["actions"] if action["action"] in ("create", "stop"))
     return {name: value for name, value in action.items() if name != "action"}
 
@@ -118,7 +177,7 @@ def told(new: Mapping[str, Any]) -> str:
     return f"trial {new['trial']}{begins}{code}{values}"
 
 
-def fork(reader: ExperimentReader, trial: int, at: str, hparams: Mapping[str, Any]) -> Requested:
+def fork(reader: ExperimentReader, trial: int | str, at: str, hparams: Mapping[str, Any]) -> Requested:
     """The request of a fork. Raises `IllegalEvent` if there is no such checkpoint or hyperparameter."""
     return _new(reader, hparams, source_of(reader, trial, at))
 
@@ -150,12 +209,12 @@ def add(
     return request
 
 
-def stop(reader: ExperimentReader, trial: int) -> Requested:
+def stop(reader: ExperimentReader, trial: int | str) -> Requested:
     """The request that a trial stops. Raises `IllegalEvent` if there is no such trial, or it has ended."""
     record = _trial(reader, trial)
     if record.has_ended:
-        raise IllegalEvent(f"trial {trial} has ended: it is {record.state}")
-    return Requested(id=new_id(), trial=trial)
+        raise IllegalEvent(f"trial {record.id} has ended: it is {record.state}")
+    return Requested(id=new_id(), trial=record.id)
 
 
 def _new(reader: ExperimentReader, hparams: Mapping[str, Any], source: Source | None = None) -> Requested:
@@ -176,15 +235,15 @@ def _reject_lost_records(reader: ExperimentReader) -> None:
         raise IllegalEvent(lost)
 
 
-def _trial(reader: ExperimentReader, trial: int) -> TrialRecord:
+def _trial(reader: ExperimentReader, trial: int | str) -> TrialRecord:
     _reject_lost_records(reader)
-    if trial not in reader.trials:
-        has = f"its trials are 0 to {len(reader.trials) - 1}" if reader.trials else "it has none yet"
-        raise IllegalEvent(f"the experiment has no trial {trial}; {has}")
-    return reader.trials[trial]
+    try:
+        return reader.trial(trial)
+    except NoExperiment as error:
+        raise IllegalEvent(str(error)) from None
 
 
-def source_of(reader: ExperimentReader, trial: int, at: str = "best") -> Source:
+def source_of(reader: ExperimentReader, trial: int | str, at: str = "best") -> Source:
     """The checkpoint from which a fork of a trial begins.
 
     Args:
@@ -194,6 +253,7 @@ def source_of(reader: ExperimentReader, trial: int, at: str = "best") -> Source:
         IllegalEvent: there is no such checkpoint with a validation.
     """
     record = _trial(reader, trial)
+    trial = record.id
     store = reader.directory.store(trial)
     validated = sorted(batches for batches, _ in store.listed() if batches in record.at and store.is_complete(batches))
     if not validated:

@@ -319,9 +319,6 @@ class Run:
         else:
             for record in stamped:
                 journal.append(record, wait=False)
-        for record in stamped:
-            if "actions" in record:
-                self._records.observers.happened(record, self.driver.search.trials)
 
     def _perform(self, effect: Any) -> None:
         match effect:
@@ -329,7 +326,7 @@ class Run:
                 self._bind(effect)
             case messages.ReportReceived(trial=trial, rows=rows):
                 self._records.metrics.append(trial, rows)
-                self._records.observers.rows(trial, rows)
+                self._records.observers.wake()
                 self._display.rows(trial, rows)
                 self._notify(effect)
             case messages.CheckpointSaved(seconds=seconds):

@@ -103,6 +103,15 @@ class Overview:
         """What is spent of the budget, as text: "1.2 of 2 h"; "" without one."""
         return ", ".join(spent_of(name, each["spent"], each["total"]) for name, each in (self.budget or {}).items())
 
+    def why_failed(self, typed: str) -> str:
+        """The reason why an experiment that does not run has no complete result; "" if it has one. `typed`: what is
+        shortest to type for it."""
+        if self.state in COMPLETED:
+            return ""
+        if self.state == "ERROR":
+            return f"{self.name} failed: {self.why or f'every trial did; see: dray experiment logs {typed}'}"
+        return f"{self.name} is {self.state}; continue it with: dray experiment resume {typed}"
+
     @property
     def label(self) -> str:
         return self.name if self.number is None else f"{self.number}: {self.name}"

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dray.errors import NoExperiment
 from dray.records.forecast import TimeLeft, of_budget, rounded
 from dray.records.growing import GrowingMetrics
 from dray.records.journal import GrowingJournal
@@ -23,6 +24,7 @@ from dray.records.ranking import RankedTrials, no_collections
 from dray.records.spending import Spending, totals_of
 from dray.records.trial_record import EndedBy, TrialRecord, unread_line
 from dray.storage import Location
+from dray.text import counted
 from dray.training.metrics.checks import is_loss
 from searchers.errors import DamagedFile
 from searchers.events import Repeat
@@ -129,6 +131,27 @@ class ExperimentReader(RankedTrials):
                     self._begin()  # the file may belong to another experiment now
                     self._refresh()
             self._read_at = time.monotonic()
+
+    def trial(self, named: str | int | None) -> TrialRecord:
+        """The trial of this number, or "best"; None: the only trial. Raises `NoExperiment` if there is none."""
+        if named is None:
+            if len(self.trials) == 1:
+                [only] = self.trials.values()
+                return only
+            raise NoExperiment(
+                f"{self.name} has {counted(len(self.trials), 'trial')}; give a trial's number, or 'best'"
+            )
+        named = str(named).removeprefix("trial_")
+        if named == "best":
+            if (best := self.best()) is not None:
+                return best
+            if why := self.no_best_reason():
+                raise NoExperiment(f"{self.name} has {why}; give its number to use it anyway")
+            raise NoExperiment(f"no trial of {self.name} has validated yet, so there is no best trial")
+        if not named.isdecimal() or int(named) not in self.trials:
+            known = f"it has {len(self.trials)}, numbered from 0" if self.trials else "it has none yet"
+            raise NoExperiment(f"{self.name} has no trial {named}; {known}; give a trial's number, or 'best'")
+        return self.trials[int(named)]
 
     def close(self) -> None:
         """Close the files. Another `refresh` reads all metrics anew."""

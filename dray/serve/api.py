@@ -20,11 +20,10 @@ from dray.code.archive import MAX_ARCHIVE_BYTES
 from dray.config.search import CHANGEABLE
 from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
-from dray.experiment import requests
+from dray.experiment.requests import Decided
 from dray.records import copies
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
-from dray.records.reader import ExperimentReader
 from dray.serve import fork, logs
 from dray.serve.answers import BadInput, answer, number
 from dray.serve.auth import CALLER
@@ -35,12 +34,11 @@ from dray.serve.keys import Attempt, Keys
 from dray.serve.news import News
 from dray.serve.outside import outside
 from dray.serve.quota import check_priority
-from dray.serve.refusals import NotSubmitted, WrongState
-from dray.serve.requests import PACKED, add_with_code, ask, unpack_code
+from dray.serve.refusals import NotSubmitted, is_running
+from dray.serve.requests import PACKED, ServedTrials, unpack_code
 from dray.serve.tokens import STATE, Tokens, account
 from dray.storage.disk import scratch
 from dray.text import one_line
-from searchers.events import Requested
 
 T = TypeVar("T")
 
@@ -77,8 +75,8 @@ class Api:
             web.post(f"{one}/extend", self._extend),
             web.post(f"{one}/fork", self._fork),
             web.post(f"{one}/trials", self._add_trial),
-            web.post(f"{one}/trials/{{trial:\\d{{1,9}}}}/fork", self._fork_trial),
-            web.post(f"{one}/trials/{{trial:\\d{{1,9}}}}/stop", self._stop_trial),
+            web.post(f"{one}/trials/{{trial:\\d{{1,9}}|best}}/fork", self._fork_trial),
+            web.post(f"{one}/trials/{{trial:\\d{{1,9}}|best}}/stop", self._stop_trial),
             web.get(f"{one}/events", self._events),
         ]
 
@@ -109,7 +107,10 @@ class Api:
 
     def _acting(self, verb: Verb) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            return answer(asdict(await asyncio.to_thread(self._control.act, request.match_info["name"], verb)))
+            async def act(attempt: Attempt) -> tuple[int, Any]:
+                return 200, asdict(await asyncio.to_thread(self._control.act, request.match_info["name"], verb))
+
+            return await self._once(request, b"", act)  # a stop that is sent twice ends it at once
 
         return handle
 
@@ -197,42 +198,38 @@ class Api:
             patch = body.pop("patch", None)
             if not isinstance(patch, str | None):
                 raise BadInput("patch must be the text of a unified diff")
-            hparams = _hparams(body)
-
-            def make(reader: ExperimentReader) -> Requested:
-                if has_code:
-                    return outside(add_with_code, reader.directory.path, hparams, patch, code)
-                return requests.add(reader, hparams)
-
-            has_code = patch is not None or code is not None
-            return await self._request(request, sent, make, self._submitters if has_code else None)
+            hparams, has_code = _hparams(body), patch is not None or code is not None
+            return await self._request(
+                request,
+                sent,
+                lambda trials: trials.add_trial(hparams, patch=patch, code=code),
+                self._submitters if has_code else None,
+            )
         finally:
             self._submitters.submit(stack.close)  # it may remove thousands of files
 
     async def _fork_trial(self, request: web.Request) -> web.StreamResponse:
-        trial, body = int(request.match_info["trial"]), await _body(request)
+        trial, body = request.match_info["trial"], await _body(request)
         sent = _encoded(body)
         at = str(body.pop("at", "best"))
         hparams = _hparams(body)
-        return await self._request(request, sent, lambda reader: requests.fork(reader, trial, at, hparams))
+        return await self._request(request, sent, lambda trials: trials.fork_trial(trial, at=at, hparams=hparams))
 
     async def _stop_trial(self, request: web.Request) -> web.StreamResponse:
-        trial = int(request.match_info["trial"])
-        return await self._request(request, b"", lambda reader: requests.stop(reader, trial))
+        trial = request.match_info["trial"]
+        return await self._request(request, b"", lambda trials: trials.stop_trial(trial))
 
     async def _request(
         self,
         request: web.Request,
         sent: bytes,
-        make: Callable[[ExperimentReader], Requested],
+        verb: Callable[[ServedTrials], Decided],
         pool: ThreadPoolExecutor | None = None,
     ) -> web.StreamResponse:
         path = experiment_path(self._results, request.match_info["name"])
 
         async def perform(attempt: Attempt) -> tuple[int, Any]:
-            return 200, await _call(pool or self._requesters, ask, self._control, path, make, attempt) or {
-                "trial": None
-            }
+            return 200, await _call(pool or self._requesters, lambda: verb(ServedTrials(self._control, path, attempt)))
 
         return await self._once(request, sent, perform)
 
@@ -337,7 +334,7 @@ def _delete(control: Control, path: Path) -> None:
     with contextlib.suppress(NotSubmitted):
         state = control.experiment(path.name).state
         if state in ACTIVE:
-            raise WrongState(f"{path.name} is {state}; stop it first")
+            raise is_running(path.name, state)
     copies.delete(StoredExperiment.here(ExperimentDirectory.open(path)))
 
 

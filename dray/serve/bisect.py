@@ -22,6 +22,7 @@ from dray.config.yaml_file import parsed
 from dray.errors import ConfigError, ExperimentError
 from dray.experiment.bisection import LEAST, Run, Verdict, bisect
 from dray.serve.client import Server, Unreachable
+from dray.serve.verbs import OnServer
 from dray.text import one_line
 
 START_S = 120.0
@@ -173,7 +174,7 @@ def on_server(server: Server, history: History, goal: Goal, say: Callable[[str],
             running.discard(name)
             values[run] = _value(server.read(name, "trials")["trials"])
             if values[run] is None:
-                see = f"dray experiment describe {server.typed(name)}"
+                see = f"dray experiment describe {OnServer(server, name).typed}"
                 say(f"{runs[run].short} does not run, or reports no {goal.metric}: see {see}")
         return values
 
@@ -182,7 +183,7 @@ def on_server(server: Server, history: History, goal: Goal, say: Callable[[str],
     finally:
         for name in running:
             with contextlib.suppress(ConnectionError, ValueError, LookupError):
-                server.act(name, "kill")
+                OnServer(server, name).kill()
 
 
 def _value(trials: Sequence[Mapping[str, Any]]) -> float | None:

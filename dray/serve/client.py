@@ -9,7 +9,6 @@ import http.client
 import json
 import re
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from dray.errors import ConfigError, NoExperiment
 from dray.serve import address as addresses
 from dray.serve.address import TOKEN, URL
-from dray.serve.control import ACTIVE, API, KEY, Status, Submitted, Verb, status_from, submitted_from
+from dray.serve.control import ACTIVE, API, KEY, Status, Submitted, status_from, submitted_from
 from dray.serve.refusals import Invalid, NotSubmitted, Refused, WrongState
 from dray.text import one_line
 
@@ -31,6 +30,7 @@ RETRY_S = 1.0
 RESEND_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """How long to wait before a request whose answer was lost is sent again, each time."""
 PROXY_ERRORS = (502, 503, 504)
+END = 1 << 59  # an offset beyond every journal's end
 MOST_PATH = 8000  # most characters of a request's path with its query; the server takes a few more
 
 
@@ -43,7 +43,7 @@ class AnswerLost(Unreachable):
 
 
 class Server:
-    """A client of a server, with the verbs of `dray.serve.control.Control`, which raise the same errors.
+    """A client of a server. The verbs of one experiment are those of `dray.serve.verbs.OnServer`.
 
     Args:
         url: such as ``http://127.0.0.1:8600``.
@@ -94,16 +94,15 @@ class Server:
         """The URL of the page, with the token that logs a browser in."""
         return f"{self.url}/login?{urlencode({'token': self._token})}"
 
-    # ------------------------------------------------------------------------------------------------------ the verbs
     def submit(self, config: str, code: bytes) -> Submitted:
         """Queue a new experiment: the text of a YAML file, and the model's code from `dray.code.archive.pack`.
         Raises `ConfigError` with every fault of the config."""
-        kind, form = _form(("config", "experiment.yaml", config.encode()), ("code", "code.tar.gz", code))
-        return submitted_from(self._request("POST", "/experiments", form, kind=kind, timeout_s=SUBMIT_TIMEOUT_S))
+        kind, sent = form(("config", "experiment.yaml", config.encode()), ("code", "code.tar.gz", code))
+        return submitted_from(self.request("POST", "/experiments", sent, kind=kind, timeout_s=SUBMIT_TIMEOUT_S))
 
     def experiments(self) -> list[dict[str, Any]]:
         """All experiments in the server's results directory, as JSON: see ``/api/v1/openapi.json``."""
-        found: list[dict[str, Any]] = self._request("GET", "/experiments")["experiments"]
+        found: list[dict[str, Any]] = self.request("GET", "/experiments")["experiments"]
         return found
 
     def named(self, experiment: str) -> str:
@@ -122,129 +121,55 @@ class Server:
     def read(self, name: str, what: str = "", **query: str | int) -> Any:
         """What a GET request below an experiment answers, such as ``read(name, "trials", sort="rank")``: see
         ``/api/v1/openapi.json``."""
-        return self._request("GET", f"{_path(name, what)}?{urlencode(query)}")
-
-    def number(self, name: str) -> int | None:
-        """The number of an experiment; None if it has none yet."""
-        if self.is_here:
-            from dray.records.numbering import number_of
-            from dray.records.root import results_root
-
-            return number_of(results_root() / name)
-        found: int | None = self._request("GET", _path(name))["number"]
-        return found
-
-    def typed(self, name: str) -> str:
-        """What is shortest to type for an experiment in a command: its number, else its name, quoted for a shell."""
-        number = self.number(name)
-        return shlex.quote(name) if number is None else str(number)
+        return self.request("GET", f"{path_of(name, what)}?{urlencode(query)}")
 
     def experiment(self, name: str) -> Submitted:
         """An experiment that was submitted."""
-        found = self._request("GET", _path(name)).get("submitted")
+        found = self.request("GET", path_of(name)).get("submitted")
         if found is None:
             raise NotSubmitted(f"{name} was not submitted to the server")
         return submitted_from(found)
 
-    def act(self, name: str, verb: Verb) -> Submitted:
-        """Stop, pause, activate or kill an experiment: see `dray.serve.control.Verb`."""
-        return self._verb(name, verb)
-
-    def extend(self, name: str, **extension: Any) -> Submitted:
-        """Queue an experiment again with new values of ``max_trials``, ``max_length``, ``budget``, ``until``,
-        ``patience`` or ``prices``, as for `dray.Experiment.resume`."""
-        return self._verb(name, "extend", extension)
-
-    def fork(self, name: str, config: Mapping[str, Any] | str) -> Submitted:
-        """Submit the code of an experiment again, with some fields of its config changed, such as
-        ``{"searcher.max_trials": 8}``, or another config, as YAML text."""
-        body = {"config": config if isinstance(config, str) else dict(config)}
-        return submitted_from(self._request("POST", _path(name, "fork"), body, timeout_s=SUBMIT_TIMEOUT_S))
-
-    def trial(self, name: str, trial: str) -> int:
-        """The number of a trial, given by number or as "best". Raises `NoExperiment` if there is none."""
-        if trial == "best":
-            best: int | None = self._request("GET", _path(name))["best_trial"]
-            if best is not None:
-                return best
-        elif trial.removeprefix("trial_").isdecimal():
-            return int(trial.removeprefix("trial_"))
-        raise NoExperiment(f"{name} has no trial {trial!r}; give a trial's number, or 'best' once one has validated")
-
-    def fork_trial(self, name: str, trial: int, *, at: str = "best", hparams: Mapping[str, Any]) -> dict[str, Any]:
-        """Start a trial from a checkpoint of another one: "best", "latest", or a number of batches.
-
-        Returns:
-            ``trial``, its number, or None if the experiment's driver has yet to carry it out; ``source``; ``hparams``.
-        """
-        return self._trial(name, f"trials/{trial}/fork", {"at": at, "hparams": hparams})
-
-    def add_trial(
-        self, name: str, hparams: Mapping[str, Any], *, patch: str | None = None, code: bytes | None = None
-    ) -> dict[str, Any]:
-        """Add a trial.
-
-        Args:
-            patch: a unified diff for the experiment's code, which the trial runs.
-            code: instead of a patch, the trial's code, from `dray.code.archive.pack`.
-
-        Returns:
-            The same as `fork_trial`, and ``code``: the variant that it runs, if any.
-        """
-        body: dict[str, Any] = {"hparams": hparams} | ({} if patch is None else {"patch": patch})
-        if code is None:
-            return self._trial(name, "trials", body, timeout_s=SUBMIT_TIMEOUT_S)
-        kind, form = _form(("trial", "trial.json", json.dumps(body).encode()), ("code", "code.tar.gz", code))
-        return self._trial(name, "trials", form, kind=kind, timeout_s=SUBMIT_TIMEOUT_S)
-
     def diff(self, name: str, variant: str) -> str:
         """What a variant changes in an experiment's code. Raises `NoExperiment` if there is none."""
-        found: str = self._request("GET", _path(name, f"variants/{quote(variant, safe='')}"))["diff"]
+        found: str = self.request("GET", path_of(name, f"variants/{quote(variant, safe='')}"))["diff"]
         return found
-
-    def stop_trial(self, name: str, trial: int) -> dict[str, Any]:
-        """Stop a trial. Returns ``trial``: its number, or None if the experiment's driver has yet to stop it."""
-        return self._trial(name, f"trials/{trial}/stop", {})
 
     def change(self, name: str, **fields: Any) -> Submitted:
         """Change some of ``priority``, ``weight``, ``max_slots``, ``tags`` and ``notes``; the others stay."""
-        return submitted_from(self._request("PATCH", _path(name), fields, missing=NotSubmitted))
-
-    def delete(self, name: str) -> None:
-        """Delete an experiment and its checkpoints."""
-        self._request("DELETE", _path(name))
+        return submitted_from(self.request("PATCH", path_of(name), fields))
 
     def token(self) -> dict[str, Any]:
         """This client's token: ``name``, ``scope``, ``quota``, and what its experiments have ``used``, have
         ``reserved``, and what is ``left``; see ``/api/v1/openapi.json``."""
-        found: dict[str, Any] = self._request("GET", "/token")
+        found: dict[str, Any] = self.request("GET", "/token")
         return found
 
     def tokens(self) -> list[dict[str, Any]]:
         """All tokens but the server's own, as `token`, and when they were ``created`` and ``revoked``."""
-        found: list[dict[str, Any]] = self._request("GET", "/tokens")["tokens"]
+        found: list[dict[str, Any]] = self.request("GET", "/tokens")["tokens"]
         return found
 
     def queue(self, seconds: int = 3600) -> dict[str, Any]:
         """The experiments in the order of their turns, ``entries``, and what the slots did, ``lanes``."""
-        found: dict[str, Any] = self._request("GET", f"/queue?seconds={seconds}")
+        found: dict[str, Any] = self.request("GET", f"/queue?seconds={seconds}")
         return found
 
     def preview(self, name: str, **change: Any) -> dict[str, Any]:
         """What it would do to set an experiment's priority, weight or max_slots, or to move it ``before`` another one:
         ``lines``, and the ``changes`` by experiment."""
-        found: dict[str, Any] = self._request("GET", f"/queue/preview?{urlencode({'name': name, **change})}")
+        found: dict[str, Any] = self.request("GET", f"/queue/preview?{urlencode({'name': name, **change})}")
         return found
 
     def status(self) -> Status:
-        return status_from(self._request("GET", "/status"))
+        return status_from(self.request("GET", "/status"))
 
     # ------------------------------------------------------------------------------------------------------ following
     def events(self, name: str, after: int = 0, *, wait_s: int = 0) -> dict[str, Any]:
         """Events after an offset in an experiment's journal: ``lines``, ``next`` (offset), ``state``, ``failed``."""
         query = urlencode({"after": after, "wait_s": wait_s})
-        path = _path(name, "events")
-        found: dict[str, Any] = self._request("GET", f"{path}?{query}", timeout_s=TIMEOUT_S + wait_s)
+        path = path_of(name, "events")
+        found: dict[str, Any] = self.request("GET", f"{path}?{query}", timeout_s=TIMEOUT_S + wait_s)
         return found
 
     def follow(self, name: str, after: int = 0, *, say: Callable[[str], None] = lambda line: None) -> Iterator[str]:
@@ -287,14 +212,7 @@ class Server:
             self.url, self._token, self._parts = found.url, found.token, urlsplit(found.url)
 
     # ------------------------------------------------------------------------------------------------------- requests
-    def _trial(self, name: str, what: str, body: bytes | Mapping[str, Any], **sent: Any) -> dict[str, Any]:
-        found: dict[str, Any] = self._request("POST", _path(name, what), body, missing=NotSubmitted, **sent)
-        return found
-
-    def _verb(self, name: str, verb: str, body: Mapping[str, Any] | None = None) -> Submitted:
-        return submitted_from(self._request("POST", _path(name, verb), body or {}, missing=NotSubmitted))
-
-    def _request(
+    def request(
         self,
         method: str,
         path: str,
@@ -302,14 +220,14 @@ class Server:
         *,
         kind: str = "application/json",
         timeout_s: float = TIMEOUT_S,
-        missing: type[LookupError] = NoExperiment,
     ) -> Any:
+        """Send a request below the API's path, and return its JSON. A POST whose answer is lost is sent again."""
         if len(path) > MOST_PATH:
             raise Invalid(f"the request is too long: {len(path):,} characters of at most {MOST_PATH:,}; give less")
         data = json.dumps(body).encode() if isinstance(body, Mapping) else body
         headers = {} if data is None else {"Content-Type": kind}
         if method != "POST":
-            return self._answer(*self._sent(method, path, data, headers, timeout_s), missing)
+            return self._answer(*self._sent(method, path, data, headers, timeout_s))
         headers[KEY] = secrets.token_hex(16)  # the server carries out each key once
         waits, lost = iter(RESEND_S), ""
         while True:
@@ -321,7 +239,7 @@ class Server:
                 lost = str(error)
             else:
                 if status not in PROXY_ERRORS or text.startswith(b"{"):
-                    return self._answer(status, text, missing)
+                    return self._answer(status, text)
                 lost = f"a proxy answers for the server at {self.url}, with status {status}"
             if (wait_s := next(waits, None)) is None:
                 raise AnswerLost(f"{lost}; the request may have been carried out: look before you send it again")
@@ -352,7 +270,7 @@ class Server:
         finally:
             connection.close()
 
-    def _answer(self, status: int, text: bytes, missing: type[LookupError]) -> Any:
+    def _answer(self, status: int, text: bytes) -> Any:
         try:
             value = json.loads(text) if text else None
         except ValueError:
@@ -371,13 +289,13 @@ class Server:
             case 403:
                 raise Refused(f"{why} (the token is that of {TOKEN}, or of the server's results directory)")
             case 404:
-                raise missing(why)
+                raise NoExperiment(why)
             case 409:
                 raise WrongState(why)
         raise Refused(f"the server at {self.url} can't do that: {why}")
 
 
-def _form(*parts: tuple[str, str, bytes]) -> tuple[str, bytes]:
+def form(*parts: tuple[str, str, bytes]) -> tuple[str, bytes]:
     """The content type and the content of a form. `parts`: each with its name, a file's name, and its content."""
     boundary = secrets.token_hex(16)
     head = '--{}\r\nContent-Disposition: form-data; name="{}"; filename="{}"\r\n\r\n'
@@ -385,5 +303,6 @@ def _form(*parts: tuple[str, str, bytes]) -> tuple[str, bytes]:
     return f"multipart/form-data; boundary={boundary}", body + f"--{boundary}--\r\n".encode()
 
 
-def _path(name: str, what: str = "") -> str:
+def path_of(name: str, what: str = "") -> str:
+    """The path of an experiment, or of something below it."""
     return f"/experiments/{quote(name, safe='')}{what and '/'}{what}"

@@ -107,10 +107,12 @@ def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
     return {each.name: value[each.name] for each in fields(kind) if each.name in value}
 
 
+EndVerb = Literal["stop", "pause", "kill"]
 Verb = Literal["stop", "pause", "activate", "kill"]
-"""stop: let running trials save a checkpoint, and end the experiment's process. pause: like stop, also for queued
-experiments. activate: queue a paused, stopped or failed experiment again; it continues from its journal. kill: end the
-process at once; trials continue from their last checkpoints when the experiment is activated."""
+"""stop: let running trials save a checkpoint, and end the experiment's process; a second time, as kill. pause: like
+stop, also for queued experiments. kill: end the process at once; trials continue from their last checkpoints when the
+experiment is activated. activate: run an experiment in any state again; it continues from its journal, and without
+anything left to do it ends at once."""
 
 
 class Control(Protocol):
@@ -138,9 +140,6 @@ class Control(Protocol):
     def extend(self, name: str, extension: Mapping[str, Any]) -> Submitted:
         """Queue an experiment again, finished or not, with more or longer trials, or with other limits. Raises
         `ConfigError` if the limits have faults."""
-
-    def reopen(self, name: str) -> Submitted:
-        """Queue an experiment again, finished or not, because there is a request to its search."""
 
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
         """Change some fields of an experiment's share, its tags or its notes; other fields keep their values."""
@@ -199,4 +198,4 @@ class Browsing:
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise WrongState("no server is up; to change or run experiments here, end dray ui and start: dray serve")
 
-    submit = act = extend = reopen = change = foresee = _refuse
+    submit = act = extend = change = foresee = _refuse

@@ -222,8 +222,7 @@ class Experiments:
         reader = self.open(name)
         if trial not in reader.trials:
             reader.refresh()  # it may have just been added
-        if trial not in reader.trials:
-            raise NoExperiment(f"{reader.name} has no trial {trial}; it has {len(reader.trials)}, numbered from 0")
+        reader.trial(trial)
         return reader
 
     def _follow(self) -> None:

@@ -308,9 +308,6 @@ class Manager:
                 budget = {unit: now.get(unit, math.inf) for unit in changed}
         return self._ask(self._scheduler.extend, name, extension, budget)
 
-    def reopen(self, name: str) -> Submitted:
-        return self._ask(self._scheduler.reopen, name)
-
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
         return self._ask(self._scheduler.change, name, change)
 

@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, Literal, get_args
 
 from dray.serve.control import Share
-from dray.serve.refusals import NotSubmitted, WrongState
+from dray.serve.refusals import NotSubmitted, has_ended
 from searchers.errors import DamagedFile
 from searchers.journal import Journal
 from searchers.rows import NUMBER, by_kind, damaged_line, has_fields
@@ -21,14 +21,7 @@ from searchers.rows import NUMBER, by_kind, damaged_line, has_fields
 ItemState = Literal["run", "pause", "stop", "COMPLETED", "ERROR"]
 """The state that the user wants for an experiment, or the outcome of its search."""
 
-_ALL: tuple[ItemState, ...] = get_args(ItemState)
-TRANSITIONS: Mapping[ItemState, tuple[ItemState, ...]] = {
-    "run": _ALL,
-    "pause": _ALL,
-    "stop": _ALL,
-    "COMPLETED": (),  # until it is extended or reopened
-    "ERROR": ("run",),
-}
+_ENDED = ("COMPLETED", "ERROR")
 
 
 _fields_of = by_kind(
@@ -53,7 +46,7 @@ def check(record: Any) -> str:
     """What is wrong with a record of the queue; "" if it may have been written."""
     if what := _fields_of(record):
         return what
-    if (state := record.get("wanted") or record.get("state") or "run") not in _ALL:
+    if (state := record.get("wanted") or record.get("state") or "run") not in get_args(ItemState):
         return f"its state is {state!r:.60}"
     if (share := record.get("share")) is not None and (what := _share(share)):
         return f"in share, {what}"
@@ -130,12 +123,11 @@ class Queue:
 
     def move(self, name: str, state: ItemState, error: str = "") -> None:
         """Move an experiment to the state that is wanted, or that its search has ended in. "run" clears its error and
-        its restarts. A move that `TRANSITIONS` does not allow raises `WrongState` and changes nothing."""
+        its restarts. After the end of its search "run" alone is allowed; other states are `WrongState`."""
         before = self.item(name).state
-        if state not in TRANSITIONS[before]:
-            how = f"completed; to train it for longer: dray experiment extend {name}"
-            raise WrongState(f"experiment {name} has {how if before == 'COMPLETED' else 'failed; activate it again'}")
-        if state in ("COMPLETED", "ERROR"):
+        if before in _ENDED and state != "run":
+            raise has_ended(name, before)
+        if state in _ENDED:
             self._note({"event": "ended", "state": state, "error": error}, name)
         else:
             self._note({"event": "wanted", "wanted": state} | ({"error": error} if error else {}), name)
@@ -148,10 +140,6 @@ class Queue:
         """Queue an experiment again, with more or longer trials, or other limits. `budget`: its new totals, if any."""
         known = {} if budget is None else {"budget": dict(budget)}
         self._note({"event": "extended", "extension": dict(extension), **known}, name)
-
-    def reopen(self, name: str) -> None:
-        """Queue an experiment again, from any state."""
-        self._note({"event": "wanted", "wanted": "run"}, name)
 
     def opened(self, name: str) -> None:
         """Record that a process has applied the experiment's extension. Applying it twice would change nothing."""

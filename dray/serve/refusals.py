@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dray.errors import NoExperiment
+
 
 class Refused(ValueError):
     """The server refused a client's request; the message is one line."""
@@ -11,12 +13,23 @@ class Invalid(ValueError):
     """A client's request is invalid, or can't be carried out; the message is one line."""
 
 
-class NotSubmitted(LookupError):
+class NotSubmitted(NoExperiment):
     """No experiment of this name was submitted to the server; the message is one line."""
 
 
 class WrongState(ValueError):
     """The experiment's state does not allow this; the message is one line, and says what to do."""
+
+
+def has_ended(name: str, state: str) -> WrongState:
+    """Why an experiment can't be stopped, paused or killed."""
+    verb = "resume" if state == "ERROR" else "extend"
+    return WrongState(f"{name} has ended; to continue it: dray experiment {verb} {name}")
+
+
+def is_running(name: str, state: str = "RUNNING") -> WrongState:
+    """Why an experiment can't be extended or deleted."""
+    return WrongState(f"{name} is {state}; stop it first: dray experiment stop {name}")
 
 
 class OverQuota(WrongState):

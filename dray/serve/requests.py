@@ -20,61 +20,56 @@ from dray.records.reader import ExperimentReader
 from dray.serve.answers import BadInput
 from dray.serve.control import ACTIVE, Control
 from dray.serve.keys import Attempt
+from dray.serve.outside import outside
 from dray.serve.refusals import WrongState
 from searchers.errors import IllegalEvent
 from searchers.events import Requested
 
 PACKED = ".tar.gz"
-ONLY = Attempt()
-ANSWER_S = 10.0
-"""How long to wait for the driver's answer; a driver that waits for slots gives none."""
 
 
-def ask(
-    control: Control, path: Path, make: Callable[[ExperimentReader], Requested], attempt: Attempt = ONLY
-) -> dict[str, Any] | None:
-    """Make a request to the search of an experiment, unless an earlier attempt has made it.
+class ServedTrials(requests.Trials):
+    """The trials of an experiment on the server, whose requests may be sent again."""
 
-    Returns:
-        The new trial or the stopped one, as `requests.decided` describes it; None if no driver has answered yet, so
-        that the next one carries the request out.
+    answer_s = 10.0  # a driver that waits for slots gives none
 
-    Raises:
-        NotSubmitted: the experiment was not submitted to the server.
-        BadInput: the request can't be carried out.
-    """
-    state = control.experiment(path.name).state
-    directory = ExperimentDirectory.open(path)
-    try:
-        earlier = Requested(id=attempt.id)
-        if attempt.is_repeat and (found := requests.answer(GrowingJournal(directory.journal), earlier)) is not None:
-            return requests.decided(requests.checked(found))
-        with closing(StoredExperiment.here(directory).read()) as reader:
-            request = make(reader)
-        if attempt.id:
-            request = replace(request, id=attempt.id)
-        requests.place(path, request)
-        is_new = request.trial is None
-        if is_new and state not in (*ACTIVE, "PAUSED"):  # what a person has paused waits
-            try:
-                control.reopen(path.name)
-            except WrongState:  # the quota of its token has no room
-                RequestFiles(directory).remove(request.id)
-                raise
+    def __init__(self, control: Control, path: Path, attempt: Attempt) -> None:
+        super().__init__(path)
+        self._control, self._attempt = control, attempt
+        control.experiment(path.name)  # raises if it was not submitted
 
-        def is_running() -> bool:
-            now = control.experiment(path.name).state
-            if is_new and now == "COMPLETED":  # the search was done before its driver saw the request
-                now = control.reopen(path.name).state
-            return now in ACTIVE
+    def ask(self, make: Callable[[ExperimentReader], Requested]) -> requests.Decided:
+        """Make a request, unless an earlier attempt has made it."""
+        try:
+            if self._attempt.is_repeat:
+                journal = GrowingJournal(ExperimentDirectory(self.path).journal)
+                if (found := requests.answer(journal, Requested(id=self._attempt.id))) is not None:
+                    return requests.decision(found)
+            return super().ask(lambda reader: replace(made := make(reader), id=self._attempt.id or made.id))
+        except IllegalEvent as error:
+            raise BadInput(str(error)) from None
 
-        answer = requests.wait(directory.journal, request, is_running=is_running, timeout_s=ANSWER_S)
-    except IllegalEvent as error:
-        raise BadInput(str(error)) from None
-    return None if answer is None else requests.decided(answer)
+    def add_trial(
+        self, hparams: Mapping[str, Any], *, patch: str | None = None, code: Path | None = None
+    ) -> requests.Decided:
+        if patch is None and code is None:
+            return super().add_trial(hparams)
+        return self.ask(lambda reader: outside(_add_with_code, self.path, hparams, patch, code))
+
+    def is_active(self) -> bool:
+        return self._control.experiment(self.path.name).state in ACTIVE
+
+    def run_again(self, request: Requested) -> None:
+        if self._control.experiment(self.path.name).state == "PAUSED":
+            return  # what a person has paused waits
+        try:
+            self._control.act(self.path.name, "activate")
+        except WrongState:  # the quota of its token has no room
+            RequestFiles(ExperimentDirectory(self.path)).remove(request.id)
+            raise
 
 
-def add_with_code(path: Path, hparams: Mapping[str, Any], patch: str | None, code: Path | None) -> Requested:
+def _add_with_code(path: Path, hparams: Mapping[str, Any], patch: str | None, code: Path | None) -> Requested:
     """The request of a trial with code of its own, for `outside`. `code`: a directory beside its archive."""
     if code is not None:
         unpack_code(code)

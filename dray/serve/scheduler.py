@@ -31,7 +31,7 @@ from dray.serve.effects import (
 )
 from dray.serve.queue import Item, Queue, extended
 from dray.serve.quota import Quota, Use, check_priority
-from dray.serve.refusals import WrongState
+from dray.serve.refusals import is_running
 from dray.text import counted
 
 MAX_DEATHS = 3  # an experiment fails when its process dies this often in a row without training in between
@@ -274,30 +274,26 @@ class Scheduler:
         """Stop, pause, kill or activate an experiment."""
         item = self._queue.item(name)
         if verb == "activate":
-            self.accounts.admit(item)
-        if verb != "activate" or item.state != "run":
-            self._queue.move(name, "run" if verb == "activate" else "pause" if verb == "pause" else "stop")
-        if verb != "activate" and name in self._processes:
-            self._emit(SignalProcess(name, signal.SIGKILL if verb == "kill" else signal.SIGTERM))
+            if item.state != "run":
+                self.accounts.admit(item)
+                self._queue.move(name, "run")
+            return self._submitted(item)
+        at_once = verb == "kill" or (verb == "stop" and item.state in ("stop", "pause"))
+        self._queue.move(name, "pause" if verb == "pause" else "stop")
+        if name in self._processes:
+            self._emit(SignalProcess(name, signal.SIGKILL if at_once else signal.SIGTERM))
         return self._submitted(item)
 
     def extend(self, name: str, extension: Mapping[str, Any], budget: Mapping[str, float] | None = None) -> Submitted:
         """Queue an experiment again. `budget`: the new totals of its budget; infinite without a limit."""
         item = self._queue.item(name)
         if name in self._processes:
-            raise WrongState(f"experiment {name} is running; pause it first")
+            raise is_running(name)
         # What was reserved stays so: its next process may fail before it applies an extension that lowers the budget.
         total = item.budget | {unit: max(item.budget.get(unit, 0.0), each) for unit, each in (budget or {}).items()}
         self.accounts.admit(item, total, prices=extension.get("prices"))
         total = {unit: each for unit, each in total.items() if math.isfinite(each)}
         self._queue.extend(name, extended(item.extension, extension), total if item.owner else None)
-        return self._submitted(item)
-
-    def reopen(self, name: str) -> Submitted:
-        item = self._queue.item(name)
-        if item.state != "run":
-            self.accounts.admit(item)
-            self._queue.reopen(name)
         return self._submitted(item)
 
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:

@@ -15,6 +15,7 @@ from dray.config.yaml_file import read_mapping, with_changes
 from dray.errors import ConfigError, ExperimentError
 from dray.serve.client import Server
 from dray.serve.control import Submitted
+from dray.serve.verbs import OnServer
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -107,31 +108,16 @@ def run_on_server(
     """
     name = server.submit(*prepared(config, code)).name
     begun(name)
-    for line in server.follow(name, say=say):
+    found = OnServer(server, name)
+    for line in found.lines(say):
         say(line)
-    if why := why_failed(server, name):
+    if why := found.read().why_failed(found.typed):
         raise ExperimentError(why)
     if not server.is_here:
         raise ExperimentError(f"{name} has completed; its results are with the server, in {server.status().results}")
     from dray.records.result import Result
 
     return Result(name)
-
-
-def why_failed(server: Server, name: str) -> str:
-    """The reason why an experiment that has left the queue has no complete result; "" if it has one."""
-    found = server.events(name, _END)
-    match found["state"]:
-        case "COMPLETED" | "PARTLY_FAILED":
-            return ""
-        case "ERROR":
-            every = f"every trial did; see: dray experiment logs {server.typed(name)}"
-            return f"{name} failed: {found['error'] or every}"
-        case state:
-            return f"{name} is {state}; continue it with: dray experiment activate {server.typed(name)}"
-
-
-_END = 1 << 59  # an offset beyond every journal's end: no lines are wanted
 
 
 def reject_objects(**given: object) -> None:

@@ -13,7 +13,6 @@ from dray.agents.answers import MOST_BYTES
 from dray.serve.client import Server
 from dray.serve.refusals import Invalid
 from tests.agents.conftest import TRIALS, Agent
-from tests.experiment.test_requests import answering
 from tests.records.test_result import Story, config, told
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Served
@@ -105,12 +104,6 @@ def test_a_wrong_submission_is_one_error(up: Served, agent: Agent) -> None:
     assert up.control.experiments() == []
 
 
-def test_an_experiment_is_stopped(digits: Path, up: Served, agent: Agent) -> None:
-    up.control.put("digits-1", "RUNNING")
-    assert agent("stop_experiment", experiment="1")["state"] == "STOPPED"
-    assert "digits-1 is STOPPED" in agent.error("stop_experiment", experiment="1")
-
-
 def test_trials_of_an_experiment_that_has_stopped_do_not_run(digits: Path, up: Served, agent: Agent) -> None:
     journal = digits / "journal.jsonl"
     journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:20]))
@@ -199,17 +192,6 @@ def story(up: Served) -> Story:
     found = told(up.results, config())
     up.control.put("experiment", "RUNNING")
     return found
-
-
-def test_trials_are_added_forked_and_stopped(story: Story, agent: Agent) -> None:
-    with answering(story):
-        assert agent("add_trial", experiment="latest", hparams={"lr": 0.125})["trial"] == 5
-        fork = agent("fork_trial", experiment="experiment", trial=3, at="latest", hparams={"lr": 0.15})
-        assert (fork["trial"], fork["source"]["trial"], fork["hparams"]) == (6, 3, {"lr": 0.15})
-        assert agent("stop_trial", experiment="experiment", trial=3)["trial"] == 3
-        assert "rate: is not a hyperparameter" in agent.error("add_trial", experiment="latest", hparams={"rate": 1})
-    assert story.search.params(5)["lr"] == 0.125
-    assert story.search.trials[3].stop_requested
 
 
 # ------------------------------------------------------------------------------------------------------------ results

@@ -121,7 +121,7 @@ def test_versions_are_those_of_the_driver_that_started_the_trial(
 
 
 @pytest.mark.parametrize(
-    ("given", "named"), [("digits-1/99", "'99'"), ("nothing/7", "'nothing'"), ("nothing", "'nothing'")]
+    ("given", "named"), [("digits-1/99", "99"), ("nothing/7", "'nothing'"), ("nothing", "'nothing'")]
 )
 def test_what_does_not_exist_is_named(digits: ExperimentDirectory, dray: Dray, given: str, named: str) -> None:
     assert named in dray("diff", "digits-1", given).is_one_line()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,12 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from dray.cli import app
 from dray.errors import NoExperiment
 from dray.experiment import requests
-from dray.experiment.experiment import Experiment
 from dray.experiment.request_files import RequestFiles
 from searchers.errors import IllegalEvent
 from searchers.events import Create, Source
@@ -36,8 +31,8 @@ def story(tmp_path: Path) -> Story:
 
 
 @pytest.fixture
-def experiment(story: Story) -> Experiment:
-    return Experiment.resume(story.directory.path, trial=type("Trial", (), {}))
+def trials(story: Story) -> requests.Trials:
+    return requests.Trials(story.directory.path)
 
 
 @contextmanager
@@ -70,77 +65,39 @@ def created(story: Story) -> list[Create]:
     return [each for each in actions if isinstance(each, Create)]
 
 
-def test_a_driver_answers_with_the_number_of_the_new_trial(story: Story, experiment: Experiment) -> None:
+def test_a_driver_answers_with_the_number_of_the_new_trial(story: Story, trials: requests.Trials) -> None:
     story.validate(3, 15, 0.5)
     with answering(story):
-        assert experiment.fork(3, lr=0.15) == 5
-        assert experiment.fork(3, at="latest") == 6
-        assert experiment.fork(3, at=15) == 7
-        assert experiment.add_trial(lr=0.125) == 8
-        experiment.stop_trial(3)
+        for at, number in (("best", 5), ("latest", 6), ("15", 7)):
+            assert trials.fork_trial(3, at=at, hparams={})["trial"] == number
+        trials.stop_trial(3)
     sources = [each.source for each in created(story)]
     best, latest = (Source(trial=3, step=batches, batches=batches) for batches in (10, 15))
-    assert sources == [best, latest, latest, None]
-    assert [each.hparams for each in created(story)] == [{"lr": 0.15}, {}, {}, {"lr": 0.125}]
+    assert sources == [best, latest, latest]
     assert story.search.trials[3].stop_requested
 
 
-def test_a_fork_of_a_best_checkpoint_that_is_missing_is_an_error(story: Story, experiment: Experiment) -> None:
+def test_a_fork_of_a_best_checkpoint_that_is_missing_is_an_error(story: Story, trials: requests.Trials) -> None:
     story.validate(3, 12, 0.001, save=False)
     with pytest.raises(ValueError, match=r"the best checkpoint of trial 3 .* after 12 batches .* after 10 b"):
-        experiment.fork(3)
+        trials.fork_trial(3, hparams={})
     with answering(story):
-        assert experiment.fork(3, at="last") == 5
+        assert trials.fork_trial(3, at="last", hparams={})["trial"] == 5
     assert [each.source for each in created(story)] == [Source(trial=3, step=10, batches=10)]
 
 
-def test_the_command_shows_what_it_was_given(story: Story) -> None:
-    with answering(story):
-        said = CliRunner().invoke(app, ["trial", "add", str(story.directory.path), "--set", "lr=.inf"]).output
-        add = CliRunner().invoke(app, ["trial", "add", str(story.directory.path), "--set", "lr=0.15", "--json"])
-        fork = CliRunner().invoke(app, ["trial", "fork", str(story.directory.path), "3", "--json"])
-    assert said == "trial 5, lr = inf\n"
-    assert (add.stdout, add.stderr) == ('{"trial": 6, "hparams": {"lr": 0.15}}\n', "")
-    assert json.loads(fork.stdout) == {
-        "trial": 7,
-        "hparams": {},
-        "source": {"trial": 3, "step": 10, "batches": 10},
-    }
+def test_without_a_driver_a_request_waits_for_the_next_run(story: Story, trials: requests.Trials) -> None:
     story.journal.close()
-
-
-def test_without_a_driver_a_request_waits_for_the_next_run(story: Story, experiment: Experiment) -> None:
-    story.journal.close()
-    assert experiment.fork(3, lr=0.15) is None
-    experiment.stop_trial(4)
+    assert trials.fork_trial(3, hparams={"lr": 0.15}) == {"trial": None}
+    trials.stop_trial(4)
     fork, stop = RequestFiles(story.directory).waiting()
     assert (fork.source, fork.hparams) == (Source(trial=3, step=10, batches=10), {"lr": 0.15})
     assert stop.trial == 4
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments", "given", "says"),
-    [
-        ("fork", (9,), {}, "the experiment has no trial 9; its trials are 0 to 4"),
-        ("fork", (4,), {}, "trial 4 has no checkpoint with a validation yet"),
-        ("fork", (3,), {"at": 7}, "trial 3 has no checkpoint at batch 7 with a validation; it has validated"),
-        (
-            "fork",
-            (0,),
-            {"at": 20},
-            "nothing is left to train after batch 20 of trial 0: the searcher's max_length is 20 b",
-        ),
-        ("fork", (3,), {"rate": 1.0}, "hyperparameters.rate: is not a hyperparameter of the space"),
-        ("add_trial", (), {"lr": object()}, "hyperparameters.lr: a hyperparameter is <object"),
-        ("stop_trial", (0,), {}, "trial 0 has ended: it is COMPLETED"),
-        ("stop_trial", (9,), {}, "the experiment has no trial 9"),
-    ],
-)
-def test_a_request_that_makes_no_sense_is_an_error_at_once(
-    method: str, arguments: tuple[int, ...], given: dict[str, Any], says: str, story: Story, experiment: Experiment
-) -> None:
-    with pytest.raises(ValueError, match=says) as raised:
-        getattr(experiment, method)(*arguments, **given)
+def test_a_value_that_no_config_may_have_is_an_error(story: Story, trials: requests.Trials) -> None:
+    with pytest.raises(ValueError, match=r"hyperparameters\.lr: a hyperparameter is <object") as raised:
+        trials.add_trial({"lr": object()})
     assert "\n" not in str(raised.value)
     assert not RequestFiles(story.directory).waiting()
 
@@ -157,7 +114,7 @@ def test_a_rejected_request_is_an_error(story: Story) -> None:
     story.search.request(request)  # by someone else
     with answering(story), pytest.raises(ValueError, match="trial 3 can't be stopped"):
         requests.place(story.directory.path, again := replace(request, id=requests.new_id()))
-        requests.wait(story.directory.journal, again)
+        requests.decision(requests.wait(story.directory.journal, again, is_running=lambda: True, timeout_s=30))
 
 
 def test_an_answer_that_a_driver_gives_as_it_ends_is_found(story: Story) -> None:
@@ -167,16 +124,8 @@ def test_an_answer_that_a_driver_gives_as_it_ends_is_found(story: Story) -> None
         story.search.request(request)  # its last event
         return False
 
-    found = requests.wait(story.directory.journal, request, is_running=is_running)
-    assert found is not None
-    assert requests.decided(found)["trial"] == 5
-
-
-def test_a_driver_that_does_not_answer_is_not_waited_for_forever(story: Story) -> None:
-    request = requests.add(story.result.reader, {})
-    began = time.monotonic()
-    assert requests.wait(story.directory.journal, request, timeout_s=0.05) is None
-    assert time.monotonic() - began >= 0.05
+    found = requests.wait(story.directory.journal, request, is_running=is_running, timeout_s=30)
+    assert requests.decision(found)["trial"] == 5
 
 
 def test_a_request_for_which_the_disk_has_no_room_leaves_nothing(story: Story) -> None:
@@ -204,7 +153,6 @@ def test_a_file_that_is_no_request_is_ignored(story: Story) -> None:
     assert RequestFiles(story.directory).waiting() == []
 
 
-def test_an_experiment_that_has_not_begun_has_nothing_to_fork(tmp_path: Path, experiment: Experiment) -> None:
-    experiment.path = tmp_path / "none"
+def test_an_experiment_that_has_not_begun_has_nothing_to_fork(tmp_path: Path) -> None:
     with pytest.raises(NoExperiment):
-        experiment.fork(0)
+        requests.Trials(tmp_path / "none").fork_trial(0, hparams={})

@@ -17,6 +17,7 @@ from dray.cli import main
 from dray.serve import client
 from dray.serve.client import Unreachable
 from dray.serve.control import Submitted
+from dray.serve.verbs import OnServer
 from tests.ray.harness import STARTS_IN_S, TRIALS, attempts, descendants, journal, lines, recorded, saved_batches
 from tests.ray.scraping import scraped, values
 from tests.ray.serving import Served, copy_of, served
@@ -132,7 +133,8 @@ def test_a_server_that_is_killed_finds_its_experiments_again(server: Served) -> 
     running = server.submit("running-on", batches=60, pause_s=0.1)
     waiting = [server.submit(f"waiting-{number}", batches=20) for number in range(3)]
     server.wait_for(lambda: has_saved(server, running), "a checkpoint")
-    paused = server.client.act(waiting[-1].name, "pause")
+    paused = waiting[-1]
+    OnServer(server.client, paused.name).pause()
     queue = server.client.queue()
     assert all(each["why"] for each in queue["entries"] if not each["slots"])
     ended = {bar["experiment"] for bar in queue["lanes"]["bars"] if bar["ended"] is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from dray.serve.control import ExperimentState, QueueState, Share, Status, Submi
 from dray.serve.draft import Draft
 from dray.serve.lanes import Lanes
 from dray.serve.quota import Use
-from dray.serve.refusals import NotSubmitted, WrongState
+from dray.serve.refusals import NotSubmitted, has_ended, is_running
 
 ACTIVE = ("QUEUED", "RUNNING", "STOPPING")
+ENDED = ("COMPLETED", "STOPPED", "PAUSED", "ERROR")
 
 
 class FakeControl:
@@ -28,11 +29,13 @@ class FakeControl:
 
     Attributes:
         calls: the verbs that were called, with their names.
+        extensions: those of the experiments that were extended.
     """
 
     def __init__(self, results: Path) -> None:
         self.results = results
         self.calls: list[tuple[str, str]] = []
+        self.extensions: list[Mapping[str, Any]] = []
         self.requests: dict[str, str] = {}
         self._all: dict[str, Submitted] = {}
         self._lock = threading.Lock()
@@ -66,15 +69,20 @@ class FakeControl:
         return self._all[name]
 
     def act(self, name: str, verb: Verb) -> Submitted:
-        allowed = ("PAUSED", "STOPPED", "ERROR") if verb == "activate" else ACTIVE
-        states: dict[Verb, ExperimentState] = {"activate": "QUEUED", "pause": "PAUSED"}
-        return self._to(verb, name, allowed, states.get(verb, "STOPPED"))
+        before = self.experiment(name).state
+        self.calls.append((verb, name))
+        if verb == "activate":
+            return self.put(name, "QUEUED" if before in ENDED else before)
+        if before in ("COMPLETED", "ERROR"):
+            raise has_ended(name, before)
+        now = self.put(name, "PAUSED" if verb == "pause" else "STOPPED")
+        return replace(now, state="STOPPING") if before == "RUNNING" and verb != "kill" else now
 
     def extend(self, name: str, extension: Mapping[str, Any]) -> Submitted:
-        return self._to("extend", name, ("COMPLETED", "STOPPED", "PAUSED", "ERROR"), "QUEUED")
-
-    def reopen(self, name: str) -> Submitted:
-        self.calls.append(("reopen", name))
+        if self.experiment(name).state not in ENDED:
+            raise is_running(name)
+        self.calls.append(("extend", name))
+        self.extensions.append(extension)
         return self.put(name, "QUEUED")
 
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
@@ -105,13 +113,6 @@ class FakeControl:
             groups=1,
             experiments=dict(Counter(each.state for each in self.experiments())),
         )
-
-    def _to(self, verb: str, name: str, allowed: Collection[str], state: ExperimentState) -> Submitted:
-        now = self.experiment(name)
-        if now.state not in allowed:
-            raise WrongState(f"{name} is {now.state}; {verb} needs one that is {' or '.join(allowed)}")
-        self.calls.append((verb, name))
-        return self.put(name, state)
 
     def _is_there(self, name: str) -> bool:
         return (self.results / name / "experiment.yaml").exists()

@@ -127,9 +127,9 @@ def test_a_full_disk_is_reported(served: Served, model: Path, monkeypatch: pytes
 
 
 def test_what_can_not_be_done_says_why(served: Served) -> None:
-    put(served, "PAUSED")
+    put(served, "COMPLETED")
     wrong = served.api("POST", "/experiments/digits-1/pause")
-    assert (wrong.status, wrong.json["error"][:18]) == (409, "digits-1 is PAUSED")
+    assert (wrong.status, wrong.json["error"][:18]) == (409, "digits-1 has ended")
     assert served.api("POST", "/experiments/digits-2/pause").status == 404
     for body in ({}, {"max_trials": 0}, {"max_trials": True}, {"max_trials": 3, "max_time": 3}):
         assert served.api("POST", "/experiments/digits-1/extend", body).status == 400, body
@@ -195,17 +195,6 @@ def test_a_fork_has_the_same_code_and_a_changed_config(served: Served, model: Pa
     assert whole.json["name"].startswith("other")
     wrong = served.api("POST", "/experiments/digits-1/fork", {"config": {"searcher.max_trails": 3}})
     assert (wrong.status, wrong.json["faults"][0][0]) == (400, "searcher.max_trails")
-
-
-def test_a_running_experiment_is_not_deleted(served: Served) -> None:
-    directory = simulated(served.results / "digits-1", 4)
-    served.control.put("digits-1", "RUNNING")
-    assert served.api("DELETE", "/experiments/digits-1").status == 409
-    served.control.put("digits-1", "STOPPED")
-    assert served.api("DELETE", "/experiments/digits-1").status == 204
-    assert not directory.path.exists()
-    assert served.control.experiments() == []
-    assert served.api("DELETE", "/experiments/digits-1").status == 404
 
 
 # ------------------------------------------------------------------------------------------------------------- events

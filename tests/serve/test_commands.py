@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -201,25 +200,6 @@ def test_ctrl_c_leaves_the_experiment_running(digits: Served) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- verbs
-def test_a_submitted_experiment_is_stopped_through_the_server(digits: Served, dray: Dray) -> None:
-    said = dray("e", "stop", "1")
-    assert said.code == 0
-    assert "waiting until its running trials have saved a checkpoint" in said.err
-    assert said.err.endswith("stopped; resume with: dray experiment resume 1\n")
-    digits.control.put("digits-1", "STOPPING")
-    soon(lambda: digits.control.put("digits-1", "STOPPED"))
-    assert "at once" in dray("e", "stop", "1").err
-    assert digits.control.calls == [("stop", "digits-1"), ("kill", "digits-1")]
-
-
-def test_it_is_paused_activated_and_killed(digits: Served, dray: Dray) -> None:
-    assert dray("e", "pause", "digits").err == ("digits-1 is PAUSED; continue it with: dray experiment activate 1\n")
-    assert "is PAUSED" in dray("e", "pause", "digits").is_one_line()
-    assert dray("e", "activate", "latest").code == 0
-    assert dray("e", "kill", "1").code == 0
-    assert [verb for verb, _ in digits.control.calls] == ["pause", "activate", "kill"]
-
-
 def test_its_share_is_set(digits: Served, dray: Dray) -> None:
     assert dray("e", "set", "priority", "1", "7").err == "digits-1: priority 7, weight 1, no limit of slots\n"
     assert dray("e", "set", "weight", "1", "0.5").code == 0
@@ -230,60 +210,7 @@ def test_its_share_is_set(digits: Served, dray: Dray) -> None:
     assert digits.control.experiment("digits-1").share == Share(priority=7, weight=0.5)
 
 
-def test_it_is_resumed_and_extended_and_only_news_are_printed(digits: Served, dray: Dray) -> None:
-    for verb, arguments in (("resume", ()), ("extend", ("--max-trials", "8"))):
-        digits.control.put("digits-1", "STOPPED")
-        assert dray("e", verb, "1", *arguments, "--detach").code == 0
-        digits.control.put("digits-1", "STOPPED")
-        soon(lambda: digits.control.put("digits-1", "COMPLETED"), once=lambda: is_queued(digits))
-        said = dray("e", verb, "1", *arguments)
-        assert said.code == 0, said.err
-        assert "started" not in said.out
-    assert [verb for verb, _ in digits.control.calls] == ["activate", "activate", "extend", "extend"]
-
-
-def test_one_that_waits_for_slots_is_not_deleted(digits: Served, dray: Dray) -> None:
-    digits.control.put("digits-1", "QUEUED")
-    assert "digits-1 is QUEUED; stop it first" in dray("e", "delete", "1", "--yes").is_one_line()
-    digits.control.put("digits-1", "STOPPED")
-    assert dray("e", "delete", "1", "--yes").code == 0
-    assert not (digits.results / "digits-1").exists()
-
-
-def test_waiting_exits_as_create_would(digits: Served, dray: Dray) -> None:
-    soon(lambda: digits.control.put("digits-1", "COMPLETED"))
-    assert dray("e", "wait", "1") == Said(code=0, out="", err="")
-    digits.control.put("digits-1", "ERROR", error="the disk is full")
-    said = dray("e", "wait", "1")
-    assert (said.code, said.out) == (1, "")
-    assert "digits-1 failed: the disk is full" in said.err
-    digits.control.put("digits-1", "COMPLETED")
-    journal = digits.results / "digits-1" / "journal.jsonl"
-    journal.write_text(
-        re.sub('"reason": "(stopped|completed)", ', '"reason": "errored", ', journal.read_text(), count=1)
-    )
-    assert dray("e", "wait", "1").code == 3
-
-
 # --------------------------------------------------------------------------------------------------------- who is up
-def test_an_experiment_that_was_not_submitted_is_left_to_its_driver(digits: Served, dray: Dray) -> None:
-    simulated(digits.results / "mine-1", 4)
-    assert "is not running" in dray("e", "stop", "mine").is_one_line()
-    said = dray("e", "pause", "mine").is_one_line()
-    assert said == "dray: mine-1 was not submitted to the server; use: dray experiment stop mine\n"
-    assert dray("e", "wait", "mine").code == 0
-    assert "no experiment 'yours'" in dray("e", "pause", "yours").is_one_line()
-
-
-@pytest.mark.parametrize("command", [("pause", "1"), ("activate", "1"), ("kill", "1"), ("set", "priority", "1", "3")])
-def test_without_a_server_they_say_how_to_start_one(digits: Served, dray: Dray, command: tuple[str, ...]) -> None:
-    address.remove(digits.results)
-    said = dray("e", *command).is_one_line()
-    without = {"pause": "stop", "kill": "stop", "activate": "resume"}.get(command[0])
-    hint = f"; without one: dray experiment {without} 1" if without else ""
-    assert said == f"dray: no server is up that runs {digits.results / 'digits-1'}; start one with: dray serve{hint}\n"
-
-
 def test_the_list_has_the_servers_states_and_slots(digits: Served, dray: Dray) -> None:
     simulated(digits.results / "mine-1", 4)
     digits.control.put("digits-1", "QUEUED", slots=1.5)

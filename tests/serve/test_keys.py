@@ -136,7 +136,7 @@ def test_a_key_is_forgotten_after_a_day_and_its_lines_are_removed_when_a_server_
 
 
 def test_a_trial_is_added_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "ANSWER_S", 0.0)
+    monkeypatch.setattr(asking.ServedTrials, "answer_s", 0.0)
     directory = simulated(served.results / "digits-1", 4)
     served.control.put("digits-1", "PAUSED")
 

@@ -110,6 +110,7 @@ def test_answers_are_as_documented(served: Served, model: Path) -> None:
     check(served.api("PATCH", f"/experiments/{name}", {"tags": "a"}), "PATCH", one, 400)
     for verb in ("pause", "activate", "stop", "activate", "kill"):
         check(served.api("POST", f"/experiments/{name}/{verb}"), "POST", f"{one}/{verb}")
+    served.control.put(name, "COMPLETED")
     check(served.api("POST", f"/experiments/{name}/kill"), "POST", f"{one}/kill", 409)
     check(served.api("POST", f"/experiments/{name}/extend", {"max_trials": 2}), "POST", f"{one}/extend")
     check(served.api("POST", f"/experiments/{name}/fork", {}), "POST", f"{one}/fork", 201)

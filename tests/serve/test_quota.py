@@ -354,13 +354,11 @@ class World:
     def ask(self, name: str) -> None:
         """Its owner changes it."""
         total = self.random.choice([0.1, self.random.uniform(0.1, 12.0)])
-        match self.random.choice(["extend", "reopen", "activate", "pause", "stop", "kill"]):
+        match self.random.choice(["extend", "activate", "activate", "pause", "stop", "kill"]):
             case "extend":
                 budget = self.random.choice([None, math.inf, total])
                 changed = {"max_trials": 8} if budget is None else {"budget": {"slot_hours": budget}}
                 self.scheduler.extend(name, changed, None if budget is None else {"slot_hours": budget})
-            case "reopen":
-                self.scheduler.reopen(name)
             case verb:
                 self.scheduler.act(name, verb)  # type: ignore[arg-type]
 

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from dray.code.archive import pack
 from dray.experiment import request_files as files
-from dray.experiment.experiment import Experiment
 from dray.records.numbering import take_number
-from dray.serve import address, api
+from dray.serve import address, api, experiments
 from dray.serve import requests as serve_requests
+from dray.serve import verbs as serve_verbs
 from dray.serve.client import Server
-from dray.serve.refusals import Invalid, NotSubmitted
+from dray.serve.refusals import Invalid
+from dray.serve.verbs import OnServer
 from searchers.errors import IllegalEvent
-from searchers.events import Source
 from tests.cli.conftest import dray
 from tests.cli.said import Said
 from tests.experiment.test_requests import answering
@@ -39,32 +38,12 @@ def story(served: Served) -> Story:
     return found
 
 
-def test_trials_are_forked_added_and_stopped(served: Served, story: Story) -> None:
-    with answering(story):
-        fork = served.api("POST", f"{ONE}/trials/3/fork", {"at": "latest", "hparams": {"lr": 0.15}})
-        assert (fork.status, fork.json) == (200, NEW | {"hparams": {"lr": 0.15}}), fork.body
-        assert served.api("POST", f"{ONE}/trials/3/fork", {"at": 10}).json == NEW | {"trial": 6}
-        assert served.api("POST", f"{ONE}/trials", {"hparams": {"lr": 0.125}}).json == {
-            "trial": 7,
-            "hparams": {"lr": 0.125},
-        }
-        assert served.api("POST", f"{ONE}/trials/3/stop").json == {"trial": 3}
-    assert story.search.source(5) == story.search.source(6) == Source(trial=3, step=10, batches=10)
-    assert (story.search.params(5)["lr"], story.search.params(7)["lr"]) == (0.15, 0.125)
-    assert story.search.trials[3].stop_requested
-    assert not served.control.calls
-
-
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [
-        ("/trials/9/fork", {}, 400, "the experiment has no trial 9"),
-        ("/trials/3/fork", {"at": "first"}, 400, "the checkpoint must be best, last or a number"),
         ("/trials/3/fork", {"lr": 0.1}, 400, "give hparams"),
         ("/trials", {"hparams": [1]}, 400, "give hparams"),
-        ("/trials", {"hparams": {"rate": 1}}, 400, "rate: is not a hyperparameter of the space"),
         ("/trials/0/stop", {}, 400, "trial 0 has ended: it is COMPLETED"),
-        ("/trials/0/fork", {"at": 20}, 400, "nothing is left to train after batch 20"),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(
@@ -85,7 +64,7 @@ def test_a_trial_is_stopped_while_the_code_of_others_is_imported(
         stopped.wait(20)
         raise IllegalEvent("importing it takes too long")
 
-    monkeypatch.setattr(api, "outside", hang)
+    monkeypatch.setattr(serve_requests, "outside", hang)
     with ThreadPoolExecutor(api.SUBMITTERS) as pool, answering(story):
         body = {"patch": "--- a/x.py"}
         added = [pool.submit(served.api, "POST", f"{ONE}/trials", body) for _ in range(api.SUBMITTERS)]
@@ -111,7 +90,7 @@ def test_an_experiment_that_has_ended_goes_on(state: str, served: Served, story:
     served.control.put("experiment", state)  # type: ignore[arg-type]
     with answering(story, once=lambda: served.control.experiment("experiment").state == "QUEUED"):
         assert served.api("POST", f"{ONE}/trials/3/fork").json == NEW
-    assert served.control.calls == [("reopen", "experiment")]
+    assert served.control.calls == [("activate", "experiment")]
 
 
 def test_an_experiment_that_a_person_has_paused_stays_paused(served: Served, story: Story) -> None:
@@ -130,7 +109,7 @@ def test_an_experiment_that_ends_before_it_sees_a_request_goes_on(served: Served
 
     with answering(story, once=ends):
         assert served.api("POST", f"{ONE}/trials").json == {"trial": 5, "hparams": {}}
-    assert ("reopen", "experiment") in served.control.calls
+    assert ("activate", "experiment") in served.control.calls
 
 
 def test_stopping_a_trial_does_not_run_an_experiment(served: Served, story: Story) -> None:
@@ -140,14 +119,6 @@ def test_stopping_a_trial_does_not_run_an_experiment(served: Served, story: Stor
     assert [each.trial for each in files.RequestFiles(story.directory).waiting()] == [3]
 
 
-def test_a_driver_that_does_not_answer_is_not_waited_for_forever(
-    served: Served, story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serve_requests, "ANSWER_S", 0.05)
-    assert served.api("POST", f"{ONE}/trials").json == {"trial": None}
-    assert len(files.RequestFiles(story.directory).waiting()) == 1
-
-
 @pytest.fixture
 def up(served: Served, story: Story) -> Iterator[Served]:
     """A server on this machine that commands find; the experiment has the number 1."""
@@ -155,52 +126,6 @@ def up(served: Served, story: Story) -> Iterator[Served]:
     take_number(story.directory.path)
     yield served
     address.remove(served.results)
-
-
-def test_commands_go_through_the_server(up: Served, story: Story, dray: Callable[..., Said]) -> None:
-    up.control.put("experiment", "COMPLETED")
-    with answering(story, once=lambda: bool(up.control.calls)):
-        assert dray("trial", "fork", "1", "3", "--set", "lr=0.15") == Said(
-            code=0, out="trial 5, from trial 3 at batch 10, lr = 0.15\n", err=""
-        )
-        assert dray("trial", "add", "1", "--set", "lr=1e-1").out == "trial 6, lr = 0.1\n"
-        asked = dray("trial", "fork", "1", "3", "--at", "10", "--json")
-        assert (asked.value, asked.out.count("\n"), asked.err) == ({**NEW, "trial": 7, "hparams": {}}, 1, "")
-        assert dray("trial", "stop", "1", "3").out == "trial 3 is stopped\n"
-        bad = dray("trial", "add", "1", "--set", "lr=abc")
-        assert bad == Said(code=2, out="", err="dray: hyperparameters.lr: must be a number, got 'abc'\n")
-    assert up.control.calls == [("reopen", "experiment")]
-    assert story.search.source(5) == Source(trial=3, step=10, batches=10)
-    assert story.search.params(6)["lr"] == 0.1
-    up.control.put("experiment", "STOPPED")
-    assert "requested; carried out when experiment runs" in dray("trial", "stop", "1", "5").err
-
-
-def test_from_python_an_experiment_on_a_server_is_asked_through_the_server(up: Served, story: Story) -> None:
-    searcher = {"name": "random", "metric": "m", "max_trials": 1, "max_length": {"batches": 1}}
-    (up.results / "m.py").write_text("train()\n")
-    content = {"entrypoint": "python3 m.py", "searcher": searcher}
-    experiment = Experiment(content, model_dir=up.results, server="auto")
-    with pytest.raises(LookupError, match="no experiment"):
-        experiment.add_trial()
-    experiment.path = story.directory.path  # as `run` sets it
-    up.control.put("experiment", "COMPLETED")
-    with answering(story, once=lambda: bool(up.control.calls)):
-        assert experiment.fork(3, lr=0.15) == 5
-        assert experiment.add_trial() == 6
-        experiment.stop_trial(3)
-    assert story.search.trials[3].stop_requested
-
-
-def test_a_server_on_another_machine_forks_its_best_trial(served: Served, story: Story) -> None:
-    server = Server(served.url, TOKEN)
-    with answering(story):
-        assert server.trial("experiment", "best") == 0
-        assert server.fork_trial("experiment", 0, at="best", hparams={})["trial"] == 5
-        with pytest.raises(Invalid, match="trial 0 has ended"):
-            server.stop_trial("experiment", 0)
-        with pytest.raises(NotSubmitted):
-            server.add_trial("none", {})
 
 
 TRAIN = "lr = 0.1\nprint(lr)\n"
@@ -217,16 +142,19 @@ def program(story: Story) -> Story:
     return story
 
 
-def test_a_trial_has_code_of_its_own(up: Served, program: Story, dray: Callable[..., Said], tmp_path: Path) -> None:
+def test_a_trial_has_code_of_its_own(
+    up: Served, program: Story, dray: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiments, "VIEW_S", 0.0)  # the list is not that of a moment ago
     other = tmp_path / "other"
     other.mkdir()
     (other / "train.py").write_text(TRAIN.replace("0.1", "0.3"))
-    client = Server(up.url, TOKEN)
+    client = OnServer(Server(up.url, TOKEN), "experiment")
     with answering(program):
         reply = up.api("POST", f"{ONE}/trials", {"hparams": {"lr": 0.15}, "patch": PATCH})
         code = reply.json["code"]
         assert reply.json == {"trial": 5, "hparams": {"lr": 0.15}, "code": code}
-        second = client.add_trial("experiment", {}, code=pack(other))
+        second = client.add_trial({}, code=other)
         assert second["trial"] == 6
         (tmp_path / "change.diff").write_text(PATCH)
         said = dray("trial", "add", "1", "--patch", tmp_path / "change.diff")
@@ -237,7 +165,7 @@ def test_a_trial_has_code_of_its_own(up: Served, program: Story, dray: Callable[
     found = up.api("GET", f"{ONE}/trials?search=code={code}&sort=code").json["trials"]
     assert [row["trial"] for row in found] == [5, 7]
     assert up.api("GET", f"{ONE}/variants/{code}").json["more"] == 0
-    assert client.diff("experiment", code).endswith("@@ -1,2 +1,2 @@\n-lr = 0.1\n+lr = 0.2\n print(lr)\n")
+    assert client.server.diff("experiment", code).endswith("@@ -1,2 +1,2 @@\n-lr = 0.1\n+lr = 0.2\n print(lr)\n")
     for name in ("000000000000", "..%2f..", code.upper()):
         assert up.api("GET", f"{ONE}/variants/{name}").status == 404
 
@@ -261,20 +189,18 @@ def test_code_that_can_not_be_used_is_refused(
     assert not files.RequestFiles(program.directory).waiting()
 
 
-def test_a_form_has_the_trial_and_its_code(served: Served, program: Story, tmp_path: Path) -> None:
-    client = Server(served.url, TOKEN)
+def test_a_form_has_the_trial_and_its_code(
+    served: Served, program: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = OnServer(Server(served.url, TOKEN), "experiment")
     (tmp_path / "empty").mkdir()
-    for sent, says in (
-        ({"code": b"no archive"}, "the code can't be unpacked"),
-        ({"code": pack(tmp_path / "empty")}, "no script train.py in the variant's code"),
-        ({"code": pack(tmp_path / "empty"), "patch": PATCH}, "give a patch or a directory of code, not both"),
+    for patch, says in (
+        (None, "no script train.py in the variant's code"),
+        (PATCH, "give a patch or a directory of code, not both"),
     ):
         with pytest.raises(Invalid, match=says):
-            client.add_trial("experiment", {}, **sent)  # type: ignore[arg-type]
+            client.add_trial({}, code=tmp_path / "empty", patch=patch)
+    monkeypatch.setattr(serve_verbs, "pack", lambda code: b"no archive")
+    with pytest.raises(Invalid, match="the code can't be unpacked"):
+        client.add_trial({}, code=tmp_path / "empty")
     assert not files.RequestFiles(program.directory).waiting()
-
-
-def test_an_experiment_whose_class_was_sent_has_no_code_to_patch(served: Served, story: Story) -> None:
-    reply = served.api("POST", f"{ONE}/trials", {"patch": PATCH})
-    assert reply.status == 400
-    assert "has no code that a trial can change: its class is from a script or a notebook" in reply.json["error"]

@@ -149,7 +149,7 @@ def test_an_extension_is_kept_until_its_process_has_opened_the_experiment(scene:
     scene.submit("a")
     scene.scheduler.extend("a", {"max_trials": 8})
     assert scene.step() == [StartProcess("a", Path("a"), {"max_trials": 8})]
-    with pytest.raises(WrongState, match="pause it first"):
+    with pytest.raises(WrongState, match="a is RUNNING; stop it first"):
         scene.scheduler.extend("a", {"max_trials": 9})
     scene.scheduler.ended("a", DIED)
     assert scene.step() == [StartProcess("a", Path("a"), {"max_trials": 8})], "it may have died before"
@@ -161,11 +161,11 @@ def test_an_extension_is_kept_until_its_process_has_opened_the_experiment(scene:
 def test_an_experiment_whose_search_has_a_request_runs_again(scene: Scene) -> None:
     scene.submit("a")
     assert scene.started() == ["a"]
-    scene.scheduler.reopen("a")
+    scene.scheduler.act("a", "activate")
     assert scene.started() == [], "it runs already"
     scene.scheduler.ended("a", ProcessEnd(kind="COMPLETED"))
     assert scene.started() == []
-    assert scene.scheduler.reopen("a").state == "QUEUED"
+    assert scene.scheduler.act("a", "activate").state == "QUEUED"
     assert scene.started() == ["a"]
 
 
@@ -180,7 +180,9 @@ def test_an_experiment_stops_at_once_if_it_waits_and_once_its_process_has_ended_
     scene.effects.clear()
     assert scene.scheduler.act("waits", wanted).state == state
     assert scene.scheduler.act("runs", wanted).state == "STOPPING"
-    assert scene.effects == [SignalProcess("runs", signal.SIGTERM)]
+    scene.scheduler.act("runs", "stop")
+    assert scene.effects == [SignalProcess("runs", signal.SIGTERM), SignalProcess("runs", signal.SIGKILL)]
+    scene.scheduler.act("runs", wanted)
     scene.scheduler.ended("runs", DIED)
     assert (scene.state("runs"), scene.scheduler.experiment("runs").restarts) == (state, 0)
     assert scene.started() == []

@@ -121,7 +121,7 @@ def test_each_route_serves_only_the_tokens_of_the_table_and_shows_no_secret(
     bearers: dict[str, dict[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(requests, "ANSWER_S", 0.0)  # no driver runs that could answer
+    monkeypatch.setattr(requests.ServedTrials, "answer_s", 0.0)  # no driver runs that could answer
     # Its checkpoints are listed, which must need no network.
     alices.write_storage(Location(str(alices.path), (("secret_key", SECRETS[4]),)))
     for kind, headers in bearers.items():

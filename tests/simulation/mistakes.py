@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import inspect
 import itertools
 import logging
 import multiprocessing
-import sys
 import textwrap
+import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 from dray.desk.connection import Session
@@ -48,6 +50,8 @@ from searchers.search import Search
 from tests.simulation.seeds import Kind, Seed, outcome_of
 
 MOST = 100
+TIMEOUT_S = 300.0
+"""How long it is looked for a mistake."""
 
 
 class Mistake(NamedTuple):
@@ -106,7 +110,7 @@ MISTAKES = {
         ExperimentDriver, "_append", "Append(record, wait)", "Append(record, False)", 0
     ),
     "a lease granted twice": Mistake(
-        Client, "next_trial", "if not self._is_held(trial)", "if True", None, options="requests"
+        Client, "next_trial", "if not self._is_held(trial)", "if True", 15, options="requests"
     ),
     "a lost wakeup: the parameters of a lease": Mistake(Desk, "bind", "self._answer_ranks(state.group)", "pass", 0),
     "a lost wakeup: a trial that is queued": Mistake(Desk, "enqueue", "    self._match()\n", "", 6),
@@ -125,7 +129,7 @@ MISTAKES = {
         None,
     ),
     "a drained trial lost that has saved": Mistake(
-        Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted"', "if False", None
+        Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted"', "if False", 18
     ),
     "a trial that restarted, and waits for what was decided": Mistake(
         ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", None
@@ -151,7 +155,7 @@ MISTAKES = {
         Alerts, "_take", 'self.pending.pop(record["id"], None)', "pass", 0, options="alerts"
     ),
     "an alert forgotten that a killed driver was sending": Mistake(
-        Alerts, "_take", 'self.pending[record["id"]] = record', "pass", None, options="alerts"
+        Alerts, "_take", 'self.pending[record["id"]] = record', "pass", 12, options="alerts"
     ),
     "an alert raised again by another driver": Mistake(
         Alerts, "_take", 'self._raised.add(record["key"])', "pass", 0, options="alerts"
@@ -291,25 +295,39 @@ MISTAKES = {
 }
 
 
-def _found(name: str) -> tuple[str, tuple[int, str] | None]:
+def _found(name: str, most: int, sends: Any) -> None:
     logging.disable()
     try:
-        return name, MISTAKES[name].find()
-    except AssertionError as error:
-        return f"{name}: {error}", None
+        found = MISTAKES[name].find(most)
+    except Exception as error:
+        sends.send(repr(error))
+    else:
+        sends.send("alive" if found is None else f"{found[0]}: {found[1][:150]}")
 
 
 def main() -> None:
-    """Print the first seed that finds each mistake, or of those whose name contains an argument."""
-    names = [name for name in MISTAKES if len(sys.argv) < 2 or sys.argv[1] in name]
-    alive = 0
-    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=4) as pool:
-        for name, found in pool.imap(_found, names):
-            alive += found is None
-            print(
-                "alive:" if found is None else f"{found[0]}:", name, "" if found is None else found[1][:150], flush=True
-            )
-    print(f"{len(names) - alive} of {len(names)} mistakes are found")
+    """Print the first seed that finds each mistake."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mistakes")
+    parser.add_argument("words", nargs="*", help="only mistakes with one of these in their name")
+    parser.add_argument("--most", type=int, default=MOST, help="seeds to try for each")
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    names = [name for name in MISTAKES if not arguments.words or any(word in name for word in arguments.words)]
+    context, running = multiprocessing.get_context("fork"), dict[Any, tuple[str, Any, float]]()
+    while names or running:
+        # Each in a process of its own: a schedule whose threads wait for each other would not end.
+        while names and len(running) < arguments.processes:
+            receives, sends = context.Pipe(duplex=False)
+            process = context.Process(target=_found, args=(name := names.pop(0), arguments.most, sends))
+            process.start()
+            running[receives] = name, process, time.monotonic()
+        is_found = wait([*running], timeout=1.0)
+        for receives, (name, process, began) in [*running.items()]:
+            if receives in is_found or time.monotonic() > began + TIMEOUT_S:
+                print(f"{name}: {receives.recv() if receives in is_found else 'alive, or it hangs'}", flush=True)
+                process.kill()
+                process.join()
+                del running[receives]
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Nodes:
         )
 
     def slot_s(self, owners: str) -> float:
-        """How long groups of these owners, by the beginning of their names, have had their slots or waited for them."""
+        """How long groups of these owners, by the beginning of their names, have run."""
         ended = sum(seconds for name, seconds in self._slot_s.items() if name.startswith(owners))
         live = sum(self.kernel.now - at for each, at in self.began.items() if each.owner.name.startswith(owners))
         return ended + live
@@ -180,7 +180,6 @@ class Group:
         assert current is not None
         self.owner = current.process
         self.name = f"{self.owner.name}/{spec.group}.{spec.start}"
-        nodes.began[self] = self._kernel.now
         self.process: Process | None = None
         self.node: Node | None = None
         self.is_over = self._is_ending = False
@@ -212,6 +211,7 @@ class Group:
         node, spec, lost = self.node.name, self._spec, self._lost
         process = self._kernel.process(self.name, lambda: work(spec, machine=node, lost=lost), node)
         self.process, self._nodes.groups[self.name] = process, self
+        self._nodes.began[self] = self._kernel.now
         if self._nodes.kills and self._random.random() < 0.3:
             self._nodes.kills -= 1
             process.kill_at = self._random.randrange(1, 60)
