@@ -27,10 +27,10 @@ from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.driver import OpenSearch
 from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
+from dray.experiment.isolation_check import check_code, check_sandbox
 from dray.experiment.notify import Notifier
 from dray.experiment.open_search import open_search
 from dray.experiment.request_files import RequestFiles
-from dray.experiment.sandboxed import check_code, check_sandbox
 from dray.hosts.signals import print_no_traceback
 from dray.masking import hidden_text
 from dray.observers import loggers

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from dray import private
 from dray._version import __version__
-from dray.cluster.checks.node import MIN_FREE_BYTES
+from dray.cluster.node_check import MIN_FREE_BYTES
 from dray.config.load import with_limits
 from dray.config.notify import ServerNotify
 from dray.config.search import CHANGEABLE

@@ -20,8 +20,8 @@ from pathlib import Path
 import ray
 
 from dray import core
-from dray.cluster.checks.node import Trouble, UnfitNode, name_of_this_node
-from dray.cluster.sandbox import why_impossible
+from dray.cluster.bubblewrap import why_impossible
+from dray.cluster.node_check import Trouble, UnfitNode, name_of_this_node
 from dray.code.startup_hook import run_startup_hook_once
 from dray.desk.calls import DeskUnreachable
 from dray.desk.connection import Connection

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dray.cluster import sandbox
-from dray.cluster.checks.node import REMEDIES
-from dray.cluster.sandbox import why_impossible
+from dray.cluster import bubblewrap
+from dray.cluster.bubblewrap import why_impossible
+from dray.cluster.node_check import REMEDIES
 from dray.code.load import check_entrypoint, check_entrypoint_file
 from dray.code.startup_hook import HOOK
 from dray.code.trial_import import import_in_new_process
@@ -62,8 +62,8 @@ def import_in_sandbox(entrypoint: ClassName, directory: Path) -> str:
         return f"this machine {why}, where it would be imported on trial"
 
     def start(command: Sequence[str], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
-        inside = sandbox.command(command, read=[directory])
-        return subprocess.Popen(inside, env=sandbox.variables(env), **options)
+        inside = bubblewrap.command(command, read=[directory])
+        return subprocess.Popen(inside, env=bubblewrap.variables(env), **options)
 
     return import_in_new_process(entrypoint, directory, start)
 

@@ -1,6 +1,6 @@
 """Runs a trial of an experiment again in this process, and records a digest of everything that each batch computes.
 
-``python -m dray.experiment.replay SPEC`` runs it in a process of its own: two trials have two copies of the code.
+``python -m dray.exact.replay SPEC`` runs it in a process of its own: two trials have two copies of the code.
 """
 
 from __future__ import annotations

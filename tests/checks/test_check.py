@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from collections.abc import Callable
@@ -11,16 +10,14 @@ from typing import Any
 
 import pytest
 
-from dray.cluster.checks.cluster import ahead_s, each_gpu
-from dray.cluster.checks.findings import ClusterCheck, Node
-from dray.cluster.checks.inspector import Disk, Inspector, efa_devices
-from dray.cluster.checks.node import write_sign
+from dray.checks.cluster import ahead_s, each_gpu
+from dray.checks.findings import ClusterCheck, Node
+from dray.checks.inspector import Disk, Inspector, efa_devices
+from dray.cluster.node_check import write_sign
 from dray.environment import versions
 from dray.storage import Location
 from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
-from tests.cluster import checked
-from tests.cluster.namespaces import isolated, run_isolated
 from tests.docs.test_cli_page import ROWS, fields
 
 Dray = Callable[..., Said]
@@ -145,7 +142,7 @@ def test_a_clock_that_goes_wrong(ahead: float, told: str | None) -> None:
 
 
 def test_messages_arrive_and_unreachable_listeners_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dray.cluster.checks.inspector.SENDING_S", 0.01)
+    monkeypatch.setattr("dray.checks.inspector.SENDING_S", 0.01)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     inspector = Inspector()
     speed, error = inspector.send(inspector.listen())
@@ -203,50 +200,3 @@ def test_storage_is_that_of_a_config(home: Path, dray: Dray, tmp_path: Path) -> 
 @pytest.mark.parametrize("where", ["s3://", "s3://bucket?regoin=x"])
 def test_a_storage_that_there_can_not_be_is_bad_input(where: str, home: Path, dray: Dray) -> None:  # noqa: F811
     assert "--storage: s3://" in dray("cluster", "check", "--storage", where).is_one_line()
-
-
-# ---------------------------------------------------------------------------------------------------- on a cluster
-
-
-def seen(directory: Path, **environment: str) -> dict[str, Any]:
-    ran = run_isolated(checked.__file__, directory, home=directory / "home", **environment)
-    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
-    found: dict[str, Any] = json.loads((directory / "seen.json").read_text())
-    return found
-
-
-def cluster(case: Any) -> Any:
-    for mark in (pytest.mark.ray, pytest.mark.slow, pytest.mark.long, *isolated):
-        case = mark(case)
-    return case
-
-
-@cluster
-def test_a_cluster_with_something_wrong_on_each_node(tmp_path: Path) -> None:
-    found = seen(tmp_path, RAY_AUTH_MODE="disabled")
-    told = {case: wrong(found[case]) for case in ("directory", "store", "unasked")}
-    for case, findings in told.items():
-        print(f"{case}: {findings}")
-        assert found[case]["code"] == 1
-        assert "has torch 1.13.1, but the driver has torch" in findings["127.0.0.2"]
-        assert "torch can't be imported: ImportError: this torch is not for this machine" in findings["127.0.0.2"]
-        assert "Ray counts 2 GPUs, torch sees 0; it is built " in findings["127.0.0.3"]
-        assert "Ray requires no token" in findings[""]
-    assert f"does not see {tmp_path / 'results'}, the driver's" in told["directory"]["127.0.0.4"]
-    assert "in an object store (checkpoint_storage: {type: s3" in told["directory"]["127.0.0.4"]
-    assert "can't read s3://bucket/results?" in told["store"]["127.0.0.4"]
-    assert [node for node, what in told["store"].items() if "s3://" in what] == ["127.0.0.4"]
-    assert "127.0.0.4" not in told["unasked"], "a note"
-    notes = [finding["what"] for finding in only_notes(json.loads(found["unasked"]["out"])["findings"])]
-    assert any("does not see" in note and "give --storage" in note for note in notes)
-    assert found["left"] == []
-
-
-def wrong(said: dict[str, Any]) -> dict[str, str]:
-    """By the node's address, all that is wrong with it."""
-    found: dict[str, str] = {}
-    for finding in json.loads(said["out"])["findings"]:
-        if finding["is_wrong"]:
-            address = finding["node"].partition(" ")[0]
-            found[address] = f"{found.get(address, '')} {finding['what']}"
-    return found

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dray.errors import ExperimentError
-from dray.experiment.sandboxed import reject_sandbox
+from dray.experiment.isolation_check import reject_sandbox
 from dray.records.checkpoints import download
 from dray.records.difference import Side
 
 if TYPE_CHECKING:
-    from dray.experiment.replay import Replay
+    from dray.exact.replay import Replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def _start(side: Side, other: Side) -> tuple[int, int] | None:
 
 
 def _replay(side: Side, run: Path, start: tuple[int, int] | None, end: int, keep: int | None) -> Replay:
-    from dray.experiment.replay import Replay
+    from dray.exact.replay import Replay
 
     trial, is_changed = side.trial, False
     assert trial is not None
@@ -142,7 +142,7 @@ def _run_in_process(replay: Replay) -> None:
     """Run a trial in a process of its own."""
     file = Path(f"{replay.run}.json")
     file.write_text(json.dumps(asdict(replay)))
-    command = [sys.executable, "-m", "dray.experiment.replay", str(file)]
+    command = [sys.executable, "-m", "dray.exact.replay", str(file)]
     quiet = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # nothing is written to the experiment's copy of the code
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=quiet)
     if done.returncode:

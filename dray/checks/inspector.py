@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from dray.cluster.checks.node import STORE_S, Trouble, directory_trouble, disks, full_disk, mounted
+from dray.cluster.node_check import STORE_S, Trouble, directory_trouble, disks, full_disk, mounted
 from dray.environment import versions, visible_gpus
 from dray.storage import Location, RemoteDirectory, StorageError
 

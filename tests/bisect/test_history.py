@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dray.code.history import History, NoHistory
+from dray.bisect.history import History, NoHistory
 from tests.repository import Repository
 
 MODEL = '''"""A model."""

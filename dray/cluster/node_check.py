@@ -3,7 +3,7 @@
 On a cluster that others have started, each worker checks its own node when it starts, before the long imports: the
 versions must be the driver's, the disks must have room, and the experiment's storage must be reachable. If the storage
 is a directory, the driver has all nodes check it before anything trains: otherwise only the first checkpoint on a
-second node would show that the directory is not shared. ``dray cluster check`` (``dray.cluster.checks.cluster``) checks
+second node would show that the directory is not shared. ``dray cluster check`` (``dray.checks.cluster``) checks
 more.
 
 Only the standard library is imported at the top, because this runs on nodes on which nothing else may work.

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from dray.bisect.history import Commit, History
+from dray.bisect.runs import Found, Goal, config_of, find
+from dray.bisect.search import NoRegression, Regression, Run
 from dray.cli.bisect import told
 from dray.cli.errors import BadUse
-from dray.code.history import Commit, History
 from dray.errors import ConfigError
-from dray.experiment.bisection import NoRegression, Regression, Run
-from dray.serve.bisect import Found, Goal, config_of, find
 from tests.repository import Repository
 
 CONFIG = "searcher: {{name: single, metric: {metric}, smaller_is_better: {smaller}, max_length: {{epochs: 2}}}}\n"

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from dray.cluster.checks.findings import ClusterCheck, Node
-from dray.cluster.checks.inspector import ANSWER_S, SIGN, AllReduceRank, Inspector
-from dray.cluster.checks.node import REMEDIES, STORE_S, Trouble, write_sign
+from dray.checks.findings import ClusterCheck, Node
+from dray.checks.inspector import ANSWER_S, SIGN, AllReduceRank, Inspector
+from dray.cluster.node_check import REMEDIES, STORE_S, Trouble, write_sign
 from dray.environment import versions
 from dray.storage import Location, RemoteDirectory, StorageError
 from dray.text import one_line

@@ -14,9 +14,9 @@ import yaml
 from dray.config.load import load_config
 from dray.config.search import build_search
 from dray.errors import ConfigError, ExperimentError
-from dray.experiment.exact import Parting, find_parting
+from dray.exact.parting import Parting, find_parting
+from dray.exact.replay import Replay
 from dray.experiment.local import run_local
-from dray.experiment.replay import Replay
 from dray.records.difference import Side
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import MetricsLog

@@ -16,14 +16,15 @@ from typing import Any
 
 import yaml
 
+from dray.bisect.history import Commit, History, NoHistory
+from dray.bisect.search import LEAST, Run, Verdict, bisect
 from dray.code.archive import pack
-from dray.code.history import Commit, History, NoHistory
 from dray.config.yaml_file import parsed
 from dray.errors import ConfigError, ExperimentError
-from dray.experiment.bisection import LEAST, Run, Verdict, bisect
 from dray.serve.client import Server, Unreachable
 from dray.serve.verbs import OnServer
 from dray.text import one_line
+from searchers.objectives import loss_of
 
 START_S = 120.0
 
@@ -36,7 +37,7 @@ class Goal:
         batches: the length of each run; None: as in the config of its commit.
         larger_is_better: it is also if the last commit's config says so of this metric.
         first_seed: the experiments' seed is this, plus that of the run: runs with the same seed are paired.
-        least: see `dray.experiment.bisection`.
+        least: see `dray.bisect.search`.
     """
 
     metric: str
@@ -95,13 +96,11 @@ def find(history: History, goal: Goal, train: Train, say: Callable[[str], None])
                 shown = "failed" if value is None else f"{goal.metric} {value:.6g}"
                 say(f"{commits[run].short}, seed {run.seed}: {shown}  {commits[run].subject}")
             values |= found
-            runs = search.send({run: _loss(value, sign) for run, value in found.items()})
+            finished = {run: value for run, value in found.items() if value is not None}
+            losses = {run: loss_of(value, smaller_is_better=sign > 0) for run, value in finished.items()}
+            runs = search.send(dict.fromkeys(found) | losses)
     except StopIteration as end:
         return Found(verdict=end.value, ids=ids, versions=versions, values=values)
-
-
-def _loss(value: float | None, sign: int) -> float | None:
-    return math.inf if value is not None and math.isnan(value) else value if value is None else sign * value
 
 
 def _sign(history: History, goal: Goal) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from dray.experiment.bisection import EndFails, NoRegression, Regression, Run, Verdict, bisect
+from dray.bisect.search import EndFails, NoRegression, Regression, Run, Verdict, bisect
 
 Loss = Callable[[int, int], float | None]
 """The loss of a version, by its place and the seed."""

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 import dray
-from dray.cluster.sandbox import why_impossible
+from dray.cluster.bubblewrap import why_impossible
 from dray.config.load import load_config
 from dray.errors import ConfigError
-from dray.experiment import sandboxed
+from dray.experiment import isolation_check
 from dray.experiment.variants import from_patch
-from dray.pytorch import probe
 from dray.records.directory import ExperimentDirectory
 from searchers.errors import IllegalEvent
 
@@ -25,7 +24,7 @@ CONFIG = {"entrypoint": "model_def:Trial", "searcher": SEARCHER, "isolation": "s
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Code that notes when it is imported."""
-    monkeypatch.setattr(sandboxed, "why_impossible", lambda: "")
+    monkeypatch.setattr(isolation_check, "why_impossible", lambda: "")
     model = tmp_path / "model"
     model.mkdir()
     (model / "model_def.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nclass Trial(PyTorchTrial): ...\n")
@@ -60,7 +59,7 @@ def test_what_it_lacks_is_reported(fields: dict[str, Any], fault: str, model: Pa
 
 
 def test_a_machine_without_sandboxes_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandboxed, "why_impossible", lambda: "has no bubblewrap (the command bwrap)")
+    monkeypatch.setattr(isolation_check, "why_impossible", lambda: "has no bubblewrap (the command bwrap)")
     with pytest.raises(ConfigError, match=r"isolation: this machine has no bubblewrap .*; install bubblewrap"):
         created(model)
 
@@ -75,7 +74,7 @@ def test_runs_in_this_process_have_no_sandbox(model: Path, tmp_path: Path) -> No
     from dray.experiment.local import run_local
 
     for run in (
-        lambda: probe(CONFIG, model_dir=model),
+        lambda: dray.probe(CONFIG, model_dir=model),
         lambda: run_local(load_config(CONFIG), model, path=tmp_path / "local"),
     ):
         with pytest.raises(ConfigError, match="has no sandbox, got isolation: sandbox"):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dray.cluster.checks.inspector import Disk
-from dray.cluster.checks.node import REMEDIES, other_versions
+from dray.checks.inspector import Disk
+from dray.cluster.node_check import REMEDIES, other_versions
 from dray.text import counted
 
 MAX_SKEW_S = 5.0
