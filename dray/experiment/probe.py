@@ -34,7 +34,7 @@ from dray.environment import device, visible_gpus
 from dray.errors import ConfigError, EntrypointError, ExperimentError
 from dray.experiment import probe_rank
 from dray.experiment.interrupts import Interrupts
-from dray.experiment.sandboxed import reject_sandbox
+from dray.experiment.isolation_check import reject_sandbox
 from dray.records.secrets import check_secrets
 from dray.training.batch_size import BatchSize, BatchSizes, search_batch_size
 from dray.training.parallel.mesh import mesh_shape
