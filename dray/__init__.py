@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dray.errors import ExperimentError as ExperimentError
     from dray.errors import NoExperiment as NoExperiment
     from dray.experiment.experiment import Experiment as Experiment
+    from dray.experiment.probe import probe as probe
     from dray.imports import import_from_path as import_from_path
     from dray.pytorch import InvalidHP as InvalidHP
     from dray.pytorch import PyTorchTrial as LegacyTrial
@@ -38,6 +39,7 @@ _HOMES = {
     "get_cluster_info": "dray.training.cluster_info",
     "handle": "dray.serve.handle",
     "import_from_path": "dray.imports",
+    "probe": "dray.experiment.probe",
 }
 
 _RENAMED = {"LegacyTrial": "PyTorchTrial", "TrialContext": "PyTorchTrialContext"}
@@ -59,6 +61,7 @@ __all__ = [
     "get_cluster_info",
     "handle",
     "import_from_path",
+    "probe",
 ]
 
 

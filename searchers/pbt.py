@@ -23,7 +23,7 @@ from dataclasses import replace
 from random import Random
 from typing import cast
 
-from searchers.domains import Categorical, built, flattened
+from searchers.domains import Categorical, build, numbers_of
 from searchers.events import (
     Action,
     Create,
@@ -40,6 +40,7 @@ from searchers.events import (
 )
 from searchers.method import MAX_RUNGS, Fields, check_extension
 from searchers.numeric import Double, Int, Log
+from searchers.objectives import loss_of
 from searchers.slots import TrialSlots
 from searchers.space import Space
 
@@ -123,7 +124,7 @@ class PBT:
                 if is_repeated or step >= self._max_length or not self._slots.has_slot(trial):
                     return []
                 checkpoint = Source(trial=trial, step=step, batches=event.batches)
-                self._latest[trial] = (math.inf if value is None or math.isnan(value) else value, checkpoint)
+                self._latest[trial] = (loss_of(value), checkpoint)
                 self._unproven.discard(trial)
                 return self._exploit(trial) or self._take_turns(trial)
             case Exited(reason=reason):
@@ -242,7 +243,7 @@ class Explorer:
 
     def explore(self, trial: int, hparams: Mapping[str, object]) -> dict[str, object]:
         """Derive hyperparameters for a new trial. If none of `_ATTEMPTS` satisfies the constraint, return the same."""
-        rng, known = Random(f"{self.seed}:{trial}"), dict(flattened(self.space.root, hparams))
+        rng, known = Random(f"{self.seed}:{trial}"), dict(numbers_of(self.space.root, hparams))
 
         def value_of(name: str, domain: Categorical | Int | Double | Log) -> float:
             value = known.get(name)
@@ -255,7 +256,7 @@ class Explorer:
             return domain.nearest(min(max(value * rng.choice(self._factors), low), high))
 
         for _ in range(_ATTEMPTS):
-            found = cast("dict[str, object]", built(self.space.root, value_of))
+            found = cast("dict[str, object]", build(self.space.root, value_of))
             if self.space.allows(found):
                 return found
         return dict(hparams)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import cloudpickle
 
-from dray.cluster.checks.node import REMEDIES, Needs, Trouble, nodes_without, write_sign
+from dray.cluster.node_check import REMEDIES, Needs, Trouble, nodes_without, write_sign
 from dray.cluster.packages import runtime_env
 from dray.cluster.view import GPU_TYPE, slot_type
 from dray.code.archive import Archived

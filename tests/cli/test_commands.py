@@ -72,7 +72,7 @@ DOING = {
     "ui": (),
 }
 #: What needs none, or two; tested below, in test_diff.py, test_migrate.py, tests/test_cli.py,
-#: tests/test_cluster_yaml.py, tests/cluster/test_check.py, tests/experiment/test_probe.py, tests/agents,
+#: tests/test_cluster_yaml.py, tests/checks/test_check.py, tests/experiment/test_probe.py, tests/agents,
 #: tests/serve/test_commands.py, tests/serve/test_tokens.py and tests/cli/test_bisect.py.
 OTHERS = {
     "demo",

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from searchers import Losses
-from searchers.pareto import ParetoOrder, crowding_distances, dominates, ordered
-from searchers.rung import ParetoRung
+from searchers.pareto import ParetoOrder, crowding_distances, dominates, pareto_order
+from searchers.rung import Rung
 
 
 def slow_fronts(points: dict[int, tuple[float, ...]]) -> list[set[int]]:
@@ -50,7 +50,7 @@ def test_order_is_the_documented_one_after_additions_and_removals(objectives: in
     order, there = ParetoOrder(), dict[int, Losses | None]()
     for trial in rng.sample(range(60), 60):
         there[trial] = random_losses(rng, objectives)
-        order.add(trial, there[trial])
+        order.add(trial, math.inf if there[trial] is None else there[trial])  # type: ignore[arg-type]
         if rng.random() < 0.1:
             gone = rng.choice(sorted(there))
             del there[gone]
@@ -65,14 +65,14 @@ def test_order_is_the_documented_one_after_additions_and_removals(objectives: in
 
 def test_fronts_of_a_grid_are_its_diagonals() -> None:
     side = 5
-    order = ordered({x * side + y: Losses((x, y)) for x, y in itertools.product(range(side), repeat=2)})
+    order = pareto_order({x * side + y: Losses((x, y)) for x, y in itertools.product(range(side), repeat=2)})
     # (x, y) is dominated by chains of x + y points.
     assert all(order.front_of(x * side + y) == x + y + 1 for x, y in itertools.product(range(side), repeat=2))
     assert order.front == [0]
 
 
 def test_front_of_points_on_a_line_are_all_of_them() -> None:
-    order = ordered({trial: Losses((trial, 10 - trial)) for trial in range(11)})
+    order = pareto_order({trial: Losses((trial, 10 - trial)) for trial in range(11)})
     assert sorted(order.front) == list(range(11))
     assert set(order.front[:2]) == {0, 10}, "the ends come first"
 
@@ -84,7 +84,7 @@ def test_crowding_distance_does_not_depend_on_units() -> None:
 
 
 def test_equal_trials_are_ordered_by_number() -> None:
-    assert list(ordered({trial: Losses((1.0, 2.0)) for trial in (3, 1, 2)})) == [1, 2, 3]
+    assert list(pareto_order({trial: Losses((1.0, 2.0)) for trial in (3, 1, 2)})) == [1, 2, 3]
 
 
 def test_violation_comes_before_everything_else() -> None:
@@ -95,20 +95,20 @@ def test_violation_comes_before_everything_else() -> None:
         3: None,
         4: Losses((8.0, 8.0), (-1.0,)),
     }
-    order = ordered(losses)
+    order = pareto_order(losses)
     assert list(order) == [4, 1, 2, 0, 3]
     assert order.front == [4]
     assert [order.front_of(trial) for trial in range(5)] == [None, 2, None, None, 1]
 
 
 def test_no_front_without_a_trial_that_keeps_the_limits() -> None:
-    assert ordered({0: Losses((1.0,), (0.5,))}).front == []
+    assert pareto_order({0: Losses((1.0,), (0.5,))}).front == []
 
 
 @pytest.mark.parametrize("divisor", [2, 3, 1.5])
 def test_rung_continues_the_best_by_the_order_at_that_moment(divisor: float) -> None:
     rng, there = Random(5), dict[int, Losses | None]()
-    rung = ParetoRung(length=1, divisor=divisor)
+    rung = Rung(length=1, divisor=divisor, order=ParetoOrder())
     for trial in range(50):
         there[trial] = random_losses(rng, 2)
         count = max(int(len(there) / divisor + 1e-9), 1)
@@ -118,11 +118,11 @@ def test_rung_continues_the_best_by_the_order_at_that_moment(divisor: float) -> 
 
 
 def test_rung_without_a_trial_among_the_best() -> None:
-    rung = ParetoRung(length=1, divisor=3, min_best=0)
+    rung = Rung(length=1, divisor=3, min_best=0, order=ParetoOrder())
     assert [rung.rank(trial, Losses((trial, trial))) for trial in range(3)] == [False, False, False]
     assert rung.best() == [0]
     rung.withdraw(0)
     assert rung.best() == []
     assert dict(rung.values) == {1: Losses((1, 1)), 2: Losses((2, 2))}
-    rung.set_min_best(1)
+    rung.min_best = 1
     assert rung.best() == [1]
