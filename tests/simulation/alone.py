@@ -23,11 +23,11 @@ from dray.config.custom import Custom
 from dray.desk import messages
 from dray.desk.effects import After
 from dray.desk.failure import Failure
-from dray.desk.messages import Departure, DeskReport
+from dray.desk.messages import Departure, DeskReport, GroupEnded
 from dray.experiment import effects
 from dray.experiment.core import ReadLogs, RunCore
 from dray.experiment.open_search import open_search
-from dray.groups.effects import ClusterSeen, EndGroup, GroupPlaced, LookAtCluster, ProcessesEnded, StartGroup
+from dray.groups.effects import ClusterSeen, EndGroup, GroupPlaced, LookAtCluster, StartGroup
 from dray.groups.lender import GroupKind, Lender, OnPool, PoolClosed
 from dray.groups.pool import GroupsPlan
 from dray.groups.slots import Slots
@@ -345,7 +345,7 @@ class Group:
         """Ray notices that processes have ended."""
         if not self._has_reported:
             self._has_reported = True
-            self._report(ProcessesEnded(group=self.spec.group, start=self.spec.start, dead=dead))
+            self._report(GroupEnded(group=self.spec.group, start=self.spec.start, dead=dead))
 
     def end(self) -> None:
         """End its processes, and free its slots."""
@@ -567,7 +567,7 @@ class Driver(Process):
         core.lender = Lender(
             world.view(),
             lambda: world.now,
-            plan=lambda owner, kind: GroupsPlan(owner=owner, slots=kind.slots, max_slots=most, own_cluster=own),
+            plan=GroupsPlan(max_slots=most, own_cluster=own),
             emit=core.effects.append,
             counts=core.driver.counts,
         )
