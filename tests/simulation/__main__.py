@@ -3,8 +3,8 @@
     python -m tests.simulation SEED [--kind commit] [--no-faults] [--requests] [--lines desk/stream.py]
     python -m tests.simulation FIRST END [--kind commit] [--requests] [--processes 2]
 
-`--kind`: `whole` experiments, some of them on a server; the path of a `commit`; or the cores `alone`. A failing schedule is shrunk first.
-A range prints a line for each failing seed, and at the end the number of each event.
+`--kind`: `whole` experiments, some of them on a server; the path of a `commit`; or the cores `alone`. A failing
+schedule is shrunk first. A range prints a line for each failing seed, and at the end the number of each event.
 """
 
 from __future__ import annotations

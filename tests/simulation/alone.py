@@ -62,7 +62,8 @@ class Answer:
     """An answer that a process waits for."""
 
     def __init__(self) -> None:
-        self.is_known, self.value = False, None
+        self.is_known = False
+        self.value: Any = None
         self.waiting: list[Callable[[], None]] = []
 
     def resolve(self, value: Any = None) -> None:
@@ -153,8 +154,8 @@ class Alone:
         self.journal: list[dict[str, Any]] = []
         self.checkpoints: dict[int, dict[int, Checkpoint]] = defaultdict(dict)
         self.requests: dict[str, Requested] = {}
-        self.runs, self.is_over, self.driver = 0, False, None
-        self.driver: Driver | None
+        self.runs, self.is_over = 0, False
+        self.driver: Driver | None = None
         self._extensions, self.extension = [dict(each) for each in self.setup.extensions], dict[str, Any]()
         self.left = {each: each.times for each in self.setup.errors}
         self._late_requests = drawn.late_requests
@@ -244,7 +245,7 @@ class Alone:
             case "drain" | "clock" if node and not node.is_draining:
                 node.is_draining = True
                 self.at(1.0, lambda: self.driver and self.driver.drain(node.name))
-                self.at(30.0, lambda: node.is_alive and self._kill(node))
+                self.at(30.0, self._kill, node)
             case "driver" | "power" | "full" if driver:
                 driver.kill()
             case "torn" if driver:
@@ -257,6 +258,8 @@ class Alone:
                 self._request(which)
 
     def _kill(self, node: Node) -> None:
+        if not node.is_alive:
+            return
         node.is_alive = False
         for group in [*self.groups]:
             for rank, at in enumerate(group.nodes):
@@ -317,7 +320,7 @@ class Group:
         self.world.at(self.world.delay(), self.world.place)
 
     def _report(self, event: Any) -> None:
-        self.driver.post(lambda: self.driver.core.lender.on(self.owner, event))
+        self.driver.post(self.driver.lender.on, self.owner, event)
 
     def placed(self, nodes: list[Node]) -> None:
         self.nodes = nodes
@@ -433,10 +436,9 @@ class Trial:
             length=int(length),
             rungs=tuple(sorted({int(each) for each in self._rank.group.driver.rungs})),
             policy=world.setup.policy,
-            **{
-                name: None if (period := getattr(world.setup, name)) is None else Schedule(period=period)
-                for name in ("report", "validate", "checkpoint")
-            },
+            report=None if world.setup.report is None else Schedule(period=world.setup.report),
+            validate=None if world.setup.validate is None else Schedule(period=world.setup.validate),
+            checkpoint=None if world.setup.checkpoint is None else Schedule(period=world.setup.checkpoint),
         )
         steps, outcome = drive(plan, at), None
         while True:
@@ -564,7 +566,7 @@ class Driver(Process):
         )
         self.shape = kind.shape
         own, most = world.drawn.own_cluster, world.setup.max_slots
-        core.lender = Lender(
+        core.lender = self.lender = Lender(
             world.view(),
             lambda: world.now,
             plan=GroupsPlan(max_slots=most, own_cluster=own),
@@ -602,7 +604,7 @@ class Driver(Process):
         while self._jobs or not self._tune_ended:
             yield 0.5
             self._tune_ended = self._tune_ended or world.now > deadline + 60
-        self.post(self.core.lender.end)
+        self.post(self.lender.end)
         while self._groups:
             yield 0.5
         for number in [*self._sending]:
@@ -630,7 +632,7 @@ class Driver(Process):
             self._tune_ended = True
 
     def drain(self, node: str) -> None:
-        self.post(lambda: self.core.lender.nodes_drain([node]))  # type: ignore[union-attr]
+        self.post(self.lender.nodes_drain, [node])
 
     def kill(self) -> None:
         self._end("killed")
@@ -678,7 +680,7 @@ class Driver(Process):
             self._append(each.record)
 
     def _perform(self, effect: Any) -> None:
-        world, lender = self.world, self.core.lender
+        world, lender = self.world, self.lender
         match effect:
             case effects.Bind():
                 self.bound[effect.lease] = effect, self.name
@@ -708,9 +710,9 @@ class Driver(Process):
                 if (group := self._groups.pop(number, None)) is not None:
                     group.end()
             case OnPool(owner, LookAtCluster()):
-                self.post(lambda: lender.on(owner, ClusterSeen(world.view())))  # type: ignore[union-attr]
+                self.post(lambda: lender.on(owner, ClusterSeen(world.view())))
             case LookAtCluster():
-                self.post(lambda: lender.look(world.view()))  # type: ignore[union-attr]
+                self.post(lambda: lender.look(world.view()))
             case PoolClosed():
                 for group in self._groups.values():
                     group.end()
