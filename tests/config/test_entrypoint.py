@@ -69,7 +69,7 @@ def test_launcher_may_name_a_class_or_a_file() -> None:
         "python3 -m determined.launch.autodeepspeed model_def:MyTrial",
     ],
 )
-def test_every_command_of_determined_that_names_a_class_is_that_class(entrypoint: Any) -> None:
+def test_determineds_commands_that_name_a_class_are_that_class(entrypoint: Any) -> None:
     assert str(parse_entrypoint(entrypoint)) == "model_def:MyTrial"
 
 
@@ -98,7 +98,7 @@ def test_command_is_kept_as_it_was_written() -> None:
         ("model_def", "must be module:Class, or a Python program, got 'model_def'"),
         ("perl train.pl", "so it can't be another program"),
         ("bash train.sh", "put the commands before it into startup-hook.sh"),
-        ("A=1 python3 train.py x", "write environment: {environment_variables: [A=1]}, and here only python3 tr"),
+        ("A=1 python3 train.py x", "write environment: {environment_variables: [A=1]}, and here only the program"),
         ("python3 train.py --name ''; python3 test.py", "can't use ;, got"),
         ("python3 train.py 2>&1 | tee log", "can't use >&, got"),
         ("python3 prepare.py\npython3 train.py", "can't use a second line, got"),
@@ -107,7 +107,7 @@ def test_command_is_kept_as_it_was_written() -> None:
         ("python3", "must have a script after python"),
         ("python3 -c pass", "can't give Python the option -c"),
         ("python3 -m", "must have a module after -m"),
-        ("torchrun --nproc-per-node 2 train.py", "can't start torchrun"),
+        ("torchrun --nproc-per-node 2 train.py", "can't run torchrun"),
         ("python3 -m determined.launch.torch_distributed", "must have a command for the launcher to run"),
         ("python3 -m determined.launch.torch_distributed --nnodes 2 python3 a.py", "needs -- between the launcher's"),
         ("python3 -m determined.launch.torch_distributed --trial", "must have module:Class after --trial"),

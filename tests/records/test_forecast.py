@@ -53,10 +53,12 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_time_left_is_accurate_from_a_quarter_of_the_search_on(name: str) -> None:
+def test_time_left_is_accurate_and_the_share_never_decreases(name: str) -> None:
     off = []
     for seed in range(2):
         seen = told(METHODS[name](), seed)
+        shares = [share for _, share, _ in seen]
+        assert (shares[0], shares[-1], shares) == (0, 1, sorted(shares))
         end = seen[-1][0]
         for time, _, left in seen:
             if time > 0.25 * end:
@@ -64,14 +66,6 @@ def test_time_left_is_accurate_from_a_quarter_of_the_search_on(name: str) -> Non
                 off.append(abs(left - (end - time)) / end)
     # How many trials go beyond a rung is chance, in a small search.
     assert sum(off) / len(off) < (0.06 if name == "random" else 0.2)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_share_never_decreases_and_ends_at_one(name: str) -> None:
-    shares = [share for _, share, _ in told(METHODS[name](), 0)]
-    assert shares == sorted(shares)
-    assert shares[0] == 0
-    assert shares[-1] == 1
 
 
 def search(method: Method, *events: Event) -> Search:
@@ -82,7 +76,7 @@ def search(method: Method, *events: Event) -> Search:
     return made
 
 
-def test_no_time_is_forecast_until_trials_have_trained_for_a_while() -> None:
+def test_no_time_left_until_trials_have_trained_for_a_while() -> None:
     method = RandomSearch(max_trials=8, max_concurrent_trials=2, max_length=10)
     made = search(method, Started(trial=0), Started(trial=1))
     forecast, first = Forecast(preview(method)), None
@@ -106,21 +100,13 @@ def test_trials_are_counted_if_the_search_sets_no_lengths() -> None:
     assert forecast.share == 0.25
 
 
-def test_a_failed_trial_is_no_work_left() -> None:
-    method = RandomSearch(max_trials=2, max_concurrent_trials=2, max_length=10)
-    forecast = Forecast(preview(method))
-    made = search(method, Started(trial=0), Exited(trial=0, reason="errored"), Started(trial=1))
-    forecast.update(made.live.values(), {1: 5.0}, 1, 0.0, ended=[made.trials[0]])
-    assert forecast.share == 0.5
-
-
-@pytest.mark.parametrize("reason", REPLACED)
-def test_a_replaced_trial_is_no_work_done(reason: Reason) -> None:
+@pytest.mark.parametrize(("reason", "share"), [*((reason, 0.25) for reason in REPLACED), ("errored", 0.5)])
+def test_failed_trials_are_no_work_left_replaced_ones_none_done(reason: Reason, share: float) -> None:
     method = RandomSearch(max_trials=2, max_concurrent_trials=2, max_length=10)
     forecast = Forecast(preview(method))
     made = search(method, Started(trial=0), Exited(trial=0, reason=reason), Started(trial=1))
     forecast.update(made.live.values(), {1: 5.0}, 1, 0.0, ended=[made.trials[0]])
-    assert forecast.share == 0.25
+    assert forecast.share == share
 
 
 def test_an_extended_search_has_more_to_do() -> None:
@@ -132,20 +118,7 @@ def test_an_extended_search_has_more_to_do() -> None:
     assert forecast.share == 0.25
 
 
-def test_rung_of_a_length() -> None:
-    forecast = Forecast(preview(ASHA(max_trials=64, max_length=16, num_rungs=3, divisor=4)))
-    assert [forecast.rung(step) for step in (0, 0.5, 1, 4, 15.9, 16)] == [
-        (1, 1),
-        (1, 1),
-        (2, 4),
-        (3, 16),
-        (3, 16),
-        (3, 16),
-    ]
-    assert forecast.rungs == 3
-
-
-def test_a_trial_that_begins_from_another_has_not_trained_that_length_itself() -> None:
+def test_length_of_a_forks_source_is_not_its_own_training() -> None:
     method = PBT(max_length=8, population=2, interval=2, quantile=0.5)
     made = search(method, Started(trial=0), Started(trial=1))
     for trial in (0, 1):
@@ -158,7 +131,7 @@ def test_a_trial_that_begins_from_another_has_not_trained_that_length_itself() -
     assert forecast.share == (2 + 2 + 2) / (2 + 2 + 2 + 6 + 4)
 
 
-def test_requested_trials_are_trained_besides_those_that_the_search_creates() -> None:
+def test_requested_trials_add_to_those_of_the_search() -> None:
     method = RandomSearch(max_trials=4, max_concurrent_trials=1, max_length=10)
     forecast = Forecast(preview(method))
     search = Search(method, parse({}), seed=0, smaller_is_better=True, log=lambda record: None)

@@ -43,7 +43,7 @@ def test_rows_can_be_read_as_soon_as_they_are_appended(tmp_path: Path) -> None:
     assert read_metrics(tmp_path).equals(table)
 
 
-def test_columns_and_types_are_those_of_the_documents_even_without_rows(tmp_path: Path) -> None:
+def test_columns_and_types_are_documented_even_without_rows(tmp_path: Path) -> None:
     empty = read_metrics(tmp_path)
     assert empty.empty
     MetricsLog(tmp_path).append(0, [row(1)])
@@ -56,14 +56,6 @@ def test_columns_and_types_are_those_of_the_documents_even_without_rows(tmp_path
             "float64",
             "float64",
         ]
-
-
-def test_rows_are_sorted_by_trial_batches_kind_and_name(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path)
-    log.append(1, [row(20)])
-    log.append(0, [row(20), row(10)])
-    log.append(1, [row(10)])
-    assert [found[:2] for found in values(tmp_path)] == [(0, 10), (0, 20), (1, 10), (1, 20)]
 
 
 def test_of_repeated_rows_the_last_counts(tmp_path: Path, small_parts: None) -> None:
@@ -149,17 +141,6 @@ def test_a_torn_last_line_is_skipped_and_cut_off(tmp_path: Path) -> None:
     assert [found[1] for found in values(tmp_path)] == [1, 2, 4]
 
 
-def test_a_power_failure_costs_only_the_rows_that_were_not_written(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path)
-    log.append(0, [row(1), row(2), row(3)])
-    tail = tmp_path / TAIL
-    lines = tail.read_bytes().splitlines(keepends=True)
-    tail.write_bytes(lines[0] + b"\0" * (len(lines[1]) - 1) + b"\n" + lines[2])  # a block that was not written
-    assert [found[1] for found in values(tmp_path)] == [1, 3]
-    MetricsLog(tmp_path).append(0, [row(4)])
-    assert [found[1] for found in values(tmp_path)] == [1, 3, 4]
-
-
 def test_a_part_is_on_the_disk_before_it_replaces_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     left: list[bytes] = []
@@ -178,7 +159,7 @@ def test_a_part_is_on_the_disk_before_it_replaces_another(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("killed_in", ["write", "replace", "rename"])
-def test_a_process_killed_while_packing_neither_loses_nor_repeats_rows(
+def test_kill_while_packing_neither_loses_nor_repeats_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_in: str
 ) -> None:
     log = MetricsLog(tmp_path)
@@ -235,11 +216,6 @@ def test_numbers_that_are_not_finite_come_back(tmp_path: Path) -> None:
         log.close()
 
 
-def test_a_trial_without_epochs_has_none(tmp_path: Path) -> None:
-    MetricsLog(tmp_path).append(0, [{**row(1), "epochs": None}])
-    assert read_metrics(tmp_path)["epochs"].isna().all()
-
-
 def test_no_rows_write_nothing(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path)
     log.append(0, [])
@@ -281,7 +257,7 @@ def test_one_metric_is_read_from_parts_and_tail(tmp_path: Path, small_parts: Non
     assert metrics_log.read_series(tmp_path, kind, "none").empty
 
 
-def test_rows_are_sorted_even_if_their_key_needs_more_than_64_bits(tmp_path: Path) -> None:
+def test_rows_are_sorted_even_by_a_key_of_more_than_64_bits(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path)
     log.append(2**26, [row(2**40), row(3), row(3, value=0.7)])
     log.append(0, [row(2**40)])

@@ -63,9 +63,7 @@ def test_what_is_read_piece_by_piece_is_what_is_read_at_once(tmp_path: Path, sev
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_batches_trained_since_the_last_report_count_once_the_trial_has_told_of_them(
-    tmp_path: Path, packed: bool
-) -> None:
+def test_system_metrics_count_as_trained_batches(tmp_path: Path, packed: bool) -> None:
     directory = happened(tmp_path / "one")
     reader = StoredExperiment.here(directory).read()
     trial = next(each for each in reader.ranked() if each.batches)
@@ -80,7 +78,7 @@ def test_batches_trained_since_the_last_report_count_once_the_trial_has_told_of_
     assert set(reader.metrics) == metrics
 
 
-def test_a_line_that_did_not_reach_the_disk_whole_is_read_once_it_is_written_again(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_read_once_it_is_rewritten(tmp_path: Path) -> None:
     directory = happened(tmp_path / "one")
     lines = directory.journal.read_bytes().splitlines(keepends=True)
     directory.journal.write_bytes(b"".join(lines[:-1]) + b'{"event": "exi\n')
@@ -101,23 +99,6 @@ def test_a_damaged_journal_is_an_error_that_names_the_line(damage: str, tmp_path
     for _ in range(2):
         with pytest.raises(DamagedFile, match=f"line {line} is damaged"):
             reader.refresh()
-
-
-@pytest.mark.parametrize(
-    "row", [b"null", b"{}", b'{"trial_id": [], "kind": "x", "name": "y", "value": 1, "batches": 1}'], ids=range(3)
-)
-def test_a_row_of_metrics_that_dray_did_not_write_is_left_out(
-    row: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    directory = happened(tmp_path / "one")
-    expected = repr(numbers(StoredExperiment.here(directory).read()))
-    tail = directory.metrics / "_tail.jsonl"
-    tail.write_bytes(row + b"\n")
-    for _ in range(2):
-        assert repr(numbers(StoredExperiment.here(directory).read())) == expected
-    [said] = caplog.messages
-    assert said.startswith(f"{tail}: line 1 is damaged: ")
-    assert said.endswith("; this line is left out")
 
 
 @pytest.mark.parametrize("deep", ["[", "- ", "{a: "])
