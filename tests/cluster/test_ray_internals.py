@@ -183,7 +183,7 @@ def private_of_ray(tree: ast.Module) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", [name for _, cost, name, _ in NAMES if cost == _SLOWER])
-def test_a_ray_without_a_name_starts_and_one_line_says_what_that_costs(
+def test_a_ray_without_a_name_starts_and_says_what_that_costs(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from ray._private import services
@@ -200,7 +200,7 @@ def test_a_ray_without_a_name_starts_and_one_line_says_what_that_costs(
     assert line.endswith(f"has no attribute '{attribute}'")
 
 
-def test_a_ray_whose_parameters_have_changed_starts_without_the_changes(
+def test_a_ray_with_other_parameters_starts_without_our_changes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from ray._private import parameter
@@ -236,7 +236,7 @@ def test_what_a_running_cluster_lacks_is_left_out(
 
 
 @pytest.mark.parametrize("error", [KeyError("working_dir"), ValueError("not a number"), AssertionError(), None])
-def test_a_private_function_that_has_changed_costs_no_more_than_one_that_is_missing(
+def test_a_changed_private_function_costs_no_more_than_a_missing_one(
     error: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def changed(*_: object, **__: object) -> dict[str, str]:
@@ -269,7 +269,7 @@ def test_ray_may_ask_for_a_loopback_address_with_more_arguments() -> None:
         assert resolve("127.0.0.1", family=4) == "127.0.0.1"
 
 
-def test_a_worker_of_trains_that_has_become_an_actor_class_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_of_trains_that_is_an_actor_class_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.train.v2._internal.execution import worker_group
 
     from dray.groups.train_workers import _actor_class
@@ -278,7 +278,7 @@ def test_a_worker_of_trains_that_has_become_an_actor_class_is_not_used(monkeypat
     assert _actor_class()().execute(int, "3") == 3
 
 
-def test_the_head_has_the_method_that_is_called_by_its_name_on_the_wire() -> None:
+def test_the_head_has_the_method_that_is_called_by_its_wire_name() -> None:
     from ray.core.generated.gcs_service_pb2 import DESCRIPTOR
 
     package, _, service = internals.NODES_METHOD.strip("/").partition("/")[0].rpartition(".")
@@ -318,7 +318,7 @@ def test_trains_workers_need_nothing_that_dray_does_not_give() -> None:
     assert needed == set(str(given).split(", ")), "see dray/groups/train_workers.py"
 
 
-def test_tune_still_keeps_the_results_of_an_actor_where_they_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+def test_tune_still_keeps_results_of_actors_where_they_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
     from ray.air.execution._internal.actor_manager import RayActorManager
     from ray.tune.execution.tune_controller import TuneController
 
@@ -336,7 +336,7 @@ def test_tune_still_keeps_the_results_of_an_actor_where_they_are_dropped(caplog:
     assert "the driver needs about 1 kB more memory per trial" in caplog.text
 
 
-def test_tune_still_means_the_same_by_what_its_searchers_and_trials_say() -> None:
+def test_tune_still_means_the_same_by_its_states_and_names() -> None:
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.experiment import Trial
     from ray.tune.integration.ray_train import CHECKPOINT_PATH_KEY
@@ -353,7 +353,7 @@ def test_tune_still_means_the_same_by_what_its_searchers_and_trials_say() -> Non
     assert source.index(".on_trial_add(") < source.index("status_str_map[trial.status]"), "see searchers/tune_trials.py"
 
 
-def test_processes_of_a_cluster_that_dray_starts_get_no_signal_of_its_group_and_die_with_it() -> None:
+def test_rays_processes_get_no_signal_of_drays_group_and_die_with_it() -> None:
     from ray._private import services
 
     from dray.cluster.connection import _keep_signals
