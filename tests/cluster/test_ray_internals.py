@@ -14,6 +14,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,9 +183,25 @@ def private_of_ray(tree: ast.Module) -> Iterator[str]:
                 yield name
 
 
-@pytest.mark.parametrize("name", [name for _, cost, name, _ in NAMES if cost == _SLOWER])
+def test_only_functions_import_private_names_of_rays() -> None:
+    for path in [*(ROOT / "dray").rglob("*.py"), *(ROOT / "searchers").rglob("*.py")]:
+        imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert list(private_of_ray(ast.Module(imports, []))) == [], f"where one is missing, {path} can't be imported"
+
+
+BLOCKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    _SLOWER: lambda: internals.quick_start(lambda: ""),
+    "other machines can reach": internals.keep_loopback,
+    "Ray prints its messages": lambda: internals.print_to(lambda data: None),
+}
+"""Blocks in which names of Ray are replaced, by the beginning of the cost of their absence."""
+
+
+@pytest.mark.parametrize(
+    ("begin", "name"), [(begin, name) for _, cost, name, _ in NAMES for begin in BLOCKS if cost.startswith(begin)]
+)
 def test_a_ray_without_a_name_starts_and_says_what_that_costs(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    begin: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from ray._private import services
 
@@ -192,12 +209,26 @@ def test_a_ray_without_a_name_starts_and_says_what_that_costs(
     monkeypatch.delattr(f"{module}.{attribute}")
     monkeypatch.setattr(internals, "_reported", set())
     for _ in range(2):
-        with internals.quick_start(lambda: ""):
-            if "start_api_server" not in name:
+        with BLOCKS[begin]():
+            if begin == _SLOWER and "start_api_server" not in name:
                 assert services.start_api_server() == ("", None), "the other names are still used"
     [line] = caplog.messages
-    assert line.startswith(f"{_SLOWER}, because Ray {ray.__version__} has changed an internal that dray uses: ")
+    assert re.match(f"{begin}.*, because Ray {ray.__version__} has changed an internal that dray uses: ", line)
     assert line.endswith(f"has no attribute '{attribute}'")
+
+
+@pytest.mark.parametrize("name", ["context.TrainRunContext", "worker_group.RayTrainWorker"])
+def test_workers_start_without_trains_internals_which_has_its_cost(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from dray.groups import train_workers
+
+    monkeypatch.delattr(f"ray.train.v2._internal.execution.{name}")
+    monkeypatch.setattr(internals, "_reported", set())
+    worker = train_workers._actor_class()
+    assert worker().execute(int, "3") == 3
+    assert train_workers._enter_train(worker, "name", [train_workers.Worker(worker(), "node")], []) == []
+    assert caplog.text.count(train_workers.WITHOUT_TRAIN) == 1
 
 
 def test_a_ray_with_other_parameters_starts_without_our_changes(
