@@ -278,6 +278,9 @@ class World(Trials):
     def _has_ended(self, experiment: Experiment, process: Process) -> None:
         facts, how = experiment.facts, process.exit_code
         self.kernel.note(f"{process.name} has ended: {how} {facts.done}")
+        began, cut_off = self.nodes.began, self.nodes.cut_off
+        if how == 0 and (left := [each.name for each in began if each.owner is process and each.name not in cut_off]):
+            self.kernel.fail(f"{process.name} has ended before its groups {left}")
         if how != 0:
             facts.kills += 1
         elif facts.done and not experiment.waiting():
