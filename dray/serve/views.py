@@ -26,7 +26,7 @@ from dray.serve import figures, queue_views, series, table
 from dray.serve.answers import BadInput, number, numbers, plain
 from dray.serve.answers import encoded as _encoded
 from dray.serve.boards import boards
-from dray.serve.control import API, Control, Submitted
+from dray.serve.control import API, Control, Submitted, verbs_of
 from dray.serve.curves import Wanted
 from dray.serve.experiments import VIEW_S, Experiments, locked
 from dray.serve.refusals import NotSubmitted
@@ -280,10 +280,11 @@ def overview_fields(name: str, overview: Overview | None, submitted: Submitted |
     """An experiment as the list shows it.
 
     ``state`` is as in `Overview.on_server` if it was submitted, else as in `Overview`; ``submitted`` is null if it was
-    not.
+    not; ``verbs``: see `dray.serve.control.verbs_of`.
     """
     seen = _seen(name, overview, submitted)
-    return {**seen.to_json(), "submitted": None if submitted is None else asdict(submitted)}
+    verbs = [] if seen.is_local else verbs_of(seen.state, is_submitted=submitted is not None)
+    return {**seen.to_json(), "verbs": verbs, "submitted": None if submitted is None else asdict(submitted)}
 
 
 def _seen(name: str, overview: Overview | None, submitted: Submitted | None) -> Overview:

@@ -19,8 +19,8 @@ from dray.experiment.request_files import RequestFiles
 from searchers.errors import IllegalEvent
 from searchers.events import Create, Source
 from searchers.journal import Journal
-from searchers.records import action_from_json
 from searchers.space import parse as parse_space
+from tests.recorded_search import action_from_json
 from tests.records.test_result import Story, config, told
 
 

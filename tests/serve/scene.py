@@ -98,6 +98,7 @@ class SceneControl(FakeControl):
             quota_of=lambda owner: quota or Quota(),
             lanes=Lanes((), self.kept.append, clock=lambda: self.now),
         )
+        self.scheduler = self.core.scheduler
 
     def _lend(self, emit: Callable[[Any], None]) -> Lender:
         return Lender(
