@@ -40,7 +40,7 @@ from dray.storage import checkpoints
 from dray.storage.checkpoints import CheckpointStore
 from dray.training.checkpoint.joint import JointCheckpoint
 from dray.training.checkpoint.saver import Saver
-from dray.worker import run_trial
+from dray.worker import trial as worker_trial
 from dray.worker.host import RayHost
 from dray.worker.link import TrialLink
 from searchers.asha import ASHA
@@ -270,7 +270,7 @@ MISTAKES = {
         TrialLink, "stop_requested", "self._stop.done() and self._stop.result()", "False", None, "commit"
     ),
     "a driver that is lost fails the trial": Mistake(
-        run_trial,
+        worker_trial,
         "lost_driver",
         'Failure(kind="node", batches=batches)',
         'Failure(kind="error", batches=batches)',
