@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dray.text import some
 from searchers.events import Losses, Repeat
 from searchers.objectives import Objectives
 from searchers.views import END_STATES, NEVER_BEST, State
@@ -235,6 +236,39 @@ class TrialRecord:
             "ended": self.ended,
             "hparams": self.hparams,
         }
+
+
+_SHOWN_RELATIVES = 12
+
+
+def lineage(trials: Mapping[int, TrialRecord], trial: int) -> dict[str, list[dict[str, Any]]]:
+    """The relatives of a trial, by their numbers, for the commands and the API.
+
+    ``ancestors``: the trials whose checkpoints it began from, the nearest first, and the ``batches`` of the checkpoint;
+    ``children``: those that began from its own checkpoints; ``repeats``: those that run it again, with their ``seed``.
+    """
+    ancestors, one = list[dict[str, Any]](), trials[trial]
+    while one.source_trial is not None:
+        ancestors.append({"trial": one.source_trial, "batches": one.source_batches})
+        if one.source_trial not in trials:
+            break
+        one = trials[one.source_trial]
+    children = [each for each in trials.values() if each.source_trial == trial]
+    repeats = [each for each in trials.values() if each.repeat is not None and each.repeat.trial == trial]
+    return {
+        "ancestors": ancestors,
+        "children": [{"trial": each.id, "batches": each.source_batches} for each in children],
+        "repeats": [{"trial": each.id, "seed": each.repeat.seed} for each in repeats if each.repeat is not None],
+    }
+
+
+def relatives(found: list[dict[str, Any]]) -> str:
+    """ "trial 5 at batch 10, trial 7 at batch 20"; "" for no relatives."""
+    texts = [
+        f"trial {each['trial']} " + (f"at batch {each['batches']}" if "batches" in each else f"(seed {each['seed']})")
+        for each in found
+    ]
+    return some(texts, _SHOWN_RELATIVES)
 
 
 class ByTrial:

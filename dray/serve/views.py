@@ -17,11 +17,11 @@ from aiohttp.typedefs import Handler
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.checkpoints import list_checkpoints
 from dray.records.comparison import compare
-from dray.records.lineage import lineage
 from dray.records.logs import failure_fields
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.records.standing import standing
+from dray.records.trial_record import lineage
 from dray.serve import figures, queue_views, series, table
 from dray.serve.answers import BadInput, number, numbers, plain
 from dray.serve.answers import encoded as _encoded
