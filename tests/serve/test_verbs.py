@@ -261,17 +261,22 @@ def test_a_running_one_goes_on(place: Place, verb: str, dray: Dray) -> None:
 
 
 @everywhere
-def test_it_is_forked(place: Place, dray: Dray) -> None:
+@pytest.mark.parametrize("here", [False, True])
+def test_it_is_forked(place: Place, here: bool, dray: Dray) -> None:
     place.story.directory.code.mkdir()
     (place.story.directory.code / "train.py").write_text("print(1)\n")
     file = place.story.directory.config_file
     file.write_text(f"entrypoint: python3 train.py\n{file.read_text()}")
-    said = dray("e", "fork", "1", "--config", "searcher.max_trials=3", *["--detach"] * (place.kind == "server"))
+    if place.kind != "server":  # a server forks also what was not submitted to it
+        address.write(place.served.results, place.served.url, TOKEN)
+    way = ["--no-server" if here else "--detach"]
+    said = dray("e", "fork", "1", "--config", "searcher.max_trials=3", *way)
     [new] = [each for each in place.served.results.iterdir() if each.name[0] != "." and each != place.path]
     assert yaml.safe_load((new / "experiment.yaml").read_text())["searcher"]["max_trials"] == 3
     assert (new / "code" / "train.py").exists()
     assert said.code == 0
-    assert place.ran == ([] if place.kind == "server" else [{}])
+    assert place.ran == ([{}] if here else [])
+    assert len(place.served.control.experiments()) == (place.kind == "server") + (not here)
 
 
 EVERY_EXTENSION = {

@@ -34,14 +34,14 @@ from dray.experiment.results import PendingResults
 from dray.experiment.retention import Retention
 from dray.experiment.reuse import Reuse
 from dray.experiment.run import Run
-from dray.groups.lending import Lending
+from dray.groups.lender_shell import LenderShell
 from dray.groups.shell import GroupsShell
 from dray.records.spending import Spending
 from dray.storage import checkpoints
 from dray.storage.checkpoints import CheckpointStore
 from dray.training.checkpoint.joint import JointCheckpoint
 from dray.training.checkpoint.saver import Saver
-from dray.worker import run_trial
+from dray.worker import trial as worker_trial
 from dray.worker.host import RayHost
 from dray.worker.link import TrialLink
 from searchers.asha import ASHA
@@ -245,7 +245,7 @@ MISTAKES = {
     "a checkpoint that a killed driver has not noted is never found": Mistake(
         Cleaner, "_examine", "if store.find(batches) is not None:", "if False:", None
     ),
-    "a group's death that nobody hears of": Mistake(Lending, "_heard", "self._lender.on(owner, event)", "pass", 0),
+    "a group's death that nobody hears of": Mistake(LenderShell, "_heard", "self._lender.on(owner, event)", "pass", 0),
     "groups that are not ended": Mistake(GroupsShell, "_act", "group.end()", "pass", 5),
     "groups that do not end with the run": Mistake(GroupsShell, "close", "group.end()", "pass", 0),
     "a call that comes before the decider is lost": Mistake(
@@ -298,7 +298,7 @@ MISTAKES = {
         TrialLink, "stop_requested", "self._stop.done() and self._stop.result()", "False", None, "commit"
     ),
     "a driver that is lost fails the trial": Mistake(
-        run_trial,
+        worker_trial,
         "lost_driver",
         'Failure(kind="node", batches=batches)',
         'Failure(kind="error", batches=batches)',

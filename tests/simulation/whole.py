@@ -25,7 +25,7 @@ from dray.errors import ConfigError, ExperimentError
 from dray.experiment import experiment as experiments
 from dray.experiment import notify, prometheus, requests, run
 from dray.experiment.request_files import DIRECTORY as REQUESTS
-from dray.groups import lending, on_ray
+from dray.groups import lender_shell, on_ray
 from dray.records.directory import CODE_ID_LENGTH, ExperimentDirectory
 from dray.records.metrics import MetricsLog
 from dray.records.result import Result
@@ -242,7 +242,7 @@ class World(Trials):
             notify: {"deliver": self._deliver},
             run: {"POLL_S": 2.0},
             **with_clock(lambda: self.kernel.now, MetricsLog),
-            lending: {"POLL_S": 0.1},
+            lender_shell: {"POLL_S": 0.1},
         }
 
     # ------------------------------------------------------------------ processes
