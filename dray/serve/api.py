@@ -21,15 +21,13 @@ from dray.config.search import CHANGEABLE
 from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
 from dray.experiment.requests import Decided
-from dray.records import copies
-from dray.records.directory import ExperimentDirectory
-from dray.records.listing import StoredExperiment
-from dray.serve import fork, logs
+from dray.serve import logs
 from dray.serve.answers import BadInput, answer, number
 from dray.serve.auth import CALLER
 from dray.serve.control import ACTIVE, API, Control, Submitted, Verb
 from dray.serve.draft import Draft
 from dray.serve.experiments import experiment_path
+from dray.serve.in_directory import InDirectory
 from dray.serve.keys import Attempt, Keys
 from dray.serve.news import News
 from dray.serve.outside import outside
@@ -146,6 +144,10 @@ class Api:
             # The path of the code on the server means nothing to the user.
             raise ConfigError([(field, _without(what, code)) for field, what in error.faults], error.source) from None
 
+    def _submit_fork(self, draft: Draft, owner: str, attempt: Attempt) -> Submitted:
+        with draft.code() as code:
+            return self._control.submit(draft, code, owner, attempt.id)
+
     async def _patch(self, request: web.Request) -> web.StreamResponse:
         name, change = request.match_info["name"], change_of(await _body(request))
         if "priority" in change:
@@ -180,7 +182,7 @@ class Api:
         async def forked(attempt: Attempt) -> tuple[int, Any]:
             is_owner = token.scope == "operate" or _owner(self._control, path.name) == token.owner
             draft = Draft(config=config, forked=path, is_owner=is_owner)
-            return 201, asdict(await _call(self._submitters, fork.fork, self._control, draft, token.owner, attempt.id))
+            return 201, asdict(await _call(self._submitters, self._submit_fork, draft, token.owner, attempt))
 
         return await self._once(request, _encoded(body), forked)
 
@@ -329,13 +331,12 @@ def _owner(control: Control, name: str) -> str | None:
 
 
 def _delete(control: Control, path: Path) -> None:
-    """Delete an experiment and its checkpoints, here and in its object store. `WrongState` if it is active, and
-    `JournalError` if a driver outside of this server runs it."""
+    """Delete an experiment, also one that was not submitted. `WrongState` if it is active."""
     with contextlib.suppress(NotSubmitted):
         state = control.experiment(path.name).state
         if state in ACTIVE:
             raise is_running(path.name, state)
-    copies.delete(StoredExperiment.here(ExperimentDirectory.open(path)))
+    InDirectory(str(path)).delete()
 
 
 def change_of(body: Mapping[str, Any]) -> dict[str, Any]:
