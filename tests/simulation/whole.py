@@ -278,6 +278,11 @@ class World(Trials):
     def _has_ended(self, experiment: Experiment, process: Process) -> None:
         facts, how = experiment.facts, process.exit_code
         self.kernel.note(f"{process.name} has ended: {how} {facts.done}")
+        began, cut_off = self.nodes.began, self.nodes.cut_off
+        if how == 0 and (left := [each.name for each in began if each.owner is process and each.name not in cut_off]):
+            self.kernel.fail(f"{process.name} has ended before its groups {left}")
+        if how == 0 and (answered := facts.answers.keys() & {*experiment.waiting()}) and "full" not in self._kinds:
+            self.kernel.fail(f"{process.name} has left the requests {sorted(answered)}, which have an answer")
         if how != 0:
             facts.kills += 1
         elif facts.done and not experiment.waiting():
@@ -502,8 +507,6 @@ class World(Trials):
             is_exact = not self._drawn.faults and not experiment.facts.requests and not experiment.setup.extensions
             if not experiment.facts.given_up and "power" not in self._kinds:
                 experiment.facts.check_checkpoints(is_exact=is_exact)
-            if (left := experiment.facts.answers.keys() & {*experiment.waiting()}) and "full" not in self._kinds:
-                self.kernel.fail(f"{sorted(left)} have an answer, and are still there")
             experiment.facts.check_end(experiment.waiting(), is_extended=bool(experiment.setup.extensions))
         for node in self.nodes.nodes:
             if node.is_alive and node.free != node.slots:
