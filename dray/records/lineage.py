@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from dray.records.trial_record import TrialRecord
 from dray.text import some
@@ -11,13 +12,28 @@ from dray.text import some
 _SHOWN = 12
 
 
-def lineage(trials: Mapping[int, TrialRecord], trial: int) -> dict[str, list[dict[str, Any]]]:
-    """The relatives of a trial, by their numbers, for the commands and the API.
+class _Trial(TypedDict):
+    trial: int
 
-    ``ancestors``: the trials whose checkpoints it began from, the nearest first, and the ``batches`` of the checkpoint;
-    ``children``: those that began from its own checkpoints; ``repeats``: those that run it again, with their ``seed``.
-    """
-    ancestors, one = list[dict[str, Any]](), trials[trial]
+
+class Relative(_Trial, total=False):
+    """A trial, by its number."""
+
+    batches: int | None  # of the checkpoint
+    seed: int  # of a repeat
+
+
+class Lineage(TypedDict):
+    """The relatives of a trial."""
+
+    ancestors: list[Relative]  # those whose checkpoints it began from, the nearest first
+    children: list[Relative]  # those that began from its own checkpoints
+    repeats: list[Relative]  # those that run it again
+
+
+def lineage(trials: Mapping[int, TrialRecord], trial: int) -> Lineage:
+    """The relatives of a trial."""
+    ancestors, one = list[Relative](), trials[trial]
     while one.source_trial is not None:
         ancestors.append({"trial": one.source_trial, "batches": one.source_batches})
         if one.source_trial not in trials:
@@ -32,7 +48,7 @@ def lineage(trials: Mapping[int, TrialRecord], trial: int) -> dict[str, list[dic
     }
 
 
-def relatives(found: list[dict[str, Any]]) -> str:
+def relatives(found: list[Relative]) -> str:
     """ "trial 5 at batch 10, trial 7 at batch 20"; "" for no relatives."""
     texts = [
         f"trial {each['trial']} " + (f"at batch {each['batches']}" if "batches" in each else f"(seed {each['seed']})")

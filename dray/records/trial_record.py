@@ -7,12 +7,16 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+
+from typing_extensions import TypedDict
 
 from searchers.events import Losses, Repeat
 from searchers.objectives import Objectives
 from searchers.views import END_STATES, NEVER_BEST, State
 
+Number: TypeAlias = float | str | None
+"""A number of an experiment's data: one that is not finite is "nan", "inf" or "-inf" in JSON."""
 EndedBy = Literal["search", "request", "divergence", "interruption"]
 """What ended a trial early: the search, which pruned it; a person or a program who asked for its end; its loss, which
 was NaN; or the end of its experiment's driver, while it ran: it is still RUNNING, and is the first to be resumed."""
@@ -213,8 +217,8 @@ class TrialRecord:
         """The batch at which a loss was first reported as NaN or infinite, if it has stayed so."""
         return min(self.nan.values(), default=None)
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON for the commands and the API, except that numbers may be NaN; times are Unix times in s."""
+    def to_json(self) -> TrialRow:
+        """What the commands and the API give."""
         return {
             "trial": self.id,
             "state": self.state,
@@ -235,6 +239,31 @@ class TrialRecord:
             "ended": self.ended,
             "hparams": self.hparams,
         }
+
+
+class TrialRow(TypedDict):
+    """A trial."""
+
+    trial: int
+    state: State
+    # what ended it early: the search (PRUNED), a person or a program (CANCELED), its loss, which was NaN (PRUNED), or
+    # the end of its experiment, while it was RUNNING; else null
+    ended_by: EndedBy | None
+    batches: int
+    metric: Number  # at its last validation
+    best_metric: Number
+    best_batches: int | None
+    best_by: Literal["one seed"] | None  # what best_metric is: the trial's own run, whose repeats are other trials
+    nan_since: int | None  # the batch of the first loss that is not finite
+    restarts: int
+    source_trial: int | None  # the trial from whose checkpoint this one began
+    source_batches: int | None  # the batch of that checkpoint
+    repeat_of: int | None  # the trial that this one is another run of
+    repeat: int | None  # which of the seeds it has, from 1
+    code: str | None  # the variant of the code that it runs; null: the experiment's own
+    started: float | None
+    ended: float | None
+    hparams: dict[str, Any]  # values by dotted name
 
 
 class ByTrial:

@@ -347,9 +347,7 @@ class OnServer:
 
     is_on_server, ran = True, False
 
-    def __init__(
-        self, server: Server, name: str, answered: Callable[[Mapping[str, Any]], None] = lambda decided: None
-    ) -> None:
+    def __init__(self, server: Server, name: str, answered: Callable[[Any], None] = lambda decided: None) -> None:
         self.server, self.name, self._answered = server, name, answered
         self._after = 0  # the end of its journal when it was run again
 

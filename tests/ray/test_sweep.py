@@ -206,4 +206,4 @@ def test_the_list_has_the_best_of_all_validations(result: dray.Result) -> None:
     overview = StoredExperiment.here(ExperimentDirectory(result.path)).overview()
     smaller = load_config(result.path / "experiment.yaml").searcher.sign == 1
     values = result.trials["best_metric"]
-    assert overview.best == (values.min() if smaller else values.max())
+    assert overview.best_metric == (values.min() if smaller else values.max())

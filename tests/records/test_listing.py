@@ -100,7 +100,7 @@ def test_an_experiment_that_can_not_run_is_an_error_until_it_is_resumed(tmp_path
     with Journal(directory.journal) as journal:
         journal.append({"event": "opened", "time": 3})
     overview = open_experiment(directory).overview()
-    assert (overview.state, overview.why) == ("STOPPED", "")
+    assert (overview.state, overview.why) == ("STOPPED", None)
 
 
 def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,4 +127,9 @@ def test_nan_is_found_by_its_name() -> None:
 
 
 def test_quotes_are_double_or_single() -> None:
-    assert parsed("net = 'a b' \"and\" it's x=5'") == [Condition("net", "=", ("a b",)), "and", "it's", Condition("x", "=", ("5'",))]
+    assert parsed("net = 'a b' \"and\" it's x=5'") == [
+        Condition("net", "=", ("a b",)),
+        "and",
+        "it's",
+        Condition("x", "=", ("5'",)),
+    ]
