@@ -131,7 +131,7 @@ test-oldest test-newest: test-%: build/%/.installed
 	@build/$*/bin/dray demo
 
 # An environment on top of .venv, with another Ray, and what this Ray does not run with. The tests: starts and ranks of groups,
-# deaths of each kind, elastic trials, the autoscaler, jobs, the server, Tune's users.
+# deaths of each kind, elastic trials, the autoscaler, jobs in pods, the server, Tune's users.
 ifdef RAY
 OTHER := build/ray-$(RAY)
 
@@ -147,7 +147,7 @@ $(OTHER)/.installed: $(INSTALLED)
 
 test-ray: $(OTHER)/.installed
 	@PYTHONFAULTHANDLER=1 $(OTHER)/bin/python -m pytest -q -k "not shared and not sharded" \
-		$(addprefix tests/cluster/test_,ray_internals.py autoscaler.py jobs.py) \
+		$(addprefix tests/cluster/test_,ray_internals.py autoscaler.py pods.py) \
 		$(addprefix tests/ray/test_,worker_groups.py fault_matrix.py elastic.py autoscaler.py tune.py tune_trainer.py) \
 		$(addprefix tests/ray/test_server.py::test_,the_second_experiment_trains_in_the_processes_of_the_first_with_its_own_code \
 		a_server_that_is_killed_finds_its_experiments_again)

@@ -24,13 +24,13 @@ import torch
 from _histories import COMMITS, REGRESSIONS, Drawn, draw_history, write_repository
 from _measure import Paper, command, machine, verdict
 
-from dray.code.history import Commit, History
+from dray.bisect.history import Commit, History
+from dray.bisect.runs import Found, Goal, Train, a_server, config_of, find, on_server
+from dray.bisect.search import Regression, Run
 from dray.config.load import load_config
 from dray.environment import variables_set
-from dray.experiment.bisection import Regression, Run
 from dray.experiment.local import run_local
 from dray.records.local_runs import LocalRun
-from dray.serve.bisect import Found, Goal, Train, a_server, config_of, find, on_server
 
 METRIC, BATCHES = "validation_loss", 150
 MAX_RUNS = 7

@@ -115,6 +115,7 @@ class Driver:
         from dray.display.display import Display
         from dray.experiment.driver import ExperimentDriver
         from dray.experiment.open_search import open_search
+        from dray.experiment.request_files import RequestFiles
         from dray.observers import loggers
         from dray.observers.observer import Observers
         from dray.records.directory import ExperimentDirectory
@@ -126,7 +127,7 @@ class Driver:
         self._directory = where = ExperimentDirectory.create(directory, checked, None)
         self.journal = Journal(where.journal)
         self._observers = Observers(where, loggers.makes(where, checked))
-        opened = open_search(checked, Custom(), {}, journal=self.journal, records=[], observers=self._observers)
+        opened = open_search(checked, Custom(), {}, journal=self.journal, records=[], requests=RequestFiles(where))
         self.search = search = opened.search
         console = Console(file=Nowhere(), force_terminal=terminal, width=160, height=50)
         self.display = Display(
@@ -137,7 +138,7 @@ class Driver:
             unit=checked.searcher.unit,
             console=console,
         )
-        self._observers.begin(opened.records, search.trials, self.display.say)
+        self._observers.begin(self.display.say)
         self._now = 0.0
         self._metrics = MetricsLog(where.metrics, clock=lambda: self._now)
         self.display.__enter__()
@@ -236,8 +237,6 @@ class Driver:
                     if isinstance(each, Append):
                         record = {**each.record, "time": time.time()}
                         self.journal.append(record, wait=each.wait)
-                        if "actions" in record:
-                            self._observers.happened(record, self.search.trials)
             for each in decided:
                 self._perform(each)
 
@@ -267,7 +266,7 @@ class Driver:
                 self.desk.bind("run", effect.lease, pickle.dumps((effect.lease, effect.trial, rung)))
             case messages.ReportReceived():
                 self._metrics.append(effect.trial, effect.rows)
-                self._observers.rows(effect.trial, effect.rows)
+                self._observers.wake()
                 self.display.rows(effect.trial, effect.rows)
             case effects.Prune():
                 self.driver.retention.pruned(effect, effect.delete, [], failed=False)
@@ -286,10 +285,7 @@ class Driver:
         self._metrics.pack()
         self.display._due = 0.0
         self.display.update(self.driver.counts, GROUPS, GROUPS)
-        while any(self._observers._new.values()):
-            time.sleep(0.1)
-            if not any(self._observers._new.values()):
-                time.sleep(1.0)  # an update has taken them, and is writing
+        time.sleep(10 * OBSERVED_EVERY_S)
 
     def close(self) -> None:
         """End the threads."""

@@ -1,7 +1,7 @@
-"""The cost of observers to the driver, per call; simulated.
+"""What a logger's thread takes of the driver's process to follow a run, besides what the logger itself does; simulated.
 
-An ASHA search of many trials in virtual time, with four metrics per epoch, is passed to observers as by a driver.
-The cost is the wall time of the driver's calls: `rows` for a report, `happened` for an event of the search.
+An ASHA search of many trials in virtual time, with four metrics per epoch, is written to its files in many pieces, and
+after each piece the thread reads what is new.
 
     python bench/observers.py [--trials 1000] [--save]
 """
@@ -12,78 +12,42 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from _measure import BENCH, Paper, arguments, machine, perform
 
 sys.path.insert(0, str(BENCH.parent))
 
-WORKERS = 32
+PIECES = 100
 
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
-    """Run a search in virtual time, with observers."""
-    from dray.config.search import build_method
-    from dray.observers.observer import Observers
+    """Follow a search that is written piece by piece."""
+    from dray.observers.observer import Followed
     from dray.records.directory import ExperimentDirectory
-    from searchers.events import Action, Event, Reported
-    from searchers.search import Search
-    from searchers.simulate import Curve, simulate
-    from tests.report.simulated import BEGAN, config_of, loss, rows
+    from dray.records.metrics import MetricsLog, read_metrics
+    from tests.report.simulated import simulated
 
     paper.say(machine())
-    config = config_of(options.trials)
-    experiment = ExperimentDirectory.create(directory / "experiment", config, None)
-    observers = Observers(experiment, {"nothing": lambda: _Nothing()})
-    calls_s: dict[str, list[float]] = {"happened": [], "rows": []}
-    records: list[dict[str, Any]] = []
-    trained: dict[int, int] = {}
-
-    def happened(now: float, event: Event, actions: list[Action]) -> None:
-        trial = event.trial
-        if isinstance(event, Reported):
-            view = search.trials[trial]
-            assert view.hparams is not None
-            for epoch in range(trained.get(trial, 0) + 1, int(event.step) + 1):
-                report = rows(view.hparams, epoch, BEGAN + now)
-                began = time.perf_counter()
-                observers.rows(trial, report)
-                calls_s["rows"].append(time.perf_counter() - began)
-            trained[trial] = int(event.step)
-        for record in records:
-            stamped = {**record, "time": BEGAN + now}
-            began = time.perf_counter()
-            observers.happened(stamped, search.trials)
-            calls_s["happened"].append(time.perf_counter() - began)
-        records.clear()
-
-    search = Search(build_method(config), config.space, seed=7, smaller_is_better=True, log=records.append)
-    observers.begin([], {}, paper.say)
-    simulate(
-        search, WORKERS, lambda hparams: Curve(lambda epochs: loss(hparams, epochs)), start_cost=0.5, watch=happened
-    )
-    observers.close(done=True)
+    whole = simulated(directory / "whole", options.trials)
+    records = whole.journal.read_text().splitlines(keepends=True)
+    rows = read_metrics(whole.metrics).sort_values("time", kind="stable").to_dict("records")
+    growing = ExperimentDirectory(directory / "growing")
+    growing.path.mkdir()
+    growing.config_file.write_bytes(whole.config_file.read_bytes())
+    log, followed, took_s = MetricsLog(growing.metrics), Followed(growing), list[float]()
+    for piece in range(PIECES):
+        with growing.journal.open("a") as journal:
+            journal.writelines(records[len(records) * piece // PIECES : len(records) * (piece + 1) // PIECES])
+        for row in rows[len(rows) * piece // PIECES : len(rows) * (piece + 1) // PIECES]:
+            log.append(int(row["trial_id"]), [{str(name): each for name, each in row.items() if name != "trial_id"}])
+        began = time.thread_time()
+        for _ in followed.news():
+            pass
+        took_s.append(time.thread_time() - began)
+    cells = [f"{len(records):,}", f"{len(rows):,}", f"{sum(took_s):.2f} s", f"{max(took_s):.3f} s"]
+    cells.append(f"{1e6 * sum(took_s) / (len(records) + len(rows)):.1f} us")
     paper.say("")
-    calls = [
-        [
-            f"`{name}`",
-            f"{len(took):,}",
-            f"{1e6 * sum(took) / len(took):.1f} us",
-            f"{1e6 * sorted(took)[-len(took) // 100]:.1f} us",
-        ]
-        for name, took in calls_s.items()
-    ]
-    paper.table(["the driver's call", "calls", "mean", "99 of 100 below"], calls)
-
-
-class _Nothing:
-    """An observer that does nothing."""
-
-    def update(self, news: Any) -> None:
-        """Nothing."""
-
-    def close(self, done: bool) -> None:
-        """Nothing."""
+    paper.table(["events of the search", "metrics", "all looks", "the longest", "an event or metric"], [cells])
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ An arrow is an import. One that others imply (a imports b, which imports c: a to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def floors() -> list[list[str]]:
         for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
         if contract["type"] == "layers"
     ]
-    return [*([room.strip() for room in layer.split(":")] for layer in layers), ["searchers"]]
+    return [*([room.strip() for room in re.split("[:|]", layer)] for layer in layers), ["searchers"]]
 
 
 def imports(rooms: Sequence[str]) -> dict[str, set[str]]:

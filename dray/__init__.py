@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from dray.errors import ExperimentError as ExperimentError
     from dray.errors import NoExperiment as NoExperiment
     from dray.experiment.experiment import Experiment as Experiment
+    from dray.experiment.probe import probe as probe
     from dray.imports import import_from_path as import_from_path
     from dray.pytorch import InvalidHP as InvalidHP
     from dray.pytorch import PyTorchTrial as LegacyTrial
     from dray.pytorch import PyTorchTrialContext as TrialContext
     from dray.records.result import Result as Result
+    from dray.serve.handle import handle as handle
     from dray.training.cluster_info import ClusterInfo as ClusterInfo
     from dray.training.cluster_info import TrialInfo as TrialInfo
     from dray.training.cluster_info import get_cluster_info as get_cluster_info
@@ -35,7 +37,9 @@ _HOMES = {
     "TrialInfo": "dray.training.cluster_info",
     "NoExperiment": "dray.errors",
     "get_cluster_info": "dray.training.cluster_info",
+    "handle": "dray.serve.handle",
     "import_from_path": "dray.imports",
+    "probe": "dray.experiment.probe",
 }
 
 _RENAMED = {"LegacyTrial": "PyTorchTrial", "TrialContext": "PyTorchTrialContext"}
@@ -55,7 +59,9 @@ __all__ = [
     "TrialInfo",
     "__version__",
     "get_cluster_info",
+    "handle",
     "import_from_path",
+    "probe",
 ]
 
 

@@ -1,8 +1,11 @@
-"""Files and directories that only this user may read, and addresses that only this machine can reach."""
+"""Files that are written whole or not at all, files and directories that only this user may read, and addresses that
+only this machine can reach."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -11,6 +14,17 @@ def withhold_writing() -> None:
     """Let nobody else write to the files that this process and its children make, whatever their parent's umask: code
     and configs that others can change would run as this user."""
     os.umask(os.umask(0o077) | 0o022)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Where to write a file that takes the place of the one at `path` after the block, once it is on the disk."""
+    unnamed = path.with_name(f".{path.name}.tmp")
+    yield unnamed
+    # Otherwise a power failure could leave an empty file in place of the earlier one.
+    with unnamed.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(unnamed, path)
 
 
 def create(path: Path) -> TextIO:

@@ -22,6 +22,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import cast
 
 from searchers.errors import IllegalEvent
 from searchers.events import (
@@ -38,7 +39,10 @@ from searchers.events import (
     assert_never,
 )
 from searchers.method import Fields, check_extension
-from searchers.rung import ParetoRung, Rung, longer_rungs, rung_lengths
+from searchers.objectives import loss_of
+from searchers.pareto import ParetoOrder
+from searchers.rung import Rung, longer_rungs, rung_lengths
+from searchers.rung_correlation import RungCorrelation, less_strict
 from searchers.slots import TrialCounts, TrialSlots
 
 _RANKED_LAST = ("errored", "diverged", "canceled")
@@ -69,15 +73,22 @@ class SuccessiveHalving:
         check.raise_faults()
         self.divisor, self.pareto = divisor, pareto
         self._learns = skip_uninformative_rungs
-        self._rungs = self._new_rungs(rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor))
         self._set_up()
+        self._rungs: list[Rung] = []
+        self._correlations: list[RungCorrelation] = []  # of each rung with the next
+        self._add_rungs(rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor))
         self._max_concurrent_trials = max_concurrent_trials
         self._slots = TrialSlots(max_trials=max_trials, max_concurrent=self._max_concurrent())
         self._unranked = 0  # trials that passed the first rung, or ended by themselves, without being ranked there
 
-    def _new_rungs(self, lengths: Sequence[int]) -> list[Rung]:
-        kind = ParetoRung if self.pareto else Rung
-        return [kind(length=length, divisor=self.divisor, min_best=self._min_best) for length in lengths]
+    def _add_rungs(self, lengths: Sequence[int]) -> None:
+        for length in lengths:
+            order = ParetoOrder() if self.pareto else None
+            self._rungs.append(Rung(length=length, divisor=self.divisor, min_best=self._min_best, order=order))
+            self._correlations.append(RungCorrelation())
+
+    def _lengthen(self, max_length: int) -> None:
+        self._add_rungs(longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)[len(self._rungs) :])
 
     def _set_up(self) -> None:
         raise NotImplementedError
@@ -139,9 +150,7 @@ class SuccessiveHalving:
             case Reported() if self.pareto:
                 return self._report(event.trial, event.step, _losses(event), self._lowest_rung(event))
             case Reported():
-                value = event.value
-                value = math.inf if value is None or math.isnan(value) else value
-                return self._report(event.trial, event.step, value, self._lowest_rung(event))
+                return self._report(event.trial, event.step, loss_of(event.value), self._lowest_rung(event))
             case Exited():
                 self._exit(event)
                 return self._fill()
@@ -165,9 +174,10 @@ class SuccessiveHalving:
 
     def _rank(self, trial: int, number: int, value: float | Losses) -> bool:
         """Rank the trial at this rung, and return whether it continues."""
-        if self._learns and number and trial in self._rungs[number - 1].values:
-            assert not isinstance(value, Losses)
-            self._rungs[number - 1].compare(trial, value)
+        if self._learns and number and trial in (before := self._rungs[number - 1]).values:
+            values, correlation = cast("Mapping[int, float]", before.values), self._correlations[number - 1]
+            if correlation.add(values[trial], cast("float", value), values.values()):
+                before.divisor = less_strict(self.divisor, correlation.estimate)
         return self._rungs[number].rank(trial, value)
 
     def _rank_exit(self, exited: Exited, *, next_rung: int) -> None:
@@ -277,19 +287,18 @@ class ASHA(SuccessiveHalving):
         stops: list[Action] = []
         to_resume: list[int] = []
         if max_length > self._rungs[-1].length:
-            stops, to_resume = self._add_rungs(max_length)
+            stops, to_resume = self._continue_above(max_length)
         self._slots.extend(max_trials=max_trials, max_concurrent=self._max_concurrent(), to_resume=to_resume)
         return [*stops, *self._fill()]
 
-    def _add_rungs(self, max_length: int) -> tuple[list[Action], list[int]]:
+    def _continue_above(self, max_length: int) -> tuple[list[Action], list[int]]:
         """Add rungs on top, for the best trials at the old top rung.
 
         Returns:
             `Stop`s for the other live trials at that rung, and the completed trials to resume.
         """
         old_top, num_old = self._rungs[-1], len(self._rungs)
-        lengths = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)
-        self._rungs += self._new_rungs(lengths[num_old:])
+        self._lengthen(max_length)
         best, completed = old_top.best(), self._slots.completed
         to_resume = [trial for trial in best if trial in completed]
         stops: list[Action] = []

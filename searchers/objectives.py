@@ -143,6 +143,13 @@ def of_names(metrics: Sequence[Mapping[str, object]]) -> Objectives:
     return Objectives(tuple(Metric(**each) for each in metrics))  # type: ignore[arg-type]
 
 
+def loss_of(value: float | None, *, smaller_is_better: bool = True) -> float:
+    """Normalise a metric: smaller is better, and a missing, NaN or infinite value is the worst, +inf."""
+    if value is None or not math.isfinite(value):
+        return math.inf
+    return value if smaller_is_better else -value
+
+
 def normalised(event: Event, smaller_is_better: bool, objectives: Objectives | None) -> Event:
     """Normalise an event: smaller values are better, non-finite ones are +inf; with objectives, add the losses."""
     if not isinstance(event, Reported):
@@ -151,9 +158,7 @@ def normalised(event: Event, smaller_is_better: bool, objectives: Objectives | N
         losses = objectives.normalised(event.metrics) if event.metrics else None
         value = math.inf if losses is None or losses.violation else losses.values[0]
         return Reported(trial=event.trial, step=event.step, value=value, losses=losses)
-    if event.value is None or not math.isfinite(event.value):
-        return replace(event, value=math.inf)
-    return replace(event, value=event.value if smaller_is_better else -event.value)
+    return replace(event, value=loss_of(event.value, smaller_is_better=smaller_is_better))
 
 
 def with_first(event: Reported, objectives: Objectives | None) -> Reported:

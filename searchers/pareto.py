@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from searchers.events import Losses
 
@@ -77,41 +78,46 @@ class ParetoOrder:
     """
 
     def __init__(self) -> None:
-        self._losses: dict[int, Losses | None] = {}
+        self.values: dict[int, float | Losses] = {}
         self._fronts: list[list[tuple[Vector, int]]] = []  # each sorted
         self._ordered: list[list[int] | None] = []  # for each front its trials, best first; None: not computed
         self._level: dict[int, int] = {}  # front index by feasible trial
         self._infeasible: list[tuple[float, int]] = []  # sorted (violation, trial); the violation may be inf
 
-    def add(self, trial: int, losses: Losses | None) -> None:
-        """Add a trial; `losses` is None if they are not finite."""
-        self._losses[trial] = losses
-        if losses is None or losses.violation:
-            insort(self._infeasible, (_violation(losses), trial))
+    def add(self, trial: int, value: float | Losses) -> None:
+        """Add a trial with its losses, or with +inf if they are not finite."""
+        self.values[trial] = value
+        if isinstance(value, Losses) and not value.violation:
+            self._add(value.values, trial)
         else:
-            self._add(losses.values, trial)
+            insort(self._infeasible, (_violation(value), trial))
 
     def remove(self, trial: int) -> None:
         """Remove a trial, in O(n log n) if it is feasible, since this is rare."""
-        losses = self._losses.pop(trial)
-        if losses is None or losses.violation:
-            self._infeasible.remove((_violation(losses), trial))
+        value = self.values.pop(trial)
+        if trial not in self._level:
+            self._infeasible.remove((_violation(value), trial))
             return
         self._fronts, self._ordered, self._level = [], [], {}
         # When points are added in sorted order, none is displaced from its front.
-        feasible = [(each.values, other) for other, each in self._losses.items() if each and not each.violation]
-        for point, other in sorted(feasible):
+        losses = ((other, each) for other, each in self.values.items() if isinstance(each, Losses))
+        for point, other in sorted((each.values, other) for other, each in losses if not each.violation):
             self._add(point, other)
 
     def is_among(self, trial: int, count: int) -> bool:
         """Whether the trial is one of the first `count`."""
         level = self._level.get(trial)
         if level is None:
-            place = bisect_left(self._infeasible, (_violation(self._losses[trial]), trial))
+            place = bisect_left(self._infeasible, (_violation(self.values[trial]), trial))
             return len(self._level) + place < count
         before = sum(map(len, self._fronts[:level]))
         left = count - before
         return left >= len(self._fronts[level]) or (left > 0 and trial in self._in_order(level)[:left])
+
+    equals_one_of = is_among  # the order has no ties
+
+    def first(self, count: int) -> list[int]:
+        return list(islice(self, count))
 
     def __iter__(self) -> Iterator[int]:
         for level in range(len(self._fronts)):
@@ -162,8 +168,8 @@ class ParetoOrder:
             level += 1
 
 
-def _violation(losses: Losses | None) -> float:
-    return math.inf if losses is None else losses.violation
+def _violation(value: float | Losses) -> float:
+    return value.violation if isinstance(value, Losses) else math.inf
 
 
 def _dominated_in(front: Sequence[tuple[Vector, int]], point: Vector) -> bool:
@@ -194,5 +200,5 @@ def ordered(losses: Mapping[int, Losses | None]) -> ParetoOrder:
     """Return the trials in order; None stands for losses that are not finite."""
     order = ParetoOrder()
     for trial, each in losses.items():
-        order.add(trial, each)
+        order.add(trial, math.inf if each is None else each)
     return order

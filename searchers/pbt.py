@@ -40,6 +40,7 @@ from searchers.events import (
 )
 from searchers.method import MAX_RUNGS, Fields, check_extension
 from searchers.numeric import Double, Int, Log
+from searchers.objectives import loss_of
 from searchers.slots import TrialSlots
 from searchers.space import Space
 
@@ -123,7 +124,7 @@ class PBT:
                 if is_repeated or step >= self._max_length or not self._slots.has_slot(trial):
                     return []
                 checkpoint = Source(trial=trial, step=step, batches=event.batches)
-                self._latest[trial] = (math.inf if value is None or math.isnan(value) else value, checkpoint)
+                self._latest[trial] = (loss_of(value), checkpoint)
                 self._unproven.discard(trial)
                 return self._exploit(trial) or self._take_turns(trial)
             case Exited(reason=reason):

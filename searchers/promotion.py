@@ -32,12 +32,15 @@ Invariants:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from heapq import heappop, heappush
+from typing import NamedTuple, cast
 
 from searchers.asha import SuccessiveHalving
 from searchers.events import REPLACED, Action, Create, Done, Exited, Losses, Pause, Resume, Stop
-from searchers.rung import longer_rungs
+from searchers.pareto import ParetoOrder
+from searchers.rung import Rung
 
 
 class _Report(NamedTuple):
@@ -51,6 +54,39 @@ class _Trial:
     next: int = 0  # index of the next rung; len(rungs) after the top one
     last: _Report | None = None  # the report by which it is ranked
     finishing: bool = False  # ran past the top rung before its pause, and was resumed only to complete
+
+
+class _Stage:
+    """A rung, the running trials on their way to it, and the trials that are paused at it."""
+
+    def __init__(self, rung: Rung) -> None:
+        self.rung, self.num_approaching = rung, 0
+        self._paused: set[int] = set()
+        self._heap: list[tuple[float, int]] = []  # (value, trial); entries not in `_paused` are dropped on top
+
+    def pause(self, trial: int) -> None:
+        self._paused.add(trial)
+        if not isinstance(self.rung.order, ParetoOrder):
+            heappush(self._heap, (cast("float", self.rung.values[trial]), trial))
+
+    def unpause(self, trial: int) -> bool:
+        """Remove the trial from the paused ones, and return whether it was one of them."""
+        was_paused = trial in self._paused
+        self._paused.discard(trial)
+        return was_paused
+
+    def unpause_all(self) -> list[int]:
+        trials = sorted(self._paused)
+        self._paused.clear()
+        return trials
+
+    def promotable(self) -> int | None:
+        """Return the best paused trial, if it is among the best 1/divisor of all trials at this rung."""
+        if isinstance(self.rung.order, ParetoOrder):  # the order of paused trials depends on all the others
+            return next((trial for trial in self.rung.best() if trial in self._paused), None)
+        while self._heap and self._heap[0][1] not in self._paused:
+            heappop(self._heap)
+        return self._heap[0][1] if self._heap and self.rung.is_best(self._heap[0][1]) else None
 
 
 class PromotionASHA(SuccessiveHalving):
@@ -78,6 +114,11 @@ class PromotionASHA(SuccessiveHalving):
 
     def _set_up(self) -> None:
         self._trials: dict[int, _Trial] = {}
+        self._stages: list[_Stage] = []
+
+    def _add_rungs(self, lengths: Sequence[int]) -> None:
+        super()._add_rungs(lengths)
+        self._stages += [_Stage(rung) for rung in self._rungs[len(self._stages) :]]
 
     def _fill(self) -> list[Action]:
         """Promote or create trials for free slots, stop trials at closed rungs, or return `Done`."""
@@ -99,27 +140,27 @@ class PromotionASHA(SuccessiveHalving):
     def _create(self) -> Create:
         created = self._slots.create()
         self._trials[created.trial] = _Trial()
-        self._rungs[0].num_approaching += 1
+        self._stages[0].num_approaching += 1
         return created
 
     def _begin_at(self, trial: int, rung: int) -> None:
         self._trials[trial] = _Trial(next=rung)
-        self._rungs[rung].num_approaching += 1
+        self._stages[rung].num_approaching += 1
         self._reopen_rungs()
 
     def _promotable(self) -> int | None:
-        for rung in self._rungs[-2::-1]:  # no trial is paused at the top
-            if (trial := rung.promotable()) is not None:
+        for stage in self._stages[-2::-1]:  # no trial is paused at the top
+            if (trial := stage.promotable()) is not None:
                 return trial
         return None
 
     def _promote(self, number: int) -> list[Action]:
         trial = self._trials[number]
-        self._rungs[trial.next - 1].unpause(number)
+        self._stages[trial.next - 1].unpause(number)
         assert trial.last is not None
         if trial.last.step >= self._rungs[trial.next].length:  # it had already trained this far before its pause
             return self._arrive(number, trial)
-        self._rungs[trial.next].num_approaching += 1
+        self._stages[trial.next].num_approaching += 1
         trial.last = None
         return [self._slots.resume(number)]
 
@@ -130,14 +171,14 @@ class PromotionASHA(SuccessiveHalving):
         if trial.next < trial.last.lowest:
             self._unranked += trial.next == 0
             trial.next = trial.last.lowest
-        rung = self._rungs[trial.next]
+        stage = self._stages[trial.next]
         self._rank(number, trial.next, value)
         trial.next += 1
         if trial.next == len(self._rungs):
             trial.last, trial.finishing = None, True
             return [self._slots.resume(number)]
         if value != math.inf:
-            rung.pause(number)
+            stage.pause(number)
             return []
         trial.last = None
         if self._slots.is_live(number):
@@ -151,18 +192,18 @@ class PromotionASHA(SuccessiveHalving):
         Called only while no trial may be created.
         """
         stops: list[Action] = []
-        for rung in self._rungs:
-            if rung.num_approaching:
+        for stage in self._stages:
+            if stage.num_approaching:
                 break
-            rung.set_min_best(1)
-            if rung.promotable() is not None:  # that trial will reach the next rung
+            stage.rung.min_best = 1
+            if stage.promotable() is not None:  # that trial will reach the next rung
                 break
-            stops += [Stop(trial=trial) for trial in rung.unpause_all() if self._slots.is_live(trial)]
+            stops += [Stop(trial=trial) for trial in stage.unpause_all() if self._slots.is_live(trial)]
         return stops
 
     def _reopen_rungs(self) -> None:
         for rung in self._rungs:
-            rung.set_min_best(0)
+            rung.min_best = 0
 
     def _report(self, number: int, step: float, value: float | Losses, lowest: int) -> list[Action]:
         """Rank the trial if it reached its next rung; it pauses there unless it is promoted at once."""
@@ -173,7 +214,7 @@ class PromotionASHA(SuccessiveHalving):
             return []
         if trial.next == len(self._rungs) or step < self._rungs[trial.next].length:
             return []
-        self._rungs[trial.next].num_approaching -= 1
+        self._stages[trial.next].num_approaching -= 1
         top = len(self._rungs) - 1
         if trial.next == top or lowest == top:
             self._unranked += trial.next == 0 < top
@@ -191,8 +232,8 @@ class PromotionASHA(SuccessiveHalving):
         number = exited.trial
         trial = self._trials.pop(number)
         if self._slots.has_slot(number) and trial.next < len(self._rungs):
-            self._rungs[trial.next].num_approaching -= 1
-        was_paused = trial.next > 0 and self._rungs[trial.next - 1].unpause(number)
+            self._stages[trial.next].num_approaching -= 1
+        was_paused = trial.next > 0 and self._stages[trial.next - 1].unpause(number)
         if exited.reason == "stopped" and trial.last is not None and not was_paused:
             self._trials[number] = trial  # an extension may promote it
         self._rank_exit(exited, next_rung=trial.next)
@@ -204,10 +245,10 @@ class PromotionASHA(SuccessiveHalving):
         stops: list[Action] = []
         running: list[int] = []
         if max_length > self._rungs[-1].length:
-            stops, running = self._add_rungs(max_length)
+            stops, running = self._continue_above(max_length)
         for number, trial in self._trials.items():
             if not self._slots.is_live(number):
-                self._rungs[trial.next - 1].pause(number)
+                self._stages[trial.next - 1].pause(number)
         self._reopen_rungs()
         self._slots.extend(max_trials=max_trials, max_concurrent=self._max_concurrent())
         actions = self._fill()
@@ -215,21 +256,20 @@ class PromotionASHA(SuccessiveHalving):
             _pause_unless_resumed(number, actions)
         return [*stops, *actions]
 
-    def _add_rungs(self, max_length: int) -> tuple[list[Action], list[int]]:
+    def _continue_above(self, max_length: int) -> tuple[list[Action], list[int]]:
         """Add rungs on top. Trials that passed the old top rung, completed or still running, are now paused there.
 
         Returns:
             `Stop`s for running trials with a non-finite value, and the other running trials.
         """
         old_top, num_old = self._rungs[-1], len(self._rungs)
-        lengths = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)
-        self._rungs += self._new_rungs(lengths[num_old:])
+        self._lengthen(max_length)
         stops: list[Action] = []
         running: list[int] = []
         for number, trial in sorted(self._trials.items()):
             if trial.finishing:  # it continues to the new rung
                 trial.finishing = False
-                self._rungs[num_old].num_approaching += 1
+                self._stages[num_old].num_approaching += 1
             elif trial.next == num_old and self._slots.has_slot(number):
                 self._slots.release(number)
                 if old_top.values[number] != math.inf:
@@ -239,7 +279,7 @@ class PromotionASHA(SuccessiveHalving):
         completed = [n for n in sorted(self._slots.completed) if old_top.values.get(n, math.inf) != math.inf]
         for number in (*running, *completed):
             self._trials[number] = _Trial(next=num_old, last=_Report(old_top.length, old_top.values[number]))
-            old_top.pause(number)
+            self._stages[num_old - 1].pause(number)
         return stops, running
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from dray.code.history import History
+from dray.bisect.history import History
 
 
 class Repository:

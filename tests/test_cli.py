@@ -36,12 +36,6 @@ class FakeExperiment:
     def of_command(cls, *arguments: Any, **options: Any) -> FakeExperiment:
         return cls(*arguments, **options)
 
-    @classmethod
-    def resume(cls, path: Any, **budget: int | None) -> FakeExperiment:
-        self = cls.__new__(cls)
-        cls.made.append(("resume", path, *budget.items()))
-        return self
-
     def run(self) -> Any:
         if self.outcome is not None:
             raise self.outcome
@@ -106,8 +100,7 @@ def test_a_local_run_has_no_object_store(config: Path) -> None:
 )
 def test_a_search_with_failed_trials_has_an_exit_code_of_its_own(config: Path, states: list[str], code: int) -> None:
     FakeExperiment.states = states
-    for command in (("create", config), ("resume", config.parent), ("extend", config.parent, "--max-trials", 9)):
-        assert run("e", *command).exit_code == code, command
+    assert run("e", "create", config).exit_code == code
 
 
 def test_a_fault_of_the_config_that_a_trial_found_is_a_failure_and_not_bad_usage(config: Path) -> None:
@@ -144,19 +137,6 @@ def test_a_metric_that_a_local_program_does_not_report_is_one_line(config: Path,
     [told] = [line for line in result.output.splitlines() if "searcher.metric" in line]
     assert told.startswith("dray: searcher.metric: the search compares ")
     assert "Traceback" not in result.output
-
-
-def test_resume_and_extend_go_on_with_the_directory_extend_with_a_larger_budget(tmp_path: Path) -> None:
-    (tmp_path / "experiment.yaml").touch()
-    budgets: list[tuple[list[object], dict[str, object]]] = [
-        (["resume", tmp_path], {}),
-        (["resume", "s3://bucket/results/digits-1"], {}),
-        (["extend", tmp_path, "--max-trials", 200], {"max_trials": 200}),
-        (["extend", tmp_path, "--max-length", 64], {"max_length": 64}),
-    ]
-    for arguments, budget in budgets:
-        assert run("experiment", *arguments).exit_code == 0
-        assert FakeExperiment.made.pop() == ("resume", str(arguments[1]), *budget.items())
 
 
 @pytest.mark.parametrize("options", [[], ["--max-trials", "0"], ["--max-length", "a"]])
@@ -224,12 +204,8 @@ def test_exit_code_says_how_the_search_ended(
     config: Path, experiment: type[FakeExperiment], outcome: BaseException, code: int, says: str
 ) -> None:
     experiment.outcome = outcome
-    (config.parent / "experiment.yaml").touch()
-    for arguments in (("e", "create", config), ("e", "resume", config.parent)):
-        result = run(*arguments)
-        assert result.exit_code == code
-        assert says in result.stderr
-        assert "Traceback" not in result.output
+    result = run("e", "create", config)
+    assert (result.exit_code, says in result.stderr, "Traceback" in result.output) == (code, True, False)
 
 
 def test_version_is_printed() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dray.cluster.checks.launcher_file import faults
+from dray.checks.launcher_file import faults
 from tests.cli.conftest import dray  # noqa: F401 - a fixture
 from tests.cli.said import Said
 

@@ -44,13 +44,13 @@ ALLOWED = {
         "pickle.Unpickler",
     ): "of Determined's checkpoints, refuses whatever names a function",
     ("dray/training/pretrained.py", "torch.load"): "weights_only, of a file that a rank of the trial has just written",
-    ("dray/experiment/exact.py", "torch.load"): "weights_only, of a file that a trial has just written on this machine",
+    ("dray/exact/parting.py", "torch.load"): "weights_only, of a file that a trial has just written on this machine",
     # Never in a file.
     ("dray/training/checkpoint/snapshot.py", "pickle.Unpickler"): "copies a state in memory",
     ("dray/code/factory.py", "pickle.loads"): "the class of a driver's script, from the driver, by way of Ray",
     ("searchers/ray_tune.py", "pickle.loads"): "the function that fetches results, from the driver, by way of Tune",
     ("dray/worker/serve.py", "pickle.loads"): "what trials run with, from their driver, which has proved the key",
-    ("dray/worker/sandboxed.py", "pickle.load"): "what a trial in a sandbox runs with, from its worker",
+    ("dray/worker/sandbox_child.py", "pickle.load"): "what a trial in a sandbox runs with, from its worker",
     ("dray/training/parallel/transport.py", "pickle.loads"): "what the ranks of a trial tell one another",
     # The user's own code.
     ("dray/script.py", "exec"): "runs the program that is the config's entrypoint",

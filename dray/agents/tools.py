@@ -20,10 +20,11 @@ from dray.agents.answers import MOST_BYTES, answer, figure
 from dray.agents.rows import brief, curve, over_seeds, trial_row
 from dray.errors import ConfigError
 from dray.records.thinning import LEAST
-from dray.serve.client import END, WAIT_S, OnServer, Server
+from dray.serve.client import END, WAIT_S, Server
 from dray.serve.control import ACTIVE, Submitted
 from dray.serve.refusals import Invalid
 from dray.serve.submission import submit_file
+from dray.serve.verbs import OnServer
 from dray.storage.disk import scratch
 from searchers.views import END_STATES
 
@@ -131,7 +132,7 @@ class Tools:
             experiment: its number, name or a unique part of the name, or "latest".
         """
         it = self._handle(experiment)
-        return answer({"name": it.name, "state": it.end("stop")})
+        return answer({"name": it.name, "state": it.stop()})
 
     def wait(
         self,

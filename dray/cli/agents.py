@@ -50,12 +50,8 @@ def mcp(
     dray mcp --http 8700
     """
     host, port = ("", 0) if http is None else _address(http)
-    try:
-        from dray.agents import server
-    except ImportError as error:
-        if error.name is None or error.name.partition(".")[0] not in ("mcp", "mcp_types"):
-            raise
-        raise BadUse("dray mcp needs the MCP SDK: pip install 'dray-train[mcp]'") from None
+    from dray.agents import server
+
     if http is None:
         server.serve_stdio()
         return

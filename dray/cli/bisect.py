@@ -15,8 +15,8 @@ from dray.cli.server import tell
 from dray.text import counted, shown, some
 
 if TYPE_CHECKING:
-    from dray.code.history import Commit, History
-    from dray.serve.bisect import Found, Goal
+    from dray.bisect.history import Commit, History
+    from dray.bisect.runs import Found, Goal
 
 STAT_LINES = 40
 """Most lines of the changes of the commit that are printed."""
@@ -58,8 +58,8 @@ def bisect(
     dray bisect v1.0 HEAD -- validation_loss
     dray bisect v1.0 HEAD --config gpt/const.yaml --length 100 -- validation_loss
     """
-    from dray.code.history import History, NoHistory
-    from dray.serve.bisect import Goal, a_server, find, on_server
+    from dray.bisect.history import History, NoHistory
+    from dray.bisect.runs import Goal, a_server, find, on_server
 
     goal = Goal(metric=metric, batches=length, larger_is_better=larger_is_better, least=least / 100)
     try:
@@ -93,7 +93,7 @@ def _only_config() -> Path:
 
 def told(history: History, found: Found, goal: Goal) -> list[str]:
     """The verdict, for people. `BadUse` if an end of the history does not run."""
-    from dray.experiment.bisection import EndFails, NoRegression
+    from dray.bisect.search import EndFails, NoRegression
 
     runs = f"{counted(len(found.values), 'run')}, of {counted(len(history.commits), 'commit')}"
     last = len(found.versions) - 1
@@ -129,7 +129,7 @@ def _values(found: Found, version: int) -> str:
 
 
 def _as_json(history: History, found: Found) -> dict[str, Any]:
-    from dray.experiment.bisection import Regression
+    from dray.bisect.search import Regression
 
     verdict = found.verdict
     commits = _suspects(found, verdict.good, verdict.bad) if isinstance(verdict, Regression) else []

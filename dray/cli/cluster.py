@@ -17,7 +17,7 @@ from dray.cli.errors import BAD_INPUT, FAILED, BadUse
 from dray.text import counted, size
 
 if TYPE_CHECKING:
-    from dray.cluster.checks.findings import ClusterCheck
+    from dray.checks.findings import ClusterCheck
     from dray.storage import Location
 
 app = typer.Typer(help="Inspect and check the Ray cluster that experiments run on.", no_args_is_help=True)
@@ -77,7 +77,7 @@ def check(
     """
     place = _place(storage)
     # Imported after the config's own errors were reported.
-    from dray.cluster.checks.cluster import check as checked_cluster
+    from dray.checks.cluster import check as checked_cluster
     from dray.records.directory import results_root
     from dray.storage import Location
 
@@ -156,7 +156,7 @@ def validate(
     _check_not_kubernetes(file)
     config = read_mapping(file)
     # Imported after the file's own errors were reported: this is slow.
-    from dray.cluster.checks.launcher_file import faults, provider
+    from dray.checks.launcher_file import faults, provider
 
     found = faults(config)
     if json:

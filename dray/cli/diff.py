@@ -16,7 +16,7 @@ from dray.cli.reader import ReadExperiment, read_experiment
 from dray.text import counted, printable, shown
 
 if TYPE_CHECKING:
-    from dray.experiment.exact import Parting
+    from dray.exact.parting import Parting
     from dray.records.difference import Side
 
 NAMES = 8
@@ -57,7 +57,7 @@ def diff(
         one, other = (side for _, side in sides)
         parting = None
         if exact:
-            from dray.experiment.exact import find_parting
+            from dray.exact.parting import find_parting
 
             parting = find_parting(one, other, batches)
         found, code = difference.differences(one, other), difference.code_difference(one, other)

@@ -30,6 +30,8 @@ from dray.training.errors import SearcherMetricError
 from searchers.errors import DamagedFile, IllegalEvent, JournalError
 
 FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
+EXTRAS = {"mcp": "mcp", "mcp_types": "mcp", "anyio": "mcp"}
+"""The extra of dray that brings a package which only some commands need."""
 SIGNALLED = 128  # added to the number of the signal that stopped the command, as shells do
 _UNKNOWN = "no such command"
 _GROUPS = {"exp": "experiment", "job": "experiment", "run": "experiment", "ckpt": "checkpoint"}
@@ -112,9 +114,11 @@ def handle_errors() -> Iterator[None]:
             raise typer.Exit from None
         raise typer.Exit(_print_error(str(error), FAILED)) from None
     except ImportError as error:
-        if (error.name or "").partition(".")[0] in ("dray", "searchers") or users_line(error, None):
+        package = (error.name or "").partition(".")[0]
+        if package in ("dray", "searchers") or users_line(error, None):
             raise
-        message = f"{one_line(error)}; this command needs all requirements of dray: pip install dray-train '{RAY}'"
+        needs = f"'dray-train[{EXTRAS[package]}]'" if package in EXTRAS else f"dray-train '{RAY}'"
+        message = f"{one_line(error)}; this command needs it: pip install {needs}"
         raise typer.Exit(_print_error(message, FAILED)) from None
     except OSError as error:
         if users_line(error, None):

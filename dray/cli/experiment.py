@@ -8,7 +8,7 @@ import shlex
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -35,13 +35,10 @@ from dray.cli.server import Detach, NoServer
 from dray.errors import NoExperiment
 from dray.records.overview import COMPLETED
 from dray.serve.address import URL
-from dray.serve.client import OnServer, Server
-from dray.serve.control import EndVerb
-from dray.serve.handle import Handle, handle, on_server
+from dray.serve.client import Server
+from dray.serve.handle import handle, on_server
+from dray.serve.verbs import Handle, OnServer
 from dray.text import counted, fields_of, size
-
-if TYPE_CHECKING:
-    from dray.config.schema import ExperimentConfig
 
 app = typer.Typer(help="Create, inspect, stop, resume and extend experiments.", no_args_is_help=True)
 
@@ -136,20 +133,23 @@ def fork(
     \b
     dray experiment fork latest --config hyperparameters.lr=0.02
     """
-    from dray.serve import fork as forks
+    from dray.config.yaml_file import by_field
 
-    found = None if no_server else on_server(experiment)
-    if found is not None:
-        at, name = found
-        server.submitted(at, at.fork(name, forks.by_field(changes or ())), detach=detach, json=json)
-        return
-    _check_not_detached(detach, *["--no-server"] * no_server, experiment=experiment)
-    os.environ.pop(URL, None)  # else `Experiment` would submit it
-    from dray.records.listing import open_experiment
-
-    with exit_on_signals(), open_experiment(experiment) as stored, forks.code_of(stored.directory) as code:
+    it = handle(experiment, here=no_server)
+    if it.server is None:
+        _check_not_detached(detach, *["--no-server"] * no_server, experiment=experiment)
         _log_info()
-        _run(dray.Experiment(forks.changed(stored.directory, changes or ()), model_dir=code), json=json)
+    it = it.fork(by_field(changes or ()))
+    if isinstance(it, OnServer):
+        server.submitted(it, detach=detach, json=json)
+        return
+    with exit_on_signals(), show.created(json) as answer:
+        try:
+            it.activate()
+        finally:
+            if json:
+                answer(it.read(), "")
+    server.finish(it.read(), it.typed)
 
 
 @app.command(name="list")
@@ -215,7 +215,7 @@ def logs(experiment: ExperimentArg, follow: Follow = False, tail: TailArg = None
     dray experiment logs latest -f
     """
     from dray.records.listing import open_experiment
-    from dray.records.logs import event_lines
+    from dray.records.logs import event_lines, followed_events
 
     check_follow(follow, json)
     if follow and (found := on_server(experiment)) is not None:
@@ -229,7 +229,7 @@ def logs(experiment: ExperimentArg, follow: Follow = False, tail: TailArg = None
         config = stored.directory.config()
         show.lines(show.last(list(event_lines(config, records)), tail))
         if follow and not stored.is_copy:
-            _follow(stored.directory.journal, len(records), config)
+            show.lines(followed_events(stored.directory.journal, config, len(records)))
 
 
 @app.command()
@@ -241,7 +241,8 @@ def stop(experiment: ExperimentArg) -> None:
     \b
     dray experiment stop latest
     """
-    _end(handle(experiment), "stop")
+    it = handle(experiment)
+    _end(it, it.stop())
 
 
 @app.command()
@@ -251,7 +252,8 @@ def pause(experiment: ExperimentArg) -> None:
     \b
     dray experiment pause latest
     """
-    _end(handle(experiment), "pause")
+    it = handle(experiment)
+    _end(it, it.pause())
 
 
 @app.command()
@@ -261,7 +263,8 @@ def kill(experiment: ExperimentArg) -> None:
     \b
     dray experiment kill latest
     """
-    _end(handle(experiment), "kill")
+    it = handle(experiment)
+    _end(it, it.kill())
 
 
 @app.command()
@@ -283,7 +286,7 @@ def activate(experiment: ExperimentArg) -> None:
     \b
     dray experiment activate latest
     """
-    _go_on(experiment, detach=None)
+    _run_again(experiment, detach=None)
 
 
 @app.command()
@@ -293,7 +296,7 @@ def resume(experiment: ExperimentArg, detach: Detach = False) -> None:
     \b
     dray experiment resume latest
     """
-    _go_on(experiment, detach=detach)
+    _run_again(experiment, detach=detach)
 
 
 @app.command()
@@ -335,7 +338,7 @@ def extend(
     extension = {field: value for field, value in given.items() if value}
     if not extension:
         raise BadUse("nothing to extend; give --max-trials, --max-length, --budget, --until, --patience or --price")
-    _go_on(experiment, detach=detach, **extension)
+    _run_again(experiment, detach=detach, **extension)
 
 
 @app.command()
@@ -389,9 +392,9 @@ def delete(
 app.add_typer(queue.sets, name="set")
 
 
-def _end(it: Handle, verb: EndVerb) -> None:
-    """End an experiment, and print its state and how to continue it."""
-    if (state := it.end(verb)) == "STOPPING":
+def _end(it: Handle, state: str) -> None:
+    """Wait for the end of an experiment, and print its state and how to continue it."""
+    if state == "STOPPING":
         server.tell(f"{it.name} is STOPPING: its running trials save a checkpoint; to end it at once, stop it again")
         state = it.wait(server.tell).state
     ended_itself = state in (*COMPLETED, "ERROR")
@@ -399,20 +402,20 @@ def _end(it: Handle, verb: EndVerb) -> None:
     server.tell(f"{it.name} is {state}; {hint}")
 
 
-def _go_on(experiment: str, *, detach: bool | None, **extension: Any) -> None:
+def _run_again(experiment: str, *, detach: bool | None, **extension: Any) -> None:
     """Run an experiment again. `detach`: None: without following it, where that is possible."""
     with exit_on_signals():
         it = handle(experiment)
         if not it.is_on_server:
             _check_not_detached(bool(detach), experiment=experiment)
             _log_info()
-        it.go_on(**extension)
-    if isinstance(it, OnServer):
-        server.tell(f"{it.name} continues on the server at {it.server.url}")
-        if detach is False:
-            server.follow(it)
+        state = it.extend(**extension) if extension else it.activate()
     if it.ran:
         server.finish(it.read(), it.typed)
+        return
+    server.tell(f"{it.name} is {state}")
+    if detach is False:
+        server.follow(it)
 
 
 def _check_not_detached(detach: bool, *options: str, experiment: str = "") -> None:
@@ -454,20 +457,3 @@ def _ask(question: str) -> None:
         raise BadUse(f"{question} There is no terminal to confirm it on; give --yes")
     if not typer.confirm(question):
         raise typer.Exit(FAILED)
-
-
-def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
-    """Print a journal's records as it grows, after the first ``known``."""
-    from dray.records.journal import GrowingJournal
-    from dray.records.logs import event_lines, followed
-    from searchers.journal import Journal
-
-    journal = GrowingJournal(path)
-
-    def new(final: bool) -> list[str]:
-        nonlocal known
-        records, _ = journal.new_records()
-        fresh, known = records[known:], max(0, known - len(records))
-        return list(event_lines(config, fresh))
-
-    show.lines(followed(new, lambda: Journal.writer(path) is not None))

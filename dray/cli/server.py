@@ -17,9 +17,10 @@ from dray.cli import show
 from dray.cli.errors import FAILED, SIGNALLED, SOME_FAILED, BadUse
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.overview import COMPLETED
-from dray.serve.client import OnServer, Server
+from dray.serve.client import Server
 from dray.serve.control import Submitted
 from dray.serve.handle import on_server
+from dray.serve.verbs import Handle, OnServer
 from dray.text import counted
 
 if TYPE_CHECKING:
@@ -65,15 +66,16 @@ def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, 
     from dray.serve.submission import submit_file
 
     sent, checked = submit_file(server, config, changes, code)
-    submitted(server, sent, searched=searched_line(checked.space), detach=detach, json=json)
+    submitted(OnServer(server, sent.name, sent=sent), searched=searched_line(checked.space), detach=detach, json=json)
 
 
-def submitted(server: Server, sent: Submitted, *, searched: str = "", detach: bool, json: bool) -> None:
+def submitted(it: OnServer, *, searched: str = "", detach: bool, json: bool) -> None:
     """Print the name of a newly submitted experiment, and follow it unless ``detach``."""
-    name, number = sent.name, server.number(sent.name)
-    label = name if number is None else f"experiment {number}: {name}"
+    assert it.sent is not None
+    sent, number = it.sent, it.number
+    label = it.name if number is None else f"experiment {number}: {it.name}"
     with show.created(json) as answer:
-        answer({"number": number, **asdict(sent)}, label if detach else f"{label}, submitted to {server.url}")
+        answer({"number": number, **asdict(sent)}, label if detach else f"{label}, submitted to {it.server.url}")
         if searched:
             tell(searched)
         for field, value in sent.by_quota.items():
@@ -82,7 +84,7 @@ def submitted(server: Server, sent: Submitted, *, searched: str = "", detach: bo
             names, give = ", ".join(sent.missing_secrets), "fork again with --config FIELD=VALUE"
             tell(f"it has no {names}: these belong to another token; to give your own, {give}")
         if not detach:
-            follow(OnServer(server, name))
+            follow(it)
 
 
 def follow_log(server: Server, name: str, tail: int | None) -> None:
@@ -92,18 +94,18 @@ def follow_log(server: Server, name: str, tail: int | None) -> None:
     while (news := server.events(name, after))["lines"]:
         lines += news["lines"]
         after = news["next"]
-    _print_log(server, name, itertools.chain(show.last(lines, tail), server.follow(name, after, say=tell)))
+    _print_log(OnServer(server, name), itertools.chain(show.last(lines, tail), server.follow(name, after, say=tell)))
 
 
-def follow(it: OnServer) -> None:
+def follow(it: Handle) -> None:
     """Print an experiment's log until it is no longer active, and then its result."""
-    server = it.server
-    if server.is_here:  # for the summary, while the experiment starts: pandas takes half a second to import
+    is_here = not isinstance(it, OnServer) or it.server.is_here
+    if is_here:  # for the summary, while the experiment starts: pandas takes half a second to import
         threading.Thread(target=importlib.import_module, args=("dray.display.best_trials",)).start()
-    _print_log(server, it.name, it.lines(tell))
+    _print_log(it, it.lines(tell))
     seen = it.read()
-    if server.is_here and seen.state in COMPLETED:
-        _summary(it.name)
+    if is_here and seen.state in COMPLETED:
+        _summary(seen.path)
     finish(seen, it.typed)
 
 
@@ -119,14 +121,14 @@ def finish(seen: Overview, typed: str) -> None:
         raise typer.Exit(SOME_FAILED)
 
 
-def _print_log(server: Server, name: str, lines: Iterable[str]) -> None:
+def _print_log(it: Handle, lines: Iterable[str]) -> None:
     """Print a log until it ends, or Ctrl-C is pressed."""
     try:
         show.lines(lines)
     except KeyboardInterrupt:
-        named = server.typed(name)
+        where, named = " on the server" * it.is_on_server, it.typed
         tell(
-            f"\ndray: {name} continues on the server; follow it again with: dray experiment logs {named} -f; stop it "
+            f"\ndray: {it.name} continues{where}; follow it again with: dray experiment logs {named} -f; stop it "
             f"with: dray experiment stop {named}"
         )
         raise typer.Exit(SIGNALLED + signal.SIGINT) from None

@@ -15,21 +15,30 @@ _PYTHON = re.compile(r"(.*/)?python(\d+(\.\d+)*)?")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 # Launchers that start one process per slot; a worker group already has these processes.
 _LAUNCHERS = re.compile(r"(determined|dray)\.launch\.(torch_distributed|(auto_?)?(deepspeed|horovod))")
-_OTHER_LAUNCHERS = re.compile(
-    r"(.*/)?(torchrun|horovodrun|mpirun|deepspeed|accelerate)"
-    r"|torch\.distributed\.(run|launch)|accelerate\.commands\.launch"
-)
 # Determined's module that runs a trial class, named in its oldest configs.
 _HARNESS = "determined.exec.harness"
 # Options of the interpreter that have no effect here.
 _IDLE_OPTIONS = ("-u", "-B", "-q")
 _OPERATORS = "();<>|&"
-_SHELLS = re.compile(r"(.*/)?(ba|z|da|k)?sh")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 # Shell syntax outside of single quotes: a second line, or an expansion.
 _FOR_A_SHELL = re.compile(r"\n|\$[\w{(]+|`")
 
 EXAMPLES = "for example model_def:DigitsTrial or python3 train.py --epochs 1"
+#: Programs and modules that can't run inside a worker, and what to do instead.
+_REFUSED = tuple(
+    (re.compile(kind, re.DOTALL), cure)
+    for kind, cure in {
+        r"(.*/)?(torchrun|horovodrun|mpirun|deepspeed|accelerate)"
+        r"|torch\.distributed\.(run|launch)|accelerate\.commands\.launch": "dray starts a trial's processes itself, "
+        "one per slot (resources.slots_per_trial); give only the script: python3 train.py",
+        r"(.*/)?(ba|z|da|k)?sh": "dray runs the program itself, in its workers; give the program that the script runs, "
+        f"{EXAMPLES}, and put the commands before it into startup-hook.sh, in the model directory",
+        r"[A-Za-z_]\w*=.*": "it runs in a worker, where Python is running already; write environment: "
+        "{{environment_variables: [{program}]}}, and here only the program",
+        rf"determined\.(?!{_HARNESS.partition('.')[2]}$).*": "dray has no counterpart to this part of Determined; "
+        + EXAMPLES,
+    }.items()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ def _parsed(entrypoint: object) -> Entrypoint:
         _check_needs_no_shell(entrypoint, words)
     while words:
         program, *words = words
-        _check_program(program, words, command)
+        _check_program(program, command)
         if program.endswith(".py"):  # an executable script, as in Determined's tutorials
             return Script(command=command, file=program, arguments=tuple(words))
         if not _PYTHON.fullmatch(program):
@@ -111,7 +120,7 @@ def _parsed(entrypoint: object) -> Entrypoint:
         if not rest or not _MODULE.fullmatch(rest[0]):
             raise ValueError(f"must have a module after -m, got {command!r}; for example python3 -m package.train")
         module, *rest = rest
-        _check_program(module, rest, command)
+        _check_program(module, command)
         if module == _HARNESS:
             return _class_after(module, rest, command)
         if not _LAUNCHERS.fullmatch(module):
@@ -127,29 +136,11 @@ def _parsed(entrypoint: object) -> Entrypoint:
     )
 
 
-def _check_program(program: str, arguments: list[str], command: str) -> None:
+def _check_program(program: str, command: str) -> None:
     """Reject programs that can't run inside a worker, each with its cure."""
-    if _OTHER_LAUNCHERS.fullmatch(program):
-        raise ValueError(
-            f"can't start {program}, got {command!r}: dray starts a trial's processes itself, one per slot "
-            "(resources.slots_per_trial); give only the script: python3 train.py"
-        )
-    if _SHELLS.fullmatch(program):
-        raise ValueError(
-            f"can't be a shell script, got {command!r}: dray runs the program itself, in its workers; give the program "
-            f"that the script runs, {EXAMPLES}, and put the commands before it into startup-hook.sh, in the model "
-            "directory"
-        )
-    if _ASSIGNMENT.fullmatch(program):
-        raise ValueError(
-            f"can't set {program.partition('=')[0]}, got {command!r}: the program runs in a worker, where Python is "
-            f"running already; write environment: {{environment_variables: [{program}]}}, and here only "
-            f"{shlex.join(arguments) or EXAMPLES}"
-        )
-    if program.startswith("determined.") and program != _HARNESS and not _LAUNCHERS.fullmatch(program):
-        raise ValueError(
-            f"can't run {program}, got {command!r}: dray has no counterpart to this part of Determined; {EXAMPLES}"
-        )
+    for kind, cure in _REFUSED:
+        if kind.fullmatch(program) and not _LAUNCHERS.fullmatch(program):
+            raise ValueError(f"can't run {program}, got {command!r}: {cure.format(program=program)}")
 
 
 def _words(entrypoint: object) -> list[str]:

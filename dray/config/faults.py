@@ -3,61 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
-from dray.config.isolation import Isolation
-from dray.config.notify import Notify
-from dray.config.resources import MeshSizes, Resources, SlotRange
+from dray.config.log_policies import LogPolicy
+from dray.config.resources import SlotRange
 from dray.config.schema import ExperimentConfig
-from dray.config.searcher import BY_METHOD, AnySearcher, MetricChoice, SamplerChoice
-from dray.config.section import ABSENT, CLASS, UNKNOWN, Section
-from dray.config.sections import (
-    Budget,
-    Environment,
-    Loggers,
-    MLflow,
-    Optimizations,
-    Profiling,
-    Repeat,
-    Reproducibility,
-    WandB,
-)
-from dray.config.storage import BY_TYPE, SECRETS, AnyStorage
+from dray.config.searcher import BY_METHOD
+from dray.config.section import ABSENT, CLASS, UNKNOWN, Kinds, Section
+from dray.config.storage import BY_TYPE, SECRETS
 from dray.config.yaml_file import as_yaml
 from dray.errors import Fault
 from searchers.errors import SHOWN, FieldError, did_you_mean
 
-#: The model of each section by its path. For a section of several kinds: the model with the fields of all kinds.
-SECTIONS: dict[str, type[Section]] = {
-    each.place: each
-    for each in (
-        ExperimentConfig,
-        AnySearcher,
-        MetricChoice,
-        SamplerChoice,
-        Resources,
-        MeshSizes,
-        SlotRange,
-        Optimizations,
-        Budget,
-        Repeat,
-        Environment,
-        Isolation,
-        AnyStorage,
-        Loggers,
-        MLflow,
-        WandB,
-        Notify,
-        Profiling,
-        Reproducibility,
-    )
-}
+
+def _models(model: type[Section]) -> Iterator[type[Section]]:
+    """A section's model, and those of the sections in it. For a section of several kinds: the model with the fields of
+    all kinds."""
+    yield model
+    for field in model.model_fields.values():
+        kinds = [each.unknown for each in field.metadata if isinstance(each, Kinds)]
+        for each in kinds or _types(field.annotation):
+            if isinstance(each, type) and issubclass(each, Section) and each is not LogPolicy:
+                yield from _models(each)
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _types(inner)
+
+
+#: The model of each section by its path.
+SECTIONS = {model.place: model for model in _models(ExperimentConfig)}
 KINDS = {"searcher": BY_METHOD, "checkpoint_storage": BY_TYPE}  # the sections of several kinds
 
 _UNKNOWN = "unknown field"

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from dray.config.section import Section
+from dray.config.section import Section, named
 
 OWN = ("/", "/dev", "/proc", "/tmp")
 """Directories of which each sandbox has its own."""
@@ -44,10 +44,6 @@ class Isolation(Section):
         return self.name == "sandbox"
 
 
-def _named(raw: object) -> object:
-    return {"name": raw} if isinstance(raw, str) else raw
-
-
 IsolationField: TypeAlias = Annotated[
-    Isolation, BeforeValidator(_named, json_schema_input_type=Literal["none", "sandbox"] | Isolation)
+    Isolation, BeforeValidator(named, json_schema_input_type=Literal["none", "sandbox"] | Isolation)
 ]

@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from dray.config.entrypoint import CLASS_PATTERN
 from dray.config.length import Length, LengthUnit, MaxLength
-from dray.config.section import CLASS, Kinds, Section, as_text, int_if_whole, replace_older_field, unknown_kind
+from dray.config.section import CLASS, Kinds, Section, as_text, int_if_whole, named, replace_older_field, unknown_kind
 from searchers.method import MAX_RUNGS, MAX_TRIALS
 from searchers.objectives import Metric, Objectives
 from searchers.pbt import MAX_POPULATION
@@ -96,12 +96,8 @@ class SamplerChoice(Section):
     )
 
 
-def _named(raw: object) -> object:
-    return {"name": raw} if isinstance(raw, str) else raw
-
-
 Metrics: TypeAlias = Annotated[list[MetricChoice], AfterValidator(_have_objective)]
-SamplerField: TypeAlias = Annotated[SamplerChoice, BeforeValidator(_named, json_schema_input_type=str | SamplerChoice)]
+SamplerField: TypeAlias = Annotated[SamplerChoice, BeforeValidator(named, json_schema_input_type=str | SamplerChoice)]
 MaxTrials: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
 PopulationSize: TypeAlias = Annotated[int, Field(ge=2, le=MAX_POPULATION)]
 Points: TypeAlias = list[dict[str, Any]]

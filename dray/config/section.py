@@ -120,6 +120,11 @@ def int_if_whole(number: float) -> float:
     return int(number) if number == int(number) else number
 
 
+def named(raw: object) -> object:
+    """A name alone as a section with only this name."""
+    return {"name": raw} if isinstance(raw, str) else raw
+
+
 def as_text(raw: object) -> object:
     return os.fspath(raw) if isinstance(raw, os.PathLike) else raw
 

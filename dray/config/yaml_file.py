@@ -134,6 +134,11 @@ def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any
     >>> with_changes({"searcher": {"name": "asha"}}, ["searcher.max_trials=8", "name=digits"])
     {'searcher': {'name': 'asha', 'max_trials': 8}, 'name': 'digits'}
     """
+    return with_values(content, by_field(changes), "The command line")
+
+
+def by_field(changes: Sequence[str]) -> dict[str, Any]:
+    """Changes such as ``searcher.max_trials=8`` as a mapping from fields to values."""
     values: dict[str, Any] = {}
     faults = []
     for change in changes:
@@ -148,7 +153,7 @@ def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any
             values[path.strip()] = value
     if faults:
         raise ConfigError(faults, "The command line")
-    return with_values(content, values, "The command line")
+    return values
 
 
 def with_values(content: Mapping[Any, Any], values: Mapping[str, Any], origin: str = "The request") -> dict[Any, Any]:

@@ -95,7 +95,7 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Event:
-    time: float = field(default_factory=time.time)  # Unix time in s
+    time: float = field(default_factory=lambda: time.time())  # Unix time in s; a simulation replaces the clock
 
 
 # ---------------------------------------------------------------------------------------------------------- clients

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dray.code.factory import place_of
-from dray.code.patch import read_patch
 from dray.config.custom import Custom
 from dray.config.faults import missing_field
 from dray.config.load import load_config
@@ -27,11 +26,10 @@ from dray.errors import AlreadyEnded, ConfigError, DirectoryGone, EntrypointErro
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
+from dray.experiment.isolation_check import check_code, check_sandbox
 from dray.experiment.notify import Notifier
 from dray.experiment.open_search import OpenSearch, open_search
 from dray.experiment.request_files import RequestFiles
-from dray.experiment.requests import Trials
-from dray.experiment.sandboxed import check_code, check_sandbox
 from dray.hosts.signals import print_no_traceback
 from dray.masking import hidden_text
 from dray.observers import loggers
@@ -67,7 +65,7 @@ if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial
     from dray.records.result import Result
     from dray.records.trial_record import TrialRecord
-    from dray.serve.client import OnServer, Server
+    from dray.serve.client import Server
 
 
 class Experiment:
@@ -285,74 +283,6 @@ class Experiment:
             notifier.ended("completed")
             return result
 
-    def fork(self, trial: int, /, *, at: str | int = "best", **hparams: Any) -> int | None:
-        """Start a trial from a checkpoint of another one.
-
-        The search compares it with the others at the rungs above the checkpoint; it does not count for ``max_trials``.
-
-        Args:
-            trial: the number of the other trial.
-            at: the other trial's checkpoint: ``"best"``, ``"latest"``, or the number of batches it was saved after.
-            hparams: hyperparameters of the new trial; the others are those of the other trial.
-
-        Returns:
-            The number of the new trial. None if no driver has answered within 30 s, or none runs the experiment, in
-            this process or another: the next ``run()`` starts the trial. On a server, an experiment that has ended
-            continues at once.
-
-        Raises:
-            ValueError: there is no such trial, checkpoint or hyperparameter.
-            LookupError: the experiment has not begun.
-
-        .. code-block:: python
-
-            experiment = dray.Experiment.resume("latest")
-            experiment.fork(7, lr=0.005)
-        """
-        number: int | None = self._trials().fork_trial(trial, at=str(at), hparams=hparams)["trial"]
-        return number
-
-    def add_trial(
-        self,
-        *,
-        patch: str | os.PathLike[str] | None = None,
-        code: str | os.PathLike[str] | None = None,
-        **hparams: Any,
-    ) -> int | None:
-        """Add a trial that does not count for ``max_trials``.
-
-        Args:
-            patch: a change of the experiment's code for this trial: the text of a unified diff, as of ``git diff``, or
-                the ``Path`` of a file with one.
-            code: instead of a patch, the directory with this trial's code.
-            hparams: hyperparameters of the trial. The others are drawn at random from the search space; with a patch or
-                code, by the experiment's sampler, from the results of trials with the same code.
-
-        Returns, raises: as `fork`. A patch that does not apply, or code that can't be imported, is a ValueError too.
-        """
-        text = patch if isinstance(patch, str) else None if patch is None else read_patch(Path(patch))
-        place = None if code is None else Path(code)
-        number: int | None = self._trials().add_trial(hparams, patch=text, code=place)["trial"]
-        return number
-
-    def stop_trial(self, trial: int) -> None:
-        """Stop a trial; the search continues with the others. If no driver runs the experiment, the next ``run()``
-        stops it.
-
-        Raises:
-            ValueError: there is no such trial, or it has ended.
-            LookupError: the experiment has not begun.
-        """
-        self._trials().stop_trial(trial)
-
-    def _trials(self) -> OnServer | Trials:
-        """Its verbs for trials. Without a server, those of an experiment that has ended wait for the next `run`."""
-        if not self._server:
-            return Trials(self.path)
-        from dray.serve.client import OnServer
-
-        return OnServer(_server_at(self._server), self.path.name)
-
     def _import_class(self, directory: ExperimentDirectory) -> None:
         """Import the class as `Experiment` does; if that fails, delete the experiment's directory."""
         try:
@@ -417,7 +347,6 @@ class Experiment:
                 *given,
                 journal=journal,
                 records=read_journal(directory.journal),
-                observers=observers,
                 requests=RequestFiles(directory),
                 watched=Watched.by(self._config.notify) | (Watched() if self.lent is None else self.lent.notify),
             )
@@ -432,7 +361,7 @@ class Experiment:
                 unit=searcher.unit,
             )
             interrupts.final_message = display.stopped_at_once
-            observers.begin(opened.records, opened.search.trials, display.say)
+            observers.begin(display.say)
             limits = opened.limits
             limits.spend(spending_of(opened.config, directory.metrics).usage)
             if opened.new_limits is not None and not limits.reason:
@@ -510,6 +439,8 @@ class Experiment:
                         connect(self._address) if self.lent is None else self.lent.server.cluster()
                     )
                     run = modules.result()
+                from dray.groups.on_ray import OnRay
+
                 display.say(f"on {cluster.description}")
                 display.begin(opened.search, before)
                 self.last_run = run.Run(
@@ -523,7 +454,7 @@ class Experiment:
                         notifier=notifier,
                     ),
                     trial=self._trial,
-                    cluster=cluster,
+                    on_ray=OnRay(cluster),
                     display=display,
                     interrupts=interrupts,
                     lent=self.lent,

@@ -22,7 +22,7 @@ from dray.config.schema import ExperimentConfig
 from dray.config.search import build_search
 from dray.environment import device, variables_set, visible_gpus
 from dray.experiment.checkpoint_source import with_source
-from dray.experiment.sandboxed import reject_sandbox
+from dray.experiment.isolation_check import reject_sandbox
 from dray.experiment.unread import UnreadHparams
 from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory

@@ -19,7 +19,6 @@ from dray.errors import ConfigError
 from dray.experiment.alerts import Alerts
 from dray.experiment.limits import Limits
 from dray.experiment.request_files import RequestFiles
-from dray.observers.observer import Observers
 from searchers.answers import carry_out
 from searchers.errors import IllegalEvent, MethodError
 from searchers.events import Exited
@@ -47,7 +46,6 @@ def open_search(
     *,
     journal: Journal,
     records: list[dict[str, Any]],
-    observers: Observers,
     requests: RequestFiles,
     watched: Watched | None = None,
 ) -> OpenSearch:
@@ -71,7 +69,6 @@ def open_search(
         stamped = {**record, "time": time.time()}
         journal.append(stamped)
         new.append(stamped)
-        observers.happened(stamped, search.trials)
 
     search = build_search(config, log, records=records, where=journal.path, custom=custom)
     opened = {"event": "opened", "version": __version__, "versions": versions(), **custom.names()}

@@ -34,7 +34,7 @@ from dray.environment import device, visible_gpus
 from dray.errors import ConfigError, EntrypointError, ExperimentError
 from dray.experiment import probe_rank
 from dray.experiment.interrupts import Interrupts
-from dray.experiment.sandboxed import reject_sandbox
+from dray.experiment.isolation_check import reject_sandbox
 from dray.records.secrets import check_secrets
 from dray.training.batch_size import BatchSize, BatchSizes, search_batch_size
 from dray.training.parallel.mesh import mesh_shape
@@ -52,7 +52,26 @@ def probe(
     model_dir: str | os.PathLike[str] | None = None,
     batches: int = 20,
 ) -> BatchSizes:
-    """See `dray.pytorch.probe`."""
+    """Find the largest per-slot batch size that trains on this machine, and measure the throughput of each size.
+
+    Each size is trained in new processes, one per slot, for some batches, without validation or checkpoints. Sizes
+    double from the config's until memory runs out or a batch is a whole epoch; bisection then finds the largest that
+    fits. The hyperparameters are those of the experiment's trial 0.
+
+    Args:
+        config: an experiment config, as for `dray.Experiment`; its `entrypoint` must be a trial class.
+        model_dir: the directory of the model's code; by default the config file's directory.
+        batches: the number of batches over which the throughput of a size is measured, after a few others.
+
+    Returns:
+        The measured sizes, the largest that fits, and a suggestion: the fastest size that keeps the number of records
+        per optimizer step, `global_batch_size * aggregation_frequency`.
+
+    Raises:
+        ConfigError: with every fault of the config; or it needs more GPUs than this machine has.
+        ExperimentError: training failed otherwise than by lack of memory, or even one record per slot does not fit.
+        ValueError: batches is below 1.
+    """
     if batches < 1:
         raise ValueError(f"batches must be >= 1, got {batches}")
     checked = load_config(config)

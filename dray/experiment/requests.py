@@ -28,6 +28,7 @@ from dray.records.checkpoints import LAST, NoCheckpoint, choose
 from dray.records.directory import ExperimentDirectory
 from dray.records.journal import GrowingJournal
 from dray.records.trial_record import flatten
+from dray.storage.disk import sync_folder
 from dray.text import shown
 from dray.training.units import amount
 from searchers.errors import IllegalEvent, SpaceError
@@ -59,6 +60,7 @@ def place(directory: Path, request: Requested) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(folder / f"{request.id}.json")
+        sync_folder(folder)  # its name too
     except BaseException:  # for example, the disk is full
         temporary.unlink(missing_ok=True)
         raise

@@ -14,13 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ray
-
-from dray import private
-from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.config.notify import Watched
 from dray.desk import messages
@@ -48,6 +43,7 @@ from dray.groups.effects import LookAtCluster
 from dray.groups.lender import Lender, OnPool, PoolClosed, PoolOpened
 from dray.groups.lending import Lending, LendingPlan
 from dray.groups.lent import GroupServer, LentGroups
+from dray.groups.on_ray import OnRay
 from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
 from dray.records.driver_lock import DriverLock
@@ -112,19 +108,6 @@ class Lent:
     alert: Callable[[Mapping[str, Any]], None] = lambda alert: None
 
 
-def tune_driver(loop: EventLoop, directory: Path, *, local: bool) -> TuneDriver:
-    """A Tune driver whose handle gets its results from this process.
-
-    Args:
-        loop: an event loop that is listening.
-        directory: for Tune's files.
-        local: whether the handle can import dray as this process does.
-    """
-    private.make_directory(directory)  # Tune writes the key of the connection to it
-    path = None if local else str(Path(__file__).parents[2])
-    return TuneDriver(source=functools.partial(results_of, loop.endpoint), directory=directory, path=path)
-
-
 class Run:
     """One run: a `RunCore`, and the shell around it.
 
@@ -132,7 +115,7 @@ class Run:
         opened: the experiment's search.
         records: the experiment's files and records.
         trial: the class, if the config has no entrypoint.
-        cluster: the Ray cluster.
+        on_ray: the Ray cluster.
         interrupts: signals that ask the run to stop.
         lent: the resources of a server's process; None: the run has its own groups.
         on_message: called with each message of a trial or a worker group; for benchmarks and tests.
@@ -147,21 +130,22 @@ class Run:
         opened: OpenSearch,
         records: Records,
         trial: type[PyTorchTrial] | None,
-        cluster: Cluster,
+        on_ray: OnRay,
         display: Display,
         interrupts: Interrupts,
         lent: Lent | None = None,
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
         directory, config = records.directory, opened.config
-        self._config, self._records, self._display, self._cluster = config, records, display, cluster
+        self._config, self._records, self._display = config, records, display
+        self._ray, self._cluster = on_ray, on_ray.cluster
         self._interrupts, self._on_message = interrupts, on_message
         self._error: BaseException | None = None
         self._has_failed = False
         """An event could not be recorded or carried out, so none after it may be."""
         self._over = threading.Event()
         # On a local cluster, Tune and the groups share few CPUs: Tune starts when the first group is importing torch.
-        self._tune_may_start = not cluster.own
+        self._tune_may_start = not on_ray.cluster.own
         self._check_at = 0.0
         self._logs = ThreadPoolExecutor(1, thread_name_prefix="dray-logs")
         spending = spending_of(config, directory.metrics)
@@ -171,7 +155,7 @@ class Run:
         self._workers = prepare_workers(
             config,
             directory,
-            cluster,
+            on_ray,
             trial,
             opened.search.method.rungs,
             display.say,
@@ -190,7 +174,7 @@ class Run:
         display.shares(self._workers.kind.slots.share)
         self._loop = EventLoop("dray-driver") if lent is None else lent.loop
         if lent is None:
-            self._loop.listen(ray.util.get_node_ip_address())
+            self._loop.listen(on_ray.host())
         self._prometheus = Prometheus(
             directory.path.name,
             counts=self.driver.counts,
@@ -201,7 +185,8 @@ class Run:
         self._lending: Lending | None = None
         self._lender = self._core.lender = self._new_lender(None if lent is None else lent.server)
         if lent is None:
-            self._tune = tune_driver(self._loop, directory.ray / f"tune-{time.time_ns()}", local=cluster.local)
+            source = functools.partial(results_of, self._loop.endpoint)
+            self._tune = on_ray.tune(source, directory.ray / f"tune-{time.time_ns()}")
         else:
             self._tune = lent.tune
         self._tune.take = lambda results: self._loop.post(self.driver.decide, results)
@@ -212,7 +197,7 @@ class Run:
             hear = functools.partial(self._loop.post, core.hear)
             return LentGroups(server, self._name, workers.kind, self._loop.endpoint, workers.share, hear)
         plan = LendingPlan(
-            own_cluster=self._cluster.own,
+            on_ray=self._ray,
             experiment=workers.experiment,
             max_slots=workers.max_slots,
             sizes=workers.sizes,
@@ -231,10 +216,8 @@ class Run:
             ExperimentError, ConfigError: the run can't continue.
         """
         with self._interrupts.held():
-            watch = Watch(
-                self._cluster.addresses(),
-                draining=None if self._cluster.own else functools.partial(self._loop.post, self._lender.nodes_drain),
-                silent=self._ray_is_silent,
+            watch = self._ray.watch(
+                draining=functools.partial(self._loop.post, self._lender.nodes_drain), silent=self._ray_is_silent
             )
             try:
                 self._loop.attach(self)
@@ -288,7 +271,10 @@ class Run:
     def _wait_while(self, condition: Callable[[], bool], at_most_s: float, watch: Watch) -> None:
         deadline = time.monotonic() + at_most_s
         while condition() and time.monotonic() < deadline and watch.answers():
-            wait([self._tune.ended], timeout=POLL_S / 5)
+            if self._tune.ended.done():
+                time.sleep(POLL_S / 5)
+            else:
+                wait([self._tune.ended], timeout=POLL_S / 5)
             self._loop.post(self._tick)
 
     # ------------------------------------------------------------------ in the event loop
@@ -329,9 +315,6 @@ class Run:
         else:
             for record in stamped:
                 journal.append(record, wait=False)
-        for record in stamped:
-            if "actions" in record:
-                self._records.observers.happened(record, self.driver.search.trials)
 
     def _perform(self, effect: Any) -> None:
         match effect:
@@ -339,7 +322,7 @@ class Run:
                 self._bind(effect)
             case messages.ReportReceived(trial=trial, rows=rows):
                 self._records.metrics.append(trial, rows)
-                self._records.observers.rows(trial, rows)
+                self._records.observers.wake()
                 self._display.rows(trial, rows)
                 self._notify(effect)
             case messages.CheckpointSaved(seconds=seconds):

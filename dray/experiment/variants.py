@@ -25,7 +25,7 @@ from dray.code.startup_hook import HOOK
 from dray.code.trial_import import Importer, import_in_new_process
 from dray.config.entrypoint import ClassName
 from dray.errors import ConfigError
-from dray.experiment.sandboxed import import_in_sandbox
+from dray.experiment.isolation_check import import_in_sandbox
 from dray.records.directory import CODE_ID_LENGTH, DIFF, ExperimentDirectory
 from dray.records.secrets import hide_in, with_secrets
 from dray.storage.disk import force_to_disk

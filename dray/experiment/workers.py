@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import cloudpickle
 
-from dray.cluster import autoscaler
-from dray.cluster.checks.node import REMEDIES, Needs, Trouble, nodes_without, write_sign
-from dray.cluster.connection import Cluster
+from dray.cluster.node_check import REMEDIES, Needs, Trouble, nodes_without, write_sign
 from dray.cluster.packages import runtime_env
 from dray.cluster.view import GPU_TYPE, slot_type
 from dray.code.archive import Archived
@@ -23,7 +21,7 @@ from dray.environment import device, versions
 from dray.errors import ConfigError
 from dray.groups.capacity import find_slots, gpu_types, slots_of
 from dray.groups.lender import GroupKind
-from dray.groups.shell import look_at_cluster
+from dray.groups.on_ray import OnRay
 from dray.groups.slots import Slots
 from dray.records.directory import ExperimentDirectory
 from dray.text import LOG_FORMAT, some
@@ -60,7 +58,7 @@ class Workers:
 def prepare_workers(
     config: ExperimentConfig,
     directory: ExperimentDirectory,
-    cluster: Cluster,
+    on_ray: OnRay,
     trial: type[PyTorchTrial] | None,
     rungs: Sequence[float],
     say: Callable[[str], None],
@@ -76,7 +74,7 @@ def prepare_workers(
         ConfigError: no group fits on the cluster, a node lacks something, or the code is too large.
     """
     sizes, resources = config.slots_per_trial, config.resources
-    view = look_at_cluster(None if cluster.own else autoscaler.limits())
+    cluster, view = on_ray.cluster, on_ray.look(on_ray.limits())
     kind = find_slots(view, resources, sizes[0], cluster.description)
     usable = [node for node in view.nodes if slots_of(node.resources, kind, resources.cpus_per_slot)]
     allowed = gpu_types(resources, view)

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from dray.cluster.checks.node import kills_of_kernel
+from dray.cluster.node_check import kills_of_kernel
 from dray.cluster.nodes import on_node
 from dray.desk.failure import LOST_NODE, LOW_MEMORY
 from dray.groups.effects import GroupPlaced, ProcessesEnded

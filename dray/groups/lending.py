@@ -12,16 +12,15 @@ from typing import Any, Protocol
 
 import ray
 
-from dray.cluster import autoscaler
-from dray.cluster.view import ClusterView
 from dray.desk.effects import After, Say
 from dray.desk.loop import EventLoop
 from dray.display.counts import Counts
 from dray.groups.effects import GiveUp, GroupsEffect, LookAtCluster, ProcessesEnded, ShowWaiting, StartGroup
 from dray.groups.group import WorkerGroup
 from dray.groups.lender import GroupKind, Lender, LenderEffect, OnPool, PoolClosed, PoolOpened
+from dray.groups.on_ray import OnRay
 from dray.groups.pool import IDLE_S, GroupsPlan
-from dray.groups.shell import GroupsShell, Report, look_at_cluster
+from dray.groups.shell import GroupsShell, Report
 from dray.worker.spec import ExperimentSpec, WorkerSpec
 
 END_S = 30.0
@@ -46,14 +45,14 @@ class LendingPlan:
     """The plan for the groups of a driver or a server.
 
     Attributes:
-        own_cluster: the cluster was started just for them, on this machine.
+        on_ray: their cluster.
         experiment: the only experiment that they serve, whose code is loaded at their start; None: they are a server's.
         max_slots: most slots of all groups together; None: no limit.
         sizes: the allowed sizes, ascending, if there is a single, elastic group.
         idle_s: how long there must be more groups than trials before some are ended.
     """
 
-    own_cluster: bool
+    on_ray: OnRay
     experiment: ExperimentSpec | None = None
     max_slots: int | None = None
     sizes: tuple[int, ...] = ()
@@ -63,7 +62,12 @@ class LendingPlan:
         """A `Lender` for these groups."""
         is_servers = self.experiment is None
         return Lender(
-            self.look(), time.monotonic, plan=self._groups, emit=emit, counts=counts, shares_cluster=is_servers
+            self.on_ray.look(self.on_ray.limits()),
+            time.monotonic,
+            plan=self._groups,
+            emit=emit,
+            counts=counts,
+            shares_cluster=is_servers,
         )
 
     def _groups(self, owner: str, kind: GroupKind) -> GroupsPlan:
@@ -72,14 +76,10 @@ class LendingPlan:
             slots=kind.slots,
             max_slots=self.max_slots,
             sizes=self.sizes,
-            own_cluster=self.own_cluster and self.experiment is not None,
+            own_cluster=self.on_ray.cluster.own and self.experiment is not None,
             idle_s=self.idle_s,
             min_groups=0 if self.experiment is None else 1,
         )
-
-    def look(self) -> ClusterView:
-        """The cluster's nodes and its autoscaler's limits."""
-        return look_at_cluster(None if self.own_cluster else autoscaler.limits())
 
 
 class Lending:
@@ -119,6 +119,7 @@ class Lending:
                 self._shells[owner] = GroupsShell(
                     lambda start, report: self._new_group(owner, start, report),
                     lambda event: self._loop.post(self._heard, owner, event),
+                    on_ray=self._plan.on_ray,
                     limits=self._lender.view.limits,
                 )
             case OnPool(owner, each):
@@ -132,7 +133,8 @@ class Lending:
 
     def _look(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError):  # the head does not answer
-            self._loop.post(self._lender.look, self._plan.look())
+            on_ray = self._plan.on_ray
+            self._loop.post(self._lender.look, on_ray.look(on_ray.limits()))
 
     def _perform_on(self, owner: str, effect: GroupsEffect) -> None:
         match effect:
@@ -161,7 +163,7 @@ class Lending:
             experiment=None if start.bare else self._plan.experiment,
             shared_by=start.slots.shared_by,
         )
-        return WorkerGroup(spec, slots=start.slots, report=report)
+        return self._plan.on_ray.group(spec, slots=start.slots, report=report)
 
     def _heard(self, owner: str, event: Any) -> None:
         if isinstance(event, ProcessesEnded):

@@ -86,7 +86,7 @@ class MLflowRuns:
 
     def update(self, news: Sequence[News]) -> None:
         for one in news:
-            if one.view.hparams is not None:
+            if one.trial.drawn is not None:
                 self._write(one)
 
     def close(self, done: bool) -> None:
@@ -95,16 +95,16 @@ class MLflowRuns:
         self._client.set_terminated(self._parent, "FINISHED" if done else "KILLED")
 
     def _write(self, one: News) -> None:
-        trial, state = one.view.id, one.view.state
+        trial, state = one.trial.id, one.trial.state
         params: list[Param] = []
         if trial not in self._runs:
             self._runs[trial] = self._create(one)
         if self._states.get(trial) is None:  # new, or a killed driver created it and had not described it yet
-            params = _params(one.view.hparams or {})
+            params = _params(one.trial.drawn or {})
         run = self._runs[trial]
         metrics = [_metric(row) for row in one.rows]
         self._note_best(trial, one.rows)
-        if one.view.ended and trial in self._best:
+        if one.trial.has_ended and trial in self._best:
             metrics.append(self._best[trial][1])
         if (before := self._before.pop(trial, None)) is not None:
             metrics = self._missing(before, metrics)
@@ -115,8 +115,8 @@ class MLflowRuns:
         if self._states.get(trial) != state:
             self._states[trial] = state
             status = _STATUS.get(state, "FAILED")
-            if one.ended is not None:
-                self._client.set_terminated(run, status, int(1000 * one.ended))
+            if one.trial.ended is not None:
+                self._client.set_terminated(run, status, int(1000 * one.trial.ended))
             else:
                 self._client.update_run(run, status)
             # Written last: a resumed experiment relies on it, and repeats the unfinished work of a killed driver.
@@ -154,9 +154,9 @@ class MLflowRuns:
                 return
 
     def _create(self, one: News) -> str:
-        tags = {ID: self._id, KIND: "trial", TRIAL: str(one.view.id), PARENT: self._parent}
-        started = None if one.started is None else int(1000 * one.started)
-        run = self._client.create_run(self._experiment, started, tags, f"trial_{one.view.id}")
+        tags = {ID: self._id, KIND: "trial", TRIAL: str(one.trial.id), PARENT: self._parent}
+        started = None if one.trial.started is None else int(1000 * one.trial.started)
+        run = self._client.create_run(self._experiment, started, tags, f"trial_{one.trial.id}")
         return str(run.info.run_id)
 
     def _write_best(self) -> None:

@@ -1,35 +1,36 @@
 """Observers follow a run without affecting it: MLflow, Weights & Biases.
 
-The driver records each event (`happened`) and each report (`rows`) within microseconds; once a second, a thread passes
-new ones to an observer. If an observer fails, the user gets one message and the run continues without it. It is created
-again every few minutes, at the run's end, and when the experiment is resumed; it then receives the whole history from
-the experiment's directory.
+Each has a thread, which reads the experiment's files once a second and passes on what is new. If an observer fails, the
+user gets one message and the run continues without it. It is created again every few minutes, at the run's end, and
+when the experiment is resumed; it then receives the whole history.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dray.config.schema import ExperimentConfig
 from dray.records.directory import ExperimentDirectory
 from dray.records.journal import read_journal
-from dray.records.metrics import read_metrics
-from searchers.views import TrialView
+from dray.records.metrics import numpy_of
+from dray.records.reader import ExperimentReader
+from dray.records.trial_record import TrialRecord
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pyarrow as pa
 
 EVERY_S = 1.0
 """Seconds between updates of an observer."""
 RETRY_S = 300.0
 """Seconds from an observer's failure to its next creation."""
 TRIALS_PER_UPDATE = 500
-"""Most trials in one update when an observer receives the whole history."""
+"""Most trials in one update."""
 CLOSE_S = 60.0
 """How long the end of a run waits for observers to finish writing."""
 
@@ -39,15 +40,11 @@ class News:
     """An update about one trial.
 
     Attributes:
-        view: its current state.
-        started, ended: Unix time in s, or None.
+        trial: its current state.
         rows: new metrics, as mappings of batches, epochs, kind (training | validation | system), name, value, time.
-            After a failure, some rows may repeat.
     """
 
-    view: TrialView
-    started: float | None
-    ended: float | None
+    trial: TrialRecord
     rows: Sequence[Mapping[str, Any]]
 
 
@@ -68,40 +65,56 @@ class Observer(Protocol):
 Make = Callable[[], Observer]
 
 
-@dataclass(slots=True)
-class _Known:
-    """The driver's knowledge of all trials."""
+class Followed(ExperimentReader):
+    """An experiment that runs, with what is new in its files."""
 
-    views: dict[int, TrialView] = field(default_factory=dict)
-    started: dict[int, float] = field(default_factory=dict)
-    ended: dict[int, float] = field(default_factory=dict)
+    def __init__(self, directory: ExperimentDirectory) -> None:
+        self._new: dict[int, list[Mapping[str, Any]]] = {}  # rows by trial, of those that have changed
+        self._parts: pa.Table | None = None  # all packed rows, if they were read
+        self._until: dict[int, float] = {}  # the time of the last row passed on, by trial
+        super().__init__(directory, is_running=lambda: True)
 
-    def happened(self, record: Mapping[str, Any]) -> None:
-        match record:
-            case {"event": "started", "trial": trial, "time": time}:
-                self.started.setdefault(trial, time)
-            case {"event": "exited", "trial": trial, "time": time}:
-                self.ended[trial] = time
-
-    def news(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> News:
-        view = self.views[trial]
-        ended = self.ended.get(trial) if view.ended else None
-        return News(view=view, started=self.started.get(trial), ended=ended, rows=rows)
-
-    def replay(
-        self,
-        observer: Observer,
-        metrics: pd.DataFrame,
-        new: Mapping[int, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
-    ) -> None:
-        """Pass the whole history to an observer, some trials at a time: the metrics, and newer rows."""
-        trials = sorted(self.views)
+    def news(self) -> Iterator[list[News]]:
+        """All that is new since the last call, some trials at a time."""
+        self.refresh()
+        new, parts = self._new, self._parts
+        self._new, self._parts = {trial: rows for trial, rows in new.items() if trial not in self.trials}, None
+        trials = sorted(new.keys() & self.trials.keys())
         for begin in range(0, len(trials), TRIALS_PER_UPDATE):
             some = trials[begin : begin + TRIALS_PER_UPDATE]
-            rows: dict[int, list[Mapping[str, Any]]] = {trial: [] for trial in some}
-            for row in metrics[metrics["trial_id"].isin(some)].to_dict("records"):
-                rows[row["trial_id"]].append({str(name): value for name, value in row.items()})
-            observer.update([self.news(trial, [*rows[trial], *new.get(trial, ())]) for trial in some])
+            found = {trial: new[trial] for trial in some} if parts is None else self._unknown(parts, new, some)
+            for trial, rows in found.items():
+                self._until[trial] = max([self._until.get(trial, -math.inf), *(row["time"] for row in rows)])
+            yield [News(trial=self.trials[trial], rows=rows) for trial, rows in found.items()]
+
+    def _unknown(
+        self, parts: pa.Table, new: Mapping[int, list[Mapping[str, Any]]], trials: list[int]
+    ) -> dict[int, list[Mapping[str, Any]]]:
+        """The rows of these trials that were not passed on; all were read again, and a row may be in both places."""
+        import numpy as np
+
+        found: dict[int, dict[Any, Mapping[str, Any]]] = {trial: {} for trial in trials}
+        packed = parts.filter(np.isin(numpy_of(parts["trial_id"]), trials)).to_pylist()
+        for row in (*packed, *(row for trial in trials for row in new[trial])):
+            if row["time"] > self._until.get(row["trial_id"], -math.inf):
+                found[row["trial_id"]][row["batches"], row["kind"], row["name"]] = row
+        return {trial: list(rows.values()) for trial, rows in found.items()}
+
+    def _happened(self, record: Mapping[str, Any]) -> None:
+        super()._happened(record)
+        for trial in (record.get("trial"), *(action.get("trial") for action in record.get("actions", ()))):
+            if trial is not None:
+                self._new.setdefault(trial, [])
+
+    def _load(self, parts: pa.Table) -> None:
+        super()._load(parts)
+        self._parts = parts
+        for trial in self.trials:
+            self._new.setdefault(trial, [])
+
+    def _reported(self, row: Mapping[str, Any]) -> None:
+        super()._reported(row)
+        self._new.setdefault(row["trial_id"], []).append(row)
 
 
 class Observers:
@@ -110,43 +123,21 @@ class Observers:
 
     def __init__(self, directory: ExperimentDirectory, makes: Mapping[str, Make]) -> None:
         self._directory = directory
-        self._lock = threading.Lock()
-        self._known = _Known()
         self._wanted, self._over = threading.Event(), threading.Event()
         self._done = False
         self._threads = {
             name: threading.Thread(target=self._follow, args=(name, make), name=f"dray-{name}", daemon=True)
             for name, make in makes.items()
         }
-        self._new: dict[str, dict[int, list[Mapping[str, Any]]]] = {name: {} for name in makes}
 
-    def begin(
-        self, records: Iterable[Mapping[str, Any]], trials: Mapping[int, TrialView], say: Callable[[str], None]
-    ) -> None:
-        """Start following a search whose journal has these records so far."""
+    def begin(self, say: Callable[[str], None]) -> None:
+        """Start following the experiment, whose journal has been begun."""
         self._say = say
-        for record in records:
-            self._known.happened(record)
-        self._known.views = dict(trials)
-        self._past = dict.fromkeys(self._threads, read_metrics(self._directory.metrics))
         for thread in self._threads.values():
             thread.start()
 
-    def happened(self, record: Mapping[str, Any], trials: Mapping[int, TrialView]) -> None:
-        """Record an event of the search: its record in the journal, and the trials after it."""
-        changed = {record.get("trial"), *(action.get("trial") for action in record.get("actions", ()))}
-        with self._lock:
-            self._known.happened(record)
-            for trial in changed & trials.keys():
-                self._known.views[trial] = trials[trial]
-                for new in self._new.values():
-                    new.setdefault(trial, [])
-
-    def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Record metrics that a trial reported; they are in the metrics log already."""
-        with self._lock:
-            for new in self._new.values():
-                new.setdefault(trial, []).extend(rows)
+    def wake(self) -> None:
+        """A trial has reported: make the observers, if that is to be done yet."""
         self._wanted.set()
 
     def close(self, done: bool = False) -> None:
@@ -167,16 +158,20 @@ class Observers:
     def _follow(self, name: str, make: Make) -> None:
         # Waits for the first worker, so that the observer's imports don't delay Ray's start.
         self._wanted.wait()
-        metrics, failed = self._past.pop(name), False
+        failed = False
         while not self._directory.is_gone():  # the run itself reports that
             is_last = self._over.is_set()
             try:
-                observer = self._made(name, make, metrics)
-                del metrics  # after a resume, these are all metrics of the experiment
-                if failed:
-                    failed = False
-                    self._say(f"{name}: is writing again and has caught up")
-                self._pass_on(name, observer)
+                with closing(Followed(self._directory)) as followed:
+                    observer = make()
+                    _pass_on(followed, observer)
+                    if failed:
+                        failed = False
+                        self._say(f"{name}: is writing again and has caught up")
+                    while not self._over.wait(EVERY_S):
+                        _pass_on(followed, observer)
+                    _pass_on(followed, observer)
+                observer.close(self._done)
                 return
             except Exception as error:
                 if self._directory.is_gone():
@@ -190,34 +185,11 @@ class Observers:
                 failed = True
             # By then the disk may have room again, or the server may be back.
             self._over.wait(RETRY_S)
-            self._take(name)
-            metrics = read_metrics(self._directory.metrics)
 
-    def _pass_on(self, name: str, observer: Observer) -> None:
-        """Pass updates to the observer until the run ends."""
-        over = False
-        while not over:
-            over = self._over.wait(EVERY_S)
-            if news := self._take(name):
-                observer.update(news)
-        observer.close(self._done)
 
-    def _made(self, name: str, make: Make, metrics: pd.DataFrame) -> Observer:
-        """A new observer that has received the whole history."""
-        observer = make()
-        with self._lock:
-            # In one step: rows of a trial that has ended since the metrics were read are only in `new`.
-            own = self._known
-            known = _Known(dict(own.views), dict(own.started), dict(own.ended))
-            new = self._new[name]
-            self._new[name] = {}
-        known.replay(observer, metrics, new)
-        return observer
-
-    def _take(self, name: str) -> list[News]:
-        with self._lock:
-            new, self._new[name] = self._new[name], {}
-            return [self._known.news(trial, rows) for trial, rows in new.items()]
+def _pass_on(followed: Followed, observer: Observer) -> None:
+    for news in followed.news():
+        observer.update(news)
 
 
 def identity(directory: ExperimentDirectory, config: ExperimentConfig) -> str:

@@ -65,7 +65,7 @@ class WandBRuns:
 
     def update(self, news: Sequence[News]) -> None:
         for one in news:
-            if one.view.hparams is not None:
+            if one.trial.drawn is not None:
                 self._write(one)
 
     def close(self, done: bool) -> None:
@@ -74,7 +74,7 @@ class WandBRuns:
         self._file.close()
 
     def _write(self, one: News) -> None:
-        trial, state = one.view.id, one.view.state
+        trial, state = one.trial.id, one.trial.state
         rows = one.rows
         last, known = self._known.get(trial, (-1.0, ""))
         if trial in self._earlier:  # a trial's first update contains its whole past
@@ -100,7 +100,7 @@ class WandBRuns:
         self._file.flush()
 
     def _open(self, one: News) -> wandb.Run:
-        trial, metric = one.view.id, f"validation/{self._config.searcher.first_metric}"
+        trial, metric = one.trial.id, f"validation/{self._config.searcher.first_metric}"
         run = wandb.init(
             project=self._fields.project or self._config.name,
             entity=self._fields.entity,
@@ -111,7 +111,7 @@ class WandBRuns:
             reinit="create_new",  # many at once
             name=f"trial_{trial}",
             group=self._directory.path.name,
-            config=dict(one.view.hparams or {}),
+            config=dict(one.trial.drawn or {}),
             # This process does not train, so its output, machine and code don't matter.
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True),
         )

@@ -11,7 +11,6 @@ from dray.pytorch.data import DataLoader, TorchData
 from dray.pytorch.early_stopping import EarlyStopping
 from dray.pytorch.init import init
 from dray.pytorch.load import CheckpointLoadContext, load_trial_from_checkpoint_path
-from dray.pytorch.probe import probe
 from dray.pytorch.samplers import adapt_batch_sampler
 from dray.pytorch.trainer import Trainer
 from dray.pytorch.trial import PyTorchTrial
@@ -64,7 +63,6 @@ __all__ = [
     "init",
     "load_trial_from_checkpoint_path",
     "pretrained",
-    "probe",
     "samplers",
     "to_device",
 ]

@@ -40,7 +40,7 @@ def start_at(run: TrialRun, directory: Path | None) -> Progress:
     return at
 
 
-def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCallback]) -> dict[str, Any]:
+def _load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCallback]) -> dict[str, Any]:
     """Load models, optimizers, schedulers and callbacks from a checkpoint, and return its state dict."""
     models = [bare(model) for model in run.optimisation.models]
     # Mapped, so that a machine's ranks share one copy, and read only their part of a sharded state.
@@ -112,9 +112,14 @@ def _warn_of_overridden(run: TrialRun, built: list[list[dict[str, Any]]]) -> Non
             )
 
 
-def resume(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCallback]) -> None:
-    """Load everything needed to resume a run, including gradients and RNG state."""
-    state = load_state(run, directory, callbacks)
+def restore(run: TrialRun, resumed: Path | None, source: Path | None, callbacks: Mapping[str, PyTorchCallback]) -> None:
+    """Load everything needed to resume a run, including gradients and RNG state; or only the state of `source`."""
+    directory = resumed or source
+    if directory is None:
+        return
+    state = _load_state(run, directory, callbacks)
+    if resumed is None:
+        return
     # The RNG state comes last, so that random numbers drawn while loading don't count.
     saved = files.read_rank(directory, state, run.peers.rank, run.peers.size, run.mesh_shape.tp)
     if saved is not None and saved.gradients is not None:

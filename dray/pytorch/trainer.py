@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -16,12 +16,11 @@ from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.description import describe
 from dray.pytorch.early_stopping import EarlyStopping
 from dray.pytorch.init import init
-from dray.pytorch.restore import load_state, open_checkpoint, resume, start_at
-from dray.pytorch.trial import PyTorchTrial
+from dray.pytorch.restore import open_checkpoint, restore, start_at
+from dray.pytorch.trial import PyTorchTrial, overrides
 from dray.pytorch.trial_run import DEFAULT_POLICY, FitArguments, length_of, policy_of
 from dray.training import pretrained
 from dray.training.callback import Hooks, PyTorchCallback, checked_callbacks, hooks_of
-from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.executor import Executor
@@ -124,106 +123,77 @@ class Trainer:
             test_mode=test_mode,
         )
         run.length = arguments.length
-        try:
-            with contextlib.ExitStack() as stack:
-                stack.callback(run.position.end)
-                if latest_checkpoint == "last":
-                    latest_checkpoint, _ = on_chief(
-                        run.peers, "looking for the last checkpoint", run.host.last_checkpoint
-                    )
-                resumed = open_checkpoint(run, latest_checkpoint)
-                source = open_checkpoint(run, run.host.source_checkpoint) if resumed is None else None
-                with all_or_none(run.peers, "starting training"):
-                    full_dataset = self._check_trial()
-                    at = start_at(run, resumed)
-                    callbacks = checked_callbacks(trial.build_callbacks())
-                    for each in callbacks.values():
-                        if isinstance(each, EarlyStopping):
-                            each.context = self._context
-                        each.on_trial_startup(at.batches, latest_checkpoint)
-                        stack.callback(each.on_trial_shutdown)
-                    data = loaders.training_data(trial.build_training_data_loader(), run, resumed)
-                    if data.begin < at.batches:
-                        at = Progress(batches=data.begin, saved=data.begin)
-                        run.position.start(data.begin)
-                run.position.epoch_length, hooks = self._agree(data.batches, callbacks)
-                with all_or_none(run.peers, "starting training"):
-                    validation_loader = trial.build_validation_data_loader()
-                    validation_data, spare = loaders.validation_data(validation_loader, run, full_dataset=full_dataset)
-                    plan = arguments.plan(at, run)
-                    stack.enter_context(run.host.training(plan, at.batches, run.peers))
-                    if resumed is not None:
-                        resume(run, resumed, callbacks)
-                    elif source is not None:
-                        load_state(run, source, callbacks)
-                    for prepare in before_training:
-                        prepare(run.optimisation.models)
-                    rank = Rank(
-                        trial=trial,
-                        callbacks=callbacks,
-                        optimisation=run.optimisation,
-                        reducers=run.reducers,
-                        device=run.device,
-                        to_device=run.batch_mover(),
-                        peers=run.peers,
-                        # Called for each batch, so without the method's frame if the trial does not override it.
-                        batch_length=trial.get_batch_length if self._has_own("get_batch_length") else data_length,
-                        batch_tokens=trial.get_batch_tokens if self._has_own("get_batch_tokens") else None,
-                        sharing=run.mesh_shape.tp,
-                    )
-                    for each in callbacks.values():
-                        each.on_training_start()
-                    # Last, because worker processes get copies of the data set: as the hooks have left it.
-                    training_data = stack.enter_context(loaders.iterating(data.batches, run.seed))
-                    evaluation = Evaluation(rank=rank, data=validation_data, full_dataset=full_dataset, spare=spare)
-                    description = cache(partial(describe, trial, run, data.division))
-                    executor = Executor(
-                        rank=rank,
-                        host=run.host,
-                        training_data=training_data,
-                        evaluation=evaluation,
-                        checkpointer=Checkpointer(
-                            rank=rank,
-                            host=run.host,
-                            description=description,
-                            hooks=hooks,
-                            full=(run.config or {}).get("checkpoint_format") == "full",
-                        ),
-                        hooks=hooks,
-                        scalars=run.tensorboard,
-                        profiler=self._profiler(at.batches),
-                        flops_per_record=run.flops_per_record,
-                        set_epoch=data.set_epoch,
-                    )
-                executor.run(plan, at)
-        except ShouldExit:
-            # Raised at the start or while saving, so nothing is left to save.
-            log.info("training ended early, as requested")
+        with _ending_early(), contextlib.ExitStack() as stack:
+            stack.callback(run.position.end)
+            if latest_checkpoint == "last":
+                latest_checkpoint, _ = on_chief(run.peers, "looking for the last checkpoint", run.host.last_checkpoint)
+            resumed = open_checkpoint(run, latest_checkpoint)
+            source = open_checkpoint(run, run.host.source_checkpoint) if resumed is None else None
 
-    def _check_trial(self) -> bool:
-        """Check the trial, and return whether it validates by `evaluate_full_dataset`."""
-        for kind, wrapped in (("model", self._context.models), ("optimizer", self._context.optimizers)):
-            if not wrapped:
-                raise ValueError(
-                    f"{type(self._trial).__name__} has wrapped no {kind}; in its constructor, call "
-                    f"self.{kind} = context.wrap_{kind}({kind})"
-                )
-        for number, optimizer in enumerate(self._context.optimizers):
-            if any(is_replaced(parameter) for group in optimizer.param_groups for parameter in group["params"]):
-                raise ValueError(
-                    f"optimizer {number} has parameters that wrap_model(parallel=FullyShard(...)) has replaced by "
-                    "shards, and would train nothing; create it from the parameters of the wrapped model"
-                )
-        overridden = [name for name in ("evaluate_batch", "evaluate_full_dataset") if self._has_own(name)]
-        if len(overridden) != 1:
-            raise ValueError(
-                f"{type(self._trial).__name__} must override exactly one of evaluate_batch() and "
-                f"evaluate_full_dataset(); it overrides {'both' if overridden else 'neither'}"
-            )
-        return overridden == ["evaluate_full_dataset"]
+            # Build. A rank that fails makes the others fail too, instead of waiting for it.
+            with all_or_none(run.peers, "starting training"):
+                full_dataset = _check_trial(trial, self._context)
+                at = start_at(run, resumed)
+                callbacks = self._start_callbacks(at.batches, latest_checkpoint, stack)
+                data = loaders.training_data(trial.build_training_data_loader(), run, resumed)
+                if data.begin < at.batches:
+                    at = Progress(batches=data.begin, saved=data.begin)
+                    run.position.start(data.begin)
+            run.position.epoch_length, hooks = self._agree(data.batches, callbacks)
 
-    def _has_own(self, name: str) -> bool:
-        return getattr(type(self._trial), name) is not getattr(PyTorchTrial, name) or name in vars(self._trial)
+            with all_or_none(run.peers, "starting training"):
+                validation_loader = trial.build_validation_data_loader()
+                validation_data, spare = loaders.validation_data(validation_loader, run, full_dataset=full_dataset)
+                plan = arguments.plan(at, run)
+                stack.enter_context(run.host.training(plan, at.batches, run.peers))
+                restore(run, resumed, source, callbacks)
+                for prepare in before_training:
+                    prepare(run.optimisation.models)
+                for each in callbacks.values():
+                    each.on_training_start()
+                rank = self._rank(callbacks)
+                executor = Executor(
+                    rank=rank,
+                    host=run.host,
+                    # After the hooks, because worker processes get copies of the data set.
+                    training_data=stack.enter_context(loaders.iterating(data.batches, run.seed)),
+                    evaluation=Evaluation(rank=rank, data=validation_data, full_dataset=full_dataset, spare=spare),
+                    description=cache(partial(describe, trial, run, data.division)),
+                    full_checkpoints=(run.config or {}).get("checkpoint_format") == "full",
+                    hooks=hooks,
+                    scalars=run.tensorboard,
+                    profiler=self._profiler(at.batches),
+                    flops_per_record=run.flops_per_record,
+                    set_epoch=data.set_epoch,
+                )
+            executor.run(plan, at)
+
+    def _start_callbacks(
+        self, first: int, checkpoint: str | None, stack: contextlib.ExitStack
+    ) -> dict[str, PyTorchCallback]:
+        callbacks = checked_callbacks(self._trial.build_callbacks())
+        for each in callbacks.values():
+            if isinstance(each, EarlyStopping):
+                each.context = self._context
+            each.on_trial_startup(first, checkpoint)
+            stack.callback(each.on_trial_shutdown)
+        return callbacks
+
+    def _rank(self, callbacks: Mapping[str, PyTorchCallback]) -> Rank:
+        run, trial = self._context._run, self._trial
+        return Rank(
+            trial=trial,
+            callbacks=callbacks,
+            optimisation=run.optimisation,
+            reducers=run.reducers,
+            device=run.device,
+            to_device=run.batch_mover(),
+            peers=run.peers,
+            # Called for each batch, so without the method's frame if the trial does not override it.
+            batch_length=trial.get_batch_length if overrides(trial, "get_batch_length") else data_length,
+            batch_tokens=trial.get_batch_tokens if overrides(trial, "get_batch_tokens") else None,
+            sharing=run.mesh_shape.tp,
+        )
 
     def _profiler(self, first: int) -> torch.profiler.profile | None:
         """The trial's own profiler, or the config's, for a run that begins at the batch `first`."""
@@ -290,3 +260,35 @@ def train_class(
             latest_checkpoint=latest_checkpoint,
             step_zero_validation=config["perform_initial_validation"],
         )
+
+
+@contextlib.contextmanager
+def _ending_early() -> Iterator[None]:
+    try:
+        yield
+    except ShouldExit:
+        # Raised at the start or while saving, so nothing is left to save.
+        log.info("training ended early, as requested")
+
+
+def _check_trial(trial: PyTorchTrial, context: PyTorchTrialContext) -> bool:
+    """Check the trial, and return whether it validates by `evaluate_full_dataset`."""
+    for kind, wrapped in (("model", context.models), ("optimizer", context.optimizers)):
+        if not wrapped:
+            raise ValueError(
+                f"{type(trial).__name__} has wrapped no {kind}; in its constructor, call "
+                f"self.{kind} = context.wrap_{kind}({kind})"
+            )
+    for number, optimizer in enumerate(context.optimizers):
+        if any(is_replaced(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+            raise ValueError(
+                f"optimizer {number} has parameters that wrap_model(parallel=FullyShard(...)) has replaced by "
+                "shards, and would train nothing; create it from the parameters of the wrapped model"
+            )
+    overridden = [name for name in ("evaluate_batch", "evaluate_full_dataset") if overrides(trial, name)]
+    if len(overridden) != 1:
+        raise ValueError(
+            f"{type(trial).__name__} must override exactly one of evaluate_batch() and "
+            f"evaluate_full_dataset(); it overrides {'both' if overridden else 'neither'}"
+        )
+    return overridden == ["evaluate_full_dataset"]

@@ -154,3 +154,8 @@ class PyTorchTrial(abc.ABC):
         For a language model: `return batch["input_ids"].numel()`. Called before the batch is moved to the device.
         """
         return 0
+
+
+def overrides(trial: PyTorchTrial, name: str) -> bool:
+    """Whether the trial has its own method of this name."""
+    return getattr(type(trial), name) is not getattr(PyTorchTrial, name) or name in vars(trial)

@@ -155,9 +155,8 @@ class ExperimentDirectory:
         if where is not None and not where.is_local:
             directory.write_storage(where.child(path.name))
         # Written last: a directory with a config is complete.
-        temporary = directory.config_file.with_suffix(".tmp")
-        temporary.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
-        os.replace(temporary, directory.config_file)
+        with private.replaced(directory.config_file) as unnamed:
+            unnamed.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
         # The directory must reach the disk before its journal's records do.
         force_to_disk(path)
         return directory

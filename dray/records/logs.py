@@ -15,11 +15,13 @@ from typing_extensions import TypedDict
 from dray.config.schema import ExperimentConfig
 from dray.desk.failure import LOG_TAIL, has_users_frames, users_traceback
 from dray.environment import TRACEBACK
+from dray.records.journal import GrowingJournal
 from dray.records.trial_record import flatten, unread_line
 from dray.storage.logs import NAME
 from dray.text import cut, printable, shown
 from dray.training.units import amount
 from searchers.domains import searched
+from searchers.journal import Journal
 from searchers.rows import regular
 from searchers.space import Space
 
@@ -108,6 +110,19 @@ def followed(new: Callable[[bool], list[str]], is_running: Callable[[], bool]) -
         yield from new(False)
         time.sleep(POLL_S)
     yield from new(True)  # lines written after the last read
+
+
+def followed_events(journal: Path, config: ExperimentConfig, known: int) -> Iterator[str]:
+    """Yield the lines of a journal after its first `known` records, as it grows, until its driver has exited."""
+    growing = GrowingJournal(journal)
+
+    def new(final: bool) -> list[str]:
+        nonlocal known
+        records, _ = growing.new_records()
+        fresh, known = records[known:], max(0, known - len(records))
+        return list(event_lines(config, fresh))
+
+    return followed(new, lambda: Journal.writer(journal) is not None)
 
 
 def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -21,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dray.private import replaced
 from dray.records.trial_record import ByTrial
 from searchers import rows as row_files
 from searchers.rows import NUMBER, OPTIONAL_NUMBER, has_fields
@@ -172,13 +172,8 @@ class MetricsLog:
         return self._directory / f"part-{number:05}.parquet"
 
     def _write(self, path: Path, table: pa.Table) -> None:
-        temporary = path.with_name(f".{path.stem}.tmp")
-        with temporary.open("wb") as file:
+        with replaced(path) as unnamed, unnamed.open("wb") as file:
             pq.write_table(table, file, write_page_checksum=True)
-            file.flush()
-            # A power failure must not replace a complete part with an empty one.
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
 
 
 def read_metrics(directory: Path) -> pd.DataFrame:

@@ -179,8 +179,7 @@ def fetch_to(path: Path, location: Location) -> None:
     directory.code.mkdir(exist_ok=True)
     records = read_journal(directory.journal)
     started = {record.get("trial") for record in records if record["event"] == "started"}
-    # Checkpoints may be newer than the copy, but not than no journal at all.
-    if why := lost_records(directory, len(records), started, () if records else trials, where=location):
+    if why := lost_records(directory, len(records), where=location):
         raise ExperimentError(why)
     _delete(trials - started, location)
     # Before the rename: without it, the directory could not be resumed.

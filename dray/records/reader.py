@@ -208,11 +208,7 @@ class ExperimentReader(RankedTrials):
 
     def lost_records(self) -> str:
         """What the journal has lost, and what to do; "" if nothing, or while a driver writes it."""
-        if self.is_running is not False:
-            return ""
-        started = {each.id for each in self.trials.values() if each.state != "PENDING" or each.drawn is not None}
-        measured = (each.id for each in self._measured.values() if each.at or each.batches)
-        return lost_records(self.directory, self.records, started, measured)
+        return "" if self.is_running is not False else lost_records(self.directory, self.records)
 
     # ------------------------------------------------------------------ the journal
     def _happened(self, record: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from dray.text import counted
 from dray.training.units import amount
 from searchers.auto import DIVISOR
 from searchers.events import Reported
+from searchers.objectives import loss_of
 from searchers.records import event_from_json, repeats_in
-from searchers.rung import Rung
+from searchers.rung_correlation import RungCorrelation, less_strict
 
 _LEAST = 3
 """The fewest trials at both rungs for an estimate."""
@@ -61,8 +61,9 @@ def rung_estimates(config: ExperimentConfig, records: Iterable[Mapping[str, Any]
             divisor, skips = DIVISOR, True
         case _:
             return []
-    lengths = dict.fromkeys(int(length) for length in build_method(config).rungs)
-    rungs = [Rung(length=length, divisor=divisor) for length in lengths]
+    lengths = list(dict.fromkeys(int(length) for length in build_method(config).rungs))
+    rungs: list[dict[int, float]] = [{} for _ in lengths]  # values by trial
+    correlations = [RungCorrelation() for _ in lengths]  # of each rung with the next
     reached: dict[int, int] = {}
     repeats: set[int] = set()  # the search does not rank them
     for record in records:
@@ -70,23 +71,21 @@ def rung_estimates(config: ExperimentConfig, records: Iterable[Mapping[str, Any]
         if record.get("event") == "reported" and record["trial"] not in repeats:
             report = event_from_json(record)
             assert isinstance(report, Reported)
-            value = math.inf if report.value is None or math.isnan(report.value) else searcher.sign * report.value
-            number = max(
-                reached.get(report.trial, 0), bisect_right(rungs, report.step, key=lambda each: each.length) - 1
-            )
-            while number < len(rungs) and report.step >= rungs[number].length:
-                if number and report.trial in rungs[number - 1].values:
-                    rungs[number - 1].compare(report.trial, value)
-                rungs[number].rank(report.trial, value)
+            value = loss_of(report.value, smaller_is_better=searcher.sign > 0)
+            number = max(reached.get(report.trial, 0), bisect_right(lengths, report.step) - 1)
+            while number < len(lengths) and report.step >= lengths[number]:
+                if number and report.trial in (before := rungs[number - 1]):
+                    correlations[number - 1].add(before[report.trial], value, before.values())
+                rungs[number][report.trial] = value
                 number += 1
             reached[report.trial] = number
     return [
         RungEstimate(
-            length=rung.length,
-            trials=len(rung.values),
-            compared=rung.compared,
-            correlation=None if rung.compared < _LEAST else round(rung.correlation, 3),
-            continues=1 / (rung.divisor if skips else divisor),
+            length=length,
+            trials=len(rung),
+            compared=found.compared,
+            correlation=None if found.compared < _LEAST else round(found.estimate, 3),
+            continues=1 / (less_strict(divisor, found.estimate) if skips else divisor),
         )
-        for rung in rungs[:-1]
+        for length, rung, found in list(zip(lengths, rungs, correlations, strict=True))[:-1]
     ]

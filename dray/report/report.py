@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dray._version import __version__
+from dray.private import replaced
 from dray.records.listing import StoredExperiment, open_experiment
 from dray.records.lookup import Name
 from dray.records.reader import ExperimentReader
@@ -57,9 +58,8 @@ def write(stored: StoredExperiment, reader: ExperimentReader, out: str | os.Path
     )
     saved = f'{{"name":{json.dumps(reader.name)},"dray":{json.dumps(__version__)},"answers":[{answers}]}}'
     content = document(f"{reader.config.name}: {reader.metric}", saved)
-    unnamed = file.with_name(f".{file.name}.tmp")
-    unnamed.write_text(content, encoding="utf-8", errors="backslashreplace")  # names may not be UTF-8
-    os.replace(unnamed, file)
+    with replaced(file) as unnamed:
+        unnamed.write_text(content, encoding="utf-8", errors="backslashreplace")  # names may not be UTF-8
     return file
 
 

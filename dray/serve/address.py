@@ -78,10 +78,8 @@ def write(results: Path, url: str, token: str) -> None:
 
 def _write(results: Path, address: Address) -> None:
     results.mkdir(parents=True, exist_ok=True)
-    temporary = results / f"{FILE}.{os.getpid()}"
-    with private.create(temporary) as file:
+    with private.replaced(results / FILE) as unnamed, private.create(unnamed) as file:
         json.dump(asdict(address), file)
-    os.replace(temporary, results / FILE)
 
 
 def remove(results: Path) -> None:

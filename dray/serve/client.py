@@ -9,19 +9,16 @@ import http.client
 import json
 import re
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from dray.code.archive import pack
 from dray.errors import ConfigError, NoExperiment
-from dray.records.overview import Overview
 from dray.serve import address as addresses
 from dray.serve.address import TOKEN, URL
-from dray.serve.control import ACTIVE, API, KEY, EndVerb, Status, Submitted, Verb, status_from, submitted_from
+from dray.serve.control import ACTIVE, API, KEY, Status, Submitted, status_from, submitted_from
 from dray.serve.refusals import Invalid, NotSubmitted, Refused, WrongState
 from dray.text import one_line
 
@@ -46,7 +43,7 @@ class AnswerLost(Unreachable):
 
 
 class Server:
-    """A client of a server, with the verbs of `dray.serve.control.Control`, which raise the same errors.
+    """A client of a server. The verbs of one experiment are those of `dray.serve.verbs.OnServer`.
 
     Args:
         url: such as ``http://127.0.0.1:8600``.
@@ -97,16 +94,15 @@ class Server:
         """The URL of the page, with the token that logs a browser in."""
         return f"{self.url}/login?{urlencode({'token': self._token})}"
 
-    # ------------------------------------------------------------------------------------------------------ the verbs
     def submit(self, config: str, code: bytes) -> Submitted:
         """Queue a new experiment: the text of a YAML file, and the model's code from `dray.code.archive.pack`.
         Raises `ConfigError` with every fault of the config."""
-        kind, form = _form(("config", "experiment.yaml", config.encode()), ("code", "code.tar.gz", code))
-        return submitted_from(self._request("POST", "/experiments", form, kind=kind, timeout_s=SUBMIT_TIMEOUT_S))
+        kind, sent = form(("config", "experiment.yaml", config.encode()), ("code", "code.tar.gz", code))
+        return submitted_from(self.request("POST", "/experiments", sent, kind=kind, timeout_s=SUBMIT_TIMEOUT_S))
 
     def experiments(self) -> list[dict[str, Any]]:
         """All experiments in the server's results directory, as JSON: see ``/api/v1/openapi.json``."""
-        found: list[dict[str, Any]] = self._request("GET", "/experiments")["experiments"]
+        found: list[dict[str, Any]] = self.request("GET", "/experiments")["experiments"]
         return found
 
     def named(self, experiment: str) -> str:
@@ -125,89 +121,55 @@ class Server:
     def read(self, name: str, what: str = "", **query: str | int) -> Any:
         """What a GET request below an experiment answers, such as ``read(name, "trials", sort="rank")``: see
         ``/api/v1/openapi.json``."""
-        return self._request("GET", f"{_path(name, what)}?{urlencode(query)}")
-
-    def number(self, name: str) -> int | None:
-        """The number of an experiment; None if it has none yet."""
-        if self.is_here:
-            from dray.records.numbering import number_of
-            from dray.records.root import results_root
-
-            return number_of(results_root() / name)
-        found: int | None = self._request("GET", _path(name))["number"]
-        return found
-
-    def typed(self, name: str) -> str:
-        """What is shortest to type for an experiment in a command: its number, else its name, quoted for a shell."""
-        number = self.number(name)
-        return shlex.quote(name) if number is None else str(number)
+        return self.request("GET", f"{path_of(name, what)}?{urlencode(query)}")
 
     def experiment(self, name: str) -> Submitted:
         """An experiment that was submitted."""
-        found = self._request("GET", _path(name)).get("submitted")
+        found = self.request("GET", path_of(name)).get("submitted")
         if found is None:
             raise NotSubmitted(f"{name} was not submitted to the server")
         return submitted_from(found)
 
-    def act(self, name: str, verb: Verb) -> Submitted:
-        """Stop, pause, activate or kill an experiment: see `dray.serve.control.Verb`."""
-        return self._verb(name, verb)
-
-    def extend(self, name: str, **extension: Any) -> Submitted:
-        """Queue an experiment again with new values of ``max_trials``, ``max_length``, ``budget``, ``until``,
-        ``patience`` or ``prices``, as for `dray.Experiment.resume`."""
-        return self._verb(name, "extend", extension)
-
-    def fork(self, name: str, config: Mapping[str, Any] | str) -> Submitted:
-        """Submit the code of an experiment again, with some fields of its config changed, such as
-        ``{"searcher.max_trials": 8}``, or another config, as YAML text."""
-        body = {"config": config if isinstance(config, str) else dict(config)}
-        return submitted_from(self._request("POST", _path(name, "fork"), body, timeout_s=SUBMIT_TIMEOUT_S))
-
     def diff(self, name: str, variant: str) -> str:
         """What a variant changes in an experiment's code. Raises `NoExperiment` if there is none."""
-        found: str = self._request("GET", _path(name, f"variants/{quote(variant, safe='')}"))["diff"]
+        found: str = self.request("GET", path_of(name, f"variants/{quote(variant, safe='')}"))["diff"]
         return found
 
     def change(self, name: str, **fields: Any) -> Submitted:
         """Change some of ``priority``, ``weight``, ``max_slots``, ``tags`` and ``notes``; the others stay."""
-        return submitted_from(self._request("PATCH", _path(name), fields))
-
-    def delete(self, name: str) -> None:
-        """Delete an experiment and its checkpoints."""
-        self._request("DELETE", _path(name))
+        return submitted_from(self.request("PATCH", path_of(name), fields))
 
     def token(self) -> dict[str, Any]:
         """This client's token: ``name``, ``scope``, ``quota``, and what its experiments have ``used``, have
         ``reserved``, and what is ``left``; see ``/api/v1/openapi.json``."""
-        found: dict[str, Any] = self._request("GET", "/token")
+        found: dict[str, Any] = self.request("GET", "/token")
         return found
 
     def tokens(self) -> list[dict[str, Any]]:
         """All tokens but the server's own, as `token`, and when they were ``created`` and ``revoked``."""
-        found: list[dict[str, Any]] = self._request("GET", "/tokens")["tokens"]
+        found: list[dict[str, Any]] = self.request("GET", "/tokens")["tokens"]
         return found
 
     def queue(self, seconds: int = 3600) -> dict[str, Any]:
         """The experiments in the order of their turns, ``entries``, and what the slots did, ``lanes``."""
-        found: dict[str, Any] = self._request("GET", f"/queue?seconds={seconds}")
+        found: dict[str, Any] = self.request("GET", f"/queue?seconds={seconds}")
         return found
 
     def preview(self, name: str, **change: Any) -> dict[str, Any]:
         """What it would do to set an experiment's priority, weight or max_slots, or to move it ``before`` another one:
         ``lines``, and the ``changes`` by experiment."""
-        found: dict[str, Any] = self._request("GET", f"/queue/preview?{urlencode({'name': name, **change})}")
+        found: dict[str, Any] = self.request("GET", f"/queue/preview?{urlencode({'name': name, **change})}")
         return found
 
     def status(self) -> Status:
-        return status_from(self._request("GET", "/status"))
+        return status_from(self.request("GET", "/status"))
 
     # ------------------------------------------------------------------------------------------------------ following
     def events(self, name: str, after: int = 0, *, wait_s: int = 0) -> dict[str, Any]:
         """Events after an offset in an experiment's journal: ``lines``, ``next`` (offset), ``state``, ``failed``."""
         query = urlencode({"after": after, "wait_s": wait_s})
-        path = _path(name, "events")
-        found: dict[str, Any] = self._request("GET", f"{path}?{query}", timeout_s=TIMEOUT_S + wait_s)
+        path = path_of(name, "events")
+        found: dict[str, Any] = self.request("GET", f"{path}?{query}", timeout_s=TIMEOUT_S + wait_s)
         return found
 
     def follow(self, name: str, after: int = 0, *, say: Callable[[str], None] = lambda line: None) -> Iterator[str]:
@@ -250,10 +212,7 @@ class Server:
             self.url, self._token, self._parts = found.url, found.token, urlsplit(found.url)
 
     # ------------------------------------------------------------------------------------------------------- requests
-    def _verb(self, name: str, verb: str, body: Mapping[str, Any] | None = None) -> Submitted:
-        return submitted_from(self._request("POST", _path(name, verb), body or {}))
-
-    def _request(
+    def request(
         self,
         method: str,
         path: str,
@@ -262,6 +221,7 @@ class Server:
         kind: str = "application/json",
         timeout_s: float = TIMEOUT_S,
     ) -> Any:
+        """Send a request below the API's path, and return its JSON. A POST whose answer is lost is sent again."""
         if len(path) > MOST_PATH:
             raise Invalid(f"the request is too long: {len(path):,} characters of at most {MOST_PATH:,}; give less")
         data = json.dumps(body).encode() if isinstance(body, Mapping) else body
@@ -335,83 +295,7 @@ class Server:
         raise Refused(f"the server at {self.url} can't do that: {why}")
 
 
-class OnServer:
-    """An experiment that was submitted to a server: the same verbs as `dray.serve.in_directory.InDirectory`.
-
-    Args:
-        answered: called with the answer to each request for a trial.
-
-    Attributes:
-        ran: whether one of these verbs has run it in this process.
-    """
-
-    is_on_server, ran = True, False
-
-    def __init__(self, server: Server, name: str, answered: Callable[[Any], None] = lambda decided: None) -> None:
-        self.server, self.name, self._answered = server, name, answered
-        self._after = 0  # the end of its journal when it was run again
-
-    @property
-    def typed(self) -> str:
-        """What is shortest to type for it in a command."""
-        return self.server.typed(self.name)
-
-    def read(self) -> Overview:
-        """How it stands now."""
-        return Overview.from_json(self.server.read(self.name, now=1))
-
-    def end(self, verb: EndVerb) -> str:
-        """Stop, pause or kill it, see `dray.serve.control.Verb`; `WrongState` if it has ended by itself. Returns its
-        state: STOPPING until all trials have saved."""
-        return self.server.act(self.name, verb).state
-
-    def go_on(self, **extension: Any) -> None:
-        """Run it again, in any state, from where its journal ends, perhaps with new values as for
-        `dray.Experiment.resume`: queue it. Without a server, run it in this process to its end."""
-        self._after = self.server.events(self.name, END)["next"]
-        if extension:
-            self.server.extend(self.name, **extension)
-        else:
-            self.server.act(self.name, "activate")
-
-    def lines(self, say: Callable[[str], None]) -> Iterator[str]:
-        """Its log since it was last run again, until it is no longer active; see `Server.follow`."""
-        return self.server.follow(self.name, self._after, say=say)
-
-    def wait(self, say: Callable[[str], None] = lambda line: None) -> Overview:
-        """Wait until it neither runs nor is queued."""
-        for _ in self.server.follow(self.name, END, say=say):
-            pass
-        return self.read()
-
-    def delete(self) -> None:
-        """Delete it and its checkpoints. `WrongState` if it is active."""
-        self.server.delete(self.name)
-
-    def fork_trial(self, trial: int | str, *, at: str = "best", hparams: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `dray.experiment.requests.Trials`, as for the next two."""
-        return self._ask(f"trials/{quote(str(trial), safe='')}/fork", {"at": at, "hparams": hparams})
-
-    def add_trial(
-        self, hparams: Mapping[str, Any], *, patch: str | None = None, code: Path | None = None
-    ) -> Mapping[str, Any]:
-        body: dict[str, Any] = {"hparams": hparams} | ({} if patch is None else {"patch": patch})
-        if code is None:
-            return self._ask("trials", body, timeout_s=SUBMIT_TIMEOUT_S)
-        parts = ("trial", "trial.json", json.dumps(body).encode()), ("code", "code.tar.gz", pack(code))
-        kind, form = _form(*parts)
-        return self._ask("trials", form, kind=kind, timeout_s=SUBMIT_TIMEOUT_S)
-
-    def stop_trial(self, trial: int | str) -> Mapping[str, Any]:
-        return self._ask(f"trials/{quote(str(trial), safe='')}/stop", {})
-
-    def _ask(self, what: str, body: bytes | Mapping[str, Any], **sent: Any) -> Mapping[str, Any]:
-        decided: dict[str, Any] = self.server._request("POST", _path(self.name, what), body, **sent)
-        self._answered(decided)
-        return decided
-
-
-def _form(*parts: tuple[str, str, bytes]) -> tuple[str, bytes]:
+def form(*parts: tuple[str, str, bytes]) -> tuple[str, bytes]:
     """The content type and the content of a form. `parts`: each with its name, a file's name, and its content."""
     boundary = secrets.token_hex(16)
     head = '--{}\r\nContent-Disposition: form-data; name="{}"; filename="{}"\r\n\r\n'
@@ -419,5 +303,6 @@ def _form(*parts: tuple[str, str, bytes]) -> tuple[str, bytes]:
     return f"multipart/form-data; boundary={boundary}", body + f"--{boundary}--\r\n".encode()
 
 
-def _path(name: str, what: str = "") -> str:
+def path_of(name: str, what: str = "") -> str:
+    """The path of an experiment, or of something below it."""
     return f"/experiments/{quote(name, safe='')}{what and '/'}{what}"

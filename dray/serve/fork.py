@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from dray.code import archive
-from dray.config.yaml_file import with_changes
 from dray.records.directory import ExperimentDirectory
-from dray.records.secrets import unmasked, with_secrets
 from dray.serve.answers import BadInput
 from dray.serve.control import Control, Submitted
 from dray.serve.draft import Draft
@@ -41,18 +38,3 @@ def code_of(directory: ExperimentDirectory) -> Iterator[Path]:
     with scratch("fork") as code:
         archive.copy(directory.code, code)
         yield code
-
-
-def by_field(changes: Sequence[str]) -> dict[str, Any]:
-    """Changes such as ``searcher.max_trials=8`` as a mapping from fields to values, for `fork`."""
-    with_changes({}, changes)
-    pairs = [change.partition("=")[::2] for change in changes]
-    return {field.strip(): with_changes({}, [f"value={text}"])["value"] for field, text in pairs}
-
-
-def changed(directory: ExperimentDirectory, changes: Sequence[str]) -> dict[Any, Any]:
-    """An experiment's config, with its secrets and with changes such as ``searcher.max_trials=8``."""
-    content = unmasked(with_secrets(directory.config(), directory.secrets_file))
-    if directory.storage_file.exists():
-        content["checkpoint_storage"] |= dict(directory.storage.secrets)
-    return with_changes(content, changes)

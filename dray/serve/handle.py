@@ -4,33 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TYPE_CHECKING, Any
 
 from dray.errors import NoExperiment
-from dray.serve.client import OnServer, Server
+from dray.serve.client import Server
 from dray.serve.refusals import NotSubmitted
+from dray.serve.verbs import Handle, OnServer
 
 if TYPE_CHECKING:
-    from dray.experiment.requests import Decided
     from dray.records.lookup import Name
-    from dray.serve.in_directory import InDirectory
-
-Handle: TypeAlias = Union[OnServer, "InDirectory"]
 
 
-def handle(experiment: Name, *, answered: Callable[[Decided], None] = lambda decided: None) -> Handle:
+def handle(experiment: Name, *, here: bool = False, answered: Callable[[Any], None] = lambda decided: None) -> Handle:
     """An experiment: on the server that it was submitted to, if that is up, else in its directory.
 
     Args:
         experiment: its number, a unique part of its name, ``"latest"``, its directory, or its URI.
+        here: in its directory even if a server is up.
         answered: called with the answer to each request for a trial, also if the experiment then fails in this process.
 
     Raises:
         NoExperiment: there is none, or several match.
+
+    .. code-block:: python
+
+        experiment = dray.handle("latest")
+        experiment.add_trial({"lr": 0.02})
+        print(experiment.wait().best_metric)
     """
     from dray.records.lookup import locate
 
-    if (found := on_server(experiment)) is not None:
+    found = None if here else on_server(experiment)
+    if found is not None:
         server, name = found
         try:
             server.experiment(name)
@@ -41,7 +46,7 @@ def handle(experiment: Name, *, answered: Callable[[Decided], None] = lambda dec
             return OnServer(server, name, answered)
     from dray.serve.in_directory import InDirectory  # numpy and pyarrow
 
-    return InDirectory(locate(experiment), answered)
+    return InDirectory(locate(experiment), answered, None if found is None else found[0])
 
 
 def on_server(experiment: Name) -> tuple[Server, str] | None:

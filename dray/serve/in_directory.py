@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,18 @@ from typing import Any
 from dray.errors import AlreadyEnded
 from dray.experiment.requests import Decided, Trials
 from dray.records import copies
+from dray.records.directory import ExperimentDirectory
 from dray.records.driver_lock import last_driver
+from dray.records.journal import read_journal
 from dray.records.listing import StoredExperiment, open_experiment
+from dray.records.logs import followed_events
 from dray.records.overview import COMPLETED, Overview
+from dray.serve.client import Server
 from dray.serve.control import EndVerb
+from dray.serve.draft import Draft
+from dray.serve.fork import code_of
 from dray.serve.refusals import WrongState, has_ended, is_running
+from dray.serve.verbs import Handle, OnServer
 from dray.storage import Location
 from searchers.events import Requested
 from searchers.journal import Journal
@@ -25,16 +32,18 @@ from searchers.journal import Journal
 POLL_S = 0.2
 
 
-class InDirectory(Trials):
+class InDirectory(Trials, Handle):
     """An experiment in a directory, or in an object store. Its driver, if it has one, is a process of its own.
-    `dray.serve.client.OnServer` describes the verbs."""
 
-    is_on_server, ran = False, False
+    Args:
+        server: the one that its forks are submitted to; None: they run here.
+    """
 
-    def __init__(self, where: str, answered: Callable[[Decided], None]) -> None:
+    def __init__(self, where: str, answered: Callable[[Decided], None], server: Server | None = None) -> None:
         location = Location.of(where)
         super().__init__(location.path if location.is_local else Path(location.name), answered)
-        self._where, self.name = where, location.name
+        self._where, self.name, self.server = where, location.name, server
+        self._known = 0  # records of its journal when it was run again
 
     @property
     def typed(self) -> str:
@@ -45,7 +54,7 @@ class InDirectory(Trials):
         with open_experiment(self._where) as stored:
             return stored.overview()
 
-    def end(self, verb: EndVerb) -> str:
+    def _end(self, verb: EndVerb) -> str:
         with self._here() as stored:
             driver = Journal.writer(stored.directory.journal)
             if driver is None:
@@ -55,14 +64,37 @@ class InDirectory(Trials):
             _signal(stored, driver, signal.SIGKILL if verb == "kill" else signal.SIGINT)
         return self.wait().state if verb == "kill" else "STOPPING"
 
-    def go_on(self, **extension: Any) -> None:
+    def activate(self) -> str:
+        if self.is_active():
+            self._known = len(read_journal(ExperimentDirectory(self.path).journal))
+            return "RUNNING"
+        return self._run()
+
+    def extend(self, **extension: Any) -> str:
+        if self.is_active():
+            raise is_running(self.name)
+        return self._run(**extension)
+
+    def _run(self, **extension: Any) -> str:
         from dray.experiment.experiment import Experiment
 
-        if extension and self.is_active():
-            raise is_running(self.name)
         experiment = Experiment.resume(self._where, **extension)
         self.ran = True
         experiment.run()
+        return self.read().state
+
+    def fork(self, changes: Mapping[str, Any] | str) -> Handle:
+        if self.server is not None:
+            return OnServer(self.server, self.name, self._answered).fork(changes)
+        from dray.experiment.experiment import Experiment
+
+        with open_experiment(self._where) as stored, code_of(stored.directory) as code:
+            config = Draft(config=changes, forked=stored.directory.path, is_owner=True).read().config
+            return InDirectory(str(Experiment(config, model_dir=code).prepare().path), self._answered)
+
+    def lines(self, say: Callable[[str], None] = lambda line: None) -> Iterator[str]:
+        directory = ExperimentDirectory(self.path)
+        return followed_events(directory.journal, directory.config(), self._known)
 
     def wait(self, say: Callable[[str], None] = lambda line: None) -> Overview:
         with self._here() as stored:
@@ -83,7 +115,7 @@ class InDirectory(Trials):
 
     def run_again(self, request: Requested) -> None:
         with suppress(AlreadyEnded):  # the request waits until the limits are raised
-            self.go_on()
+            self._run()
 
     @contextmanager
     def _here(self) -> Iterator[StoredExperiment]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
+from dray.private import replaced
 from dray.serve.answers import BadInput, KeyUsed
 from dray.serve.control import KEY
 from searchers.journal import Journal
@@ -127,9 +127,8 @@ class Keys:
         self._known = {name: each for name, each in known.items() if each.time > time.time() - KEPT_S}
         if len(self._known) < len(known):  # write the file anew, without what is forgotten
             lines = [json.dumps({"key": name, **asdict(each)}) + "\n" for name, each in self._known.items()]
-            whole = self._path.with_suffix(".new")
-            whole.write_text("".join(lines))
-            os.replace(whole, self._path)
+            with replaced(self._path) as unnamed:
+                unnamed.write_text("".join(lines))
         self._journal = Journal(self._path)
 
 

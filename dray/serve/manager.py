@@ -19,13 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import ray
-
 from dray import private
 from dray._version import __version__
-from dray.cluster.checks.node import MIN_FREE_BYTES
-from dray.cluster.connection import Cluster
-from dray.cluster.watch import Watch
+from dray.cluster.node_check import MIN_FREE_BYTES
 from dray.config.load import with_limits
 from dray.config.notify import ServerNotify
 from dray.config.search import CHANGEABLE
@@ -37,6 +33,7 @@ from dray.errors import ConfigError
 from dray.groups.lender import PoolClosed
 from dray.groups.lending import Lending, LendingPlan
 from dray.groups.lent import GroupServer
+from dray.groups.on_ray import OnRay
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
@@ -80,14 +77,15 @@ class Manager:
 
     def __init__(
         self,
-        cluster: Cluster,
+        on_ray: OnRay,
         tokens: Tokens,
         *,
         idle_s: float,
         say: Callable[[str], None],
         notify: ServerNotify | None = None,
     ) -> None:
-        self._cluster, self._tokens, self._say = cluster, tokens, say
+        cluster = self._cluster = on_ray.cluster
+        self._tokens, self._say = tokens, say
         self._results = results_root().resolve()
         self._directory = self._results / STATE
         self._results.mkdir(parents=True, exist_ok=True)
@@ -99,8 +97,8 @@ class Manager:
         self._looked_at = time.monotonic()
         self._processes: dict[str, ExperimentProcess] = {}
         self._loop = EventLoop("dray-server")
-        self._loop.listen(ray.util.get_node_ip_address())
-        plan = LendingPlan(own_cluster=cluster.own, idle_s=idle_s)
+        self._loop.listen(on_ray.host())
+        plan = LendingPlan(on_ray=on_ray, idle_s=idle_s)
         self._queue = open_queue(self._journal)
         self._creations = Creations(self._directory / "creations")
         self._creations.discard_all(lambda name: self._queue.find(name) is not None)
@@ -119,13 +117,11 @@ class Manager:
             if item.owner:
                 self._scheduler.settle(item.name, self._meters.close(item))
         self._loop.attach(self)
-        address = ray.get_runtime_context().gcs_address
-        server = GroupServer(address=address, endpoint=self._loop.endpoint, local=cluster.local)
+        server = GroupServer(address=on_ray.address(), endpoint=self._loop.endpoint, local=cluster.local)
         silent = "the head of the Ray cluster does not answer; if it is gone, start the server again"
         self.ray_died = threading.Event()  # a process of the Ray that was started for this server
-        self._watch = Watch(
-            cluster.addresses(),
-            draining=None if cluster.own else functools.partial(self._loop.post, self._core.lender.nodes_drain),
+        self._watch = on_ray.watch(
+            draining=functools.partial(self._loop.post, self._core.lender.nodes_drain),
             silent=self.ray_died.set if cluster.own else lambda: say(silent),
         )
         alerts = self._alerts = ServerAlerts(notify or ServerNotify(), say)

@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,10 @@ from dray.config.notify import Watched
 from dray.desk.loop import EventLoop
 from dray.errors import ConfigError, ExperimentError, Fault, NoExperiment
 from dray.experiment.experiment import Experiment
-from dray.experiment.run import Lent, tune_driver
+from dray.experiment.results import results_of
+from dray.experiment.run import Lent
 from dray.groups.lent import GroupServer
+from dray.groups.on_ray import OnRay
 from dray.records.spending import totals_of
 from dray.serve import creations
 from dray.serve.control import Share
@@ -265,9 +268,10 @@ def drive(connection: Connection, server: GroupServer, home: str, alerts: Watche
         skip_ids(os.getpid())
         join(server.address)
         loop = EventLoop("dray-driver")
-        loop.listen(ray.util.get_node_ip_address())
-        files = Path(home, TUNE, str(ray.get_runtime_context().get_job_id()))
-        tune = tune_driver(loop, files, local=server.local)
+        on_ray = OnRay(server.cluster())
+        loop.listen(on_ray.host())
+        files = Path(home, TUNE, on_ray.job())
+        tune = on_ray.tune(partial(results_of, loop.endpoint), files)
 
         def raised(alert: Mapping[str, Any]) -> None:
             with suppress(OSError):  # the server has ended, and this process is about to

@@ -13,6 +13,7 @@ from dray.cluster.connection import connect
 from dray.config.notify import ServerNotify
 from dray.errors import ExperimentError
 from dray.experiment.interrupts import restore_handlers, set_handlers
+from dray.groups.on_ray import OnRay
 from dray.records.directory import results_root
 from dray.serve import address as addresses
 from dray.serve.app import AT_ROOT, listening
@@ -72,7 +73,7 @@ def serve(
     before = set_handlers(stop)
     try:
         with connect(address) as cluster:
-            manager = Manager(cluster, tokens, idle_s=idle_s, say=say, notify=notify)
+            manager = Manager(OnRay(cluster), tokens, idle_s=idle_s, say=say, notify=notify)
             with listening(manager, results, host, port, tokens, root) as url:
                 addresses.write(results, url, token)
                 say(f"serving {results} on {cluster.description}")

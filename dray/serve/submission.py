@@ -13,8 +13,9 @@ import yaml
 from dray.code.archive import pack
 from dray.config.yaml_file import read_mapping, with_changes
 from dray.errors import ConfigError, ExperimentError
-from dray.serve.client import OnServer, Server
+from dray.serve.client import Server
 from dray.serve.control import Submitted
+from dray.serve.verbs import OnServer
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig

@@ -216,12 +216,8 @@ def _changing(results: Path) -> Iterator[dict[str, Token]]:
         before = dict(tokens)
         yield tokens
         if tokens != before:
-            temporary = directory / f"{FILE}.{os.getpid()}"
-            with private.create(temporary) as file:
+            with private.replaced(directory / FILE) as unnamed, private.create(unnamed) as file:
                 json.dump({"tokens": [asdict(each) for each in tokens.values()]}, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, directory / FILE)
 
 
 def _equal(one: str, other: str) -> bool:

@@ -44,6 +44,12 @@ def force_to_disk(directory: Path) -> None:
                 work(descriptor)
 
 
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a directory to the disk."""
+    with _opened(folder) as descriptor:
+        _fsync_folder(descriptor)
+
+
 def begin_writing(file: int) -> None:
     """Ask the system to write a file's cached pages to the disk and to drop the clean ones, without waiting."""
     # This is advice, which not every file system accepts.

@@ -58,22 +58,17 @@ class BatchLoop:
         Raises:
             DataExhausted: the data ended before.
         """
-        optimisation = self.rank.optimisation
-        optimisation.training_mode()
+        self.rank.optimisation.training_mode()
         self._train(until)
-        optimisation.reshard()
+        self.rank.optimisation.reshard()
         return self.rank.reducers.per_slot(training=True)
 
     def _train(self, until: int) -> None:
-        rank, position, optimisation, agreement = self.rank, self.rank.position, self.rank.optimisation, self.agreement
-        batch_length, batch_tokens = rank.batch_length, rank.batch_tokens
-        to_device, profiler, add, clock = rank.to_device, self.profiler, self.metrics.add, time.perf_counter
-        aggregates = optimisation.aggregation_frequency > 1
-        amp, schedulers = optimisation.amp, optimisation.lr_schedulers
+        rank, position, optimisation = self.rank, self.rank.position, self.rank.optimisation
         epoch_length = position.epoch_length or 0
         epoch_idx, batch_in_epoch = divmod(position.trained, epoch_length) if epoch_length else (0, position.trained)
-        data, end, waited_s, records, tokens = self.data, _END, 0.0, 0, 0
-        if position.trained >= agreement.stop_at and agreement.must_stop(position.trained):
+        waited_s, records, tokens = 0.0, 0, 0
+        if self.agreement.stop_at <= position.trained and self.agreement.must_stop(position.trained):
             return
         try:
             for batch_idx in range(position.trained, until):
@@ -82,24 +77,24 @@ class BatchLoop:
                     # Before the epoch's first batch is drawn: these hooks may change the data set.
                     for epoch_start in self._epoch_starts:
                         epoch_start(epoch_idx)
-                since = clock()
-                if (batch := next(data, end)) is end:
+                since = time.perf_counter()
+                if (batch := next(self.data, _END)) is _END:
                     break
-                waited_s += clock() - since
-                records += batch_length(batch)  # raises if the batch is empty or of an unknown type
-                if batch_tokens is not None:
-                    if (count := batch_tokens(batch)) is None:
+                waited_s += time.perf_counter() - since
+                records += rank.batch_length(batch)  # raises if the batch is empty or of an unknown type
+                if rank.batch_tokens is not None:
+                    if (count := rank.batch_tokens(batch)) is None:
                         raise TypeError("get_batch_tokens() must return a number, the tokens in the batch; got None")
                     tokens += count
-                if to_device is not None:
-                    batch = to_device(batch)
-                if aggregates:
+                if rank.to_device is not None:
+                    batch = rank.to_device(batch)
+                if optimisation.aggregation_frequency > 1:
                     optimisation.before_batch()
-                add(self._train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
-                if schedulers or amp is not None:
+                self.metrics.add(self._train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
+                if optimisation.lr_schedulers or optimisation.amp is not None:
                     optimisation.after_batch(batch_idx)
-                if profiler is not None:
-                    profiler.step()
+                if self.profiler is not None:
+                    self.profiler.step()
                 position.trained = batch_idx + 1
                 batch_in_epoch += 1
                 if batch_in_epoch == epoch_length:
@@ -107,7 +102,7 @@ class BatchLoop:
                         callback.on_training_epoch_end(epoch_idx)
                     epoch_idx, batch_in_epoch = epoch_idx + 1, 0
                 # Stop before the next batch is drawn, which may draw random numbers that belong to the resumed run.
-                if batch_idx + 1 >= agreement.stop_at and agreement.must_stop(batch_idx + 1):
+                if self.agreement.stop_at <= batch_idx + 1 and self.agreement.must_stop(batch_idx + 1):
                     return
         finally:
             self.usage.trained(records, tokens, waited_s)

@@ -31,7 +31,7 @@ class BatchSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizes:
-    """The result of `pytorch.probe()`.
+    """The result of `dray.probe()`.
 
     Args:
         sizes: the measured sizes, ascending.

@@ -19,6 +19,7 @@ from typing_extensions import assert_never
 from dray.training.batch_loop import BatchLoop
 from dray.training.callback import Hooks
 from dray.training.checkpoint.checkpointer import Checkpointer
+from dray.training.checkpoint.files import Description
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.hints import Hints
@@ -73,15 +74,19 @@ class Executor:
     host: Host
     training_data: Iterator[Any]  # endless, and already at the right position
     evaluation: Evaluation
-    checkpointer: Checkpointer
-    hooks: Hooks
+    description: Callable[[], Description]  # called at the first checkpoint
+    hooks: Hooks  # of callbacks on any rank
     scalars: TensorBoard
+    full_checkpoints: bool = False  # gather sharded models on the chief, and save them whole
     profiler: Any = None  # a `torch.profiler.profile`, stepped after each batch
     flops_per_record: Flops = None
     set_epoch: Callable[[int], None] | None = None  # gives the training data the number of an epoch
 
     def __post_init__(self) -> None:
         rank, position = self.rank, self.rank.position
+        self.checkpointer = Checkpointer(
+            rank=rank, host=self.host, description=self.description, hooks=self.hooks, full=self.full_checkpoints
+        )
         self.agreement = Agreement(
             rank.peers,
             stop_requested=lambda: self.checkpointer.saver.stops() or self.host.stop_requested(),

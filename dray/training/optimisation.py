@@ -119,8 +119,8 @@ class Optimisation:
                 model.runs_alone = False
 
     def before_batch(self) -> None:
-        """If ranks hold whole gradients, exchange them only in batches in which the optimizer steps."""
-        if self.aggregation_frequency > 1 and self.steps_now is not self._synchronising:
+        """While gradients are aggregated, exchange them only in batches in which the optimizer steps."""
+        if self.steps_now is not self._synchronising:
             self._synchronising = self.steps_now
             for model in self.models:
                 if isinstance(model, DistributedDataParallel):

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from dray.cluster.checks.node import UnfitNode, name_of_this_node
+from dray.cluster.node_check import UnfitNode, name_of_this_node
 from dray.cluster.view import GPU_TYPE, slot_type
 from dray.desk.connection import Connection, DeskUnreachable
 from dray.environment import set_variables, visible_gpus

@@ -21,7 +21,7 @@ from dray.training.host import Reached, Report
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.plan import Plan
 from dray.training.units import in_batches
-from dray.worker.lease import REPORT_FILE, SharedSettings, TrialLease
+from dray.worker.lease import REPORT_FILE, DriverLost, SharedSettings, TrialLease
 from dray.worker.link import TrialLink
 from dray.worker.reports import Reports
 
@@ -109,7 +109,8 @@ class RayHost:
     def close(self) -> None:
         """Send all remaining data, even if the trial failed. This is a lease's last call of its host, on every rank."""
         self._store.close()
-        self._link.flush()
+        with contextlib.suppress(DriverLost):  # it must not hide how the trial has left; the driver restarts it
+            self._link.flush()
 
     @property
     def has_reported(self) -> bool:

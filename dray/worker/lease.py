@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dray.storage import CheckpointStore
 from dray.training.units import Batch, TrainUnit
+from searchers.objectives import loss_of
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -144,9 +144,7 @@ class SharedSettings:
 
     def score(self, value: float | None) -> float:
         """A metric's score for ranking: smaller is better; missing and nonfinite values rank last."""
-        if value is None or not math.isfinite(value):
-            return math.inf
-        return value if self.smaller_is_better else -value
+        return loss_of(value, smaller_is_better=self.smaller_is_better)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

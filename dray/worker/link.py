@@ -17,6 +17,9 @@ from dray.worker.lease import DriverLost, LeaseLost, TrialLease
 MAX_IN_FLIGHT = 16
 """Unanswered reports after which the trial waits for the oldest answer."""
 
+FRESH_S = 5.0
+"""An answer that took longer to come, as where the connection was lost meanwhile, may no longer be true."""
+
 
 class TrialLink:
     """Sends reports to the trial's driver, in order, and collects the answers; asks the desk, which may be in the same
@@ -103,8 +106,11 @@ class TrialLink:
     def confirm_commit(self) -> None:
         """Ask whether a checkpoint may be committed, after the driver has recorded all earlier reports: a process that
         has lost the lease must not write while another one has it."""
-        if not self._result(self._driver.may_commit(self._lease.number)):
-            raise self.lost()
+        asked_at = -math.inf
+        while time.monotonic() > asked_at + FRESH_S:
+            asked_at = time.monotonic()
+            if not self._result(self._driver.may_commit(self._lease.number)):
+                raise self.lost()
 
     def saved(self, checkpoint: str, batches: int, value: float | None, seconds: float | None = None) -> None:
         """Report a committed checkpoint, with the search's metric at its batch, if known. `seconds`: the time to write

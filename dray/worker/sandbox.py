@@ -1,8 +1,8 @@
-"""Runs a trial with ``isolation: sandbox`` in a child process of its worker, in a sandbox (`dray.cluster.sandbox`).
+"""Runs a trial with ``isolation: sandbox`` in a child process of its worker, in a sandbox (`dray.cluster.bubblewrap`).
 
-The worker itself loads none of the experiment's code. The child (`dray.worker.sandboxed`) has no network: it calls the
-driver and the desk through this process, over a Unix socket with a key of its own. Only calls about its own lease are
-passed on. Nothing that comes from the child is unpickled, and it can't change or replace the log that this process
+The worker itself loads none of the experiment's code. The child (`dray.worker.sandbox_child`) has no network: it calls
+the driver and the desk through this process, over a Unix socket with a key of its own. Only calls about its own lease
+are passed on. Nothing that comes from the child is unpickled, and it can't change or replace the log that this process
 writes.
 """
 
@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dray.cluster import sandbox
-from dray.cluster.checks.node import kills_of_kernel
+from dray.cluster import bubblewrap
+from dray.cluster.node_check import kills_of_kernel
 from dray.code.factory import FromDirectory
 from dray.desk.connection import Call, Connection, DeskUnreachable, Endpoint, Session
 from dray.desk.failure import LOW_MEMORY, Failure, failure_printed
@@ -116,8 +116,8 @@ def _command(inside: Inside, directory: Path) -> list[str]:
     experiment = lease.trial_dir.parent
     sources = [_source(Path(each)) for each in (lease.source, settings.source_checkpoint) if each is not None]
     code = [] if inside.code is None else [inside.code]
-    return sandbox.command(
-        [sys.executable, "-m", "dray.worker.sandboxed"],
+    return bubblewrap.command(
+        [sys.executable, "-m", "dray.worker.sandbox_child"],
         own=[lease.trial_dir],
         read=[*settings.readable, *code, *filter(Path.exists, sources), lease.trial_dir / "logs", directory],
         hidden=[each for each in (experiment.parent, experiment) if each != Path("/")],
@@ -137,8 +137,8 @@ def _run(command: list[str], inside: Inside, output: int, relay: Relay) -> int:
     with open(told, "rb") as info:
         try:
             process = subprocess.Popen(
-                sandbox.with_info(command, tells),
-                env=sandbox.variables(os.environ),
+                bubblewrap.with_info(command, tells),
+                env=bubblewrap.variables(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

@@ -12,6 +12,7 @@ import gc
 import os
 import pickle
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,8 +20,8 @@ from pathlib import Path
 import ray
 
 from dray import core
-from dray.cluster.checks.node import Trouble, UnfitNode, name_of_this_node
-from dray.cluster.sandbox import why_impossible
+from dray.cluster.bubblewrap import why_impossible
+from dray.cluster.node_check import Trouble, UnfitNode, name_of_this_node
 from dray.code.startup_hook import run_startup_hook_once
 from dray.desk.connection import Connection, DeskUnreachable
 from dray.desk.messages import Departure
@@ -31,7 +32,7 @@ from dray.training.parallel.device import GpuConflict
 from dray.training.rng import deterministic
 from dray.worker import unfit
 from dray.worker.gpu_share import limit_gpu_memory, wait_for_gpu_memory
-from dray.worker.isolation.snapshot import ProcessSnapshot, Settings, settings_now
+from dray.worker.isolation.snapshot import ProcessSnapshot, settings_now
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import gpu_of_worker, joined
 from dray.worker.ranks import Place, Ranks
@@ -77,7 +78,10 @@ def serve(worker: WorkerSpec, ranks: Ranks, place: Place, desk: Connection) -> N
                 loaded = None if experiment is None else _loaded(experiment, code)
             except Exception as error:
                 return give_up(error)
-            serve_joined(worker, desk, loaded, distributed, place, before_code)
+            distributed.side_store()  # now, on all ranks together: later, ranks would ask for it at different times
+            gc.enable()
+            snapshot = ProcessSnapshot(owns_gpu=worker.shared_by == 1, before_code=before_code)
+            serve_joined(worker, desk, loaded, distributed, place, snapshot)
     except GpuConflict as error:
         give_up(error)
 
@@ -119,18 +123,17 @@ def serve_joined(
     loaded: Loaded | None,
     distributed: core.DistributedContext,
     place: Place,
-    before_code: Settings | None = None,
+    snapshot: ProcessSnapshot,
+    run_trial: Callable[..., Departure] = run_trial,
 ) -> None:
     """Serve leases until the desk has no more, on a rank that has joined its process group.
 
     Args:
         loaded: the experiment that the group was started for; None if it serves any experiment.
-        before_code: the process's settings before its code was loaded; by default the present ones.
+        snapshot: of this process after that, in which each trial runs.
+        run_trial: runs a trial.
     """
-    distributed.side_store()  # made now, on all ranks together: later, ranks would ask for it at different times
     rank = distributed.rank
-    gc.enable()
-    snapshot = ProcessSnapshot(owns_gpu=worker.shared_by == 1, before_code=before_code)
     number = 0
     has_code, is_reused = loaded is not None, False
     driver, driver_at = desk, None  # the connection to the current trial's driver; None: it is in the desk's process

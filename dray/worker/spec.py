@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dray.cluster.checks.node import Needs
+from dray.cluster.node_check import Needs
 from dray.desk.connection import Endpoint
 from dray.worker.lease import SharedSettings
 

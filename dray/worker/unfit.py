@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dray.cluster.checks.node import UnfitNode
+from dray.cluster.node_check import UnfitNode
 from dray.code.startup_hook import HOOK, StartupHookFailed
 from dray.desk.connection import Connection
 from dray.desk.messages import Departure, Unfit

@@ -31,6 +31,7 @@ from searchers.journal import Journal
 from tests.cli.conftest import TRIALS, WEIGHT, checkpoint
 from tests.cli.said import Said
 from tests.records.story import happened
+from tests.report.simulated import BEGAN
 from tests.report.written import Written
 
 Dray = Callable[..., Said]
@@ -72,7 +73,7 @@ DOING = {
     "ui": (),
 }
 #: What needs none, or two; tested below, in test_diff.py, test_migrate.py, tests/test_cli.py,
-#: tests/test_cluster_yaml.py, tests/cluster/test_check.py, tests/experiment/test_probe.py, tests/agents,
+#: tests/test_cluster_yaml.py, tests/checks/test_check.py, tests/experiment/test_probe.py, tests/agents,
 #: tests/serve/test_commands.py, tests/serve/test_tokens.py and tests/cli/test_bisect.py.
 OTHERS = {
     "demo",
@@ -346,7 +347,7 @@ def test_list_shows_states_and_the_best_newest_last(digits: ExperimentDirectory,
     assert found["state"] == "COMPLETED"
     assert (found["trials"], found["ended"], found["max_trials"]) == (TRIALS, TRIALS, TRIALS)
     assert found["best_metric"] == pytest.approx(best)
-    assert found["began"] == simulated.BEGAN
+    assert found["began"] == BEGAN
     table = dray("e", "list")
     assert [line.split()[1:4] for line in table.out.splitlines()[1:]] == [
         ["broken", "DAMAGED", "0/0"],

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 COMMAND = """
 import sys
 from dray.cli import errors
@@ -36,10 +38,19 @@ def test_exit_code_names_the_signal_also_if_nothing_can_be_written_any_more() ->
         assert process.returncode == 129
 
 
-def test_a_requirement_that_is_not_installed_is_one_line_with_what_to_install() -> None:
-    command = "import sys; sys.modules['ray'] = None; from dray.cli import main; main(['cluster', 'status'])"
+@pytest.mark.parametrize(
+    ("package", "arguments", "needs"),
+    [
+        ("ray", ["cluster", "status"], "dray-train 'ray[default,train,tune]>=2.54,<3'"),
+        ("mcp", ["mcp"], "'dray-train[mcp]'"),
+    ],
+)
+def test_a_requirement_that_is_not_installed_is_one_line_with_its_extra(
+    package: str, arguments: list[str], needs: str
+) -> None:
+    command = f"import sys; sys.modules[{package!r}] = None; from dray.cli import main; main({arguments})"
     ran = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=120)
     [error] = ran.stderr.splitlines()
     assert error.startswith("dray: ")
-    assert error.endswith("needs all requirements of dray: pip install dray-train 'ray[default,train,tune]>=2.54,<3'")
+    assert error.endswith(f"; this command needs it: pip install {needs}")
     assert ran.returncode == 1

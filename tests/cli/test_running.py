@@ -78,7 +78,7 @@ def test_an_experiment_is_followed_stopped_resumed_and_exported(driver: Driver, 
     assert (listed["name"], listed["state"], listed["trials"]) == (path.name, "RUNNING", 3)
     driver.wait_for(lambda: dray("t", "describe", "talks", "0", "--json").value["metrics"], "metrics")
     assert "is RUNNING; stop it first" in dray("e", "delete", "talks", "--yes").is_one_line()
-    assert "is being written by another run" in dray("e", "resume", "talks").err
+    assert dray("e", "activate", "talks").err == f"{path.name} is RUNNING\n"
 
     # ---- followed, from its start until the driver ends
     trial, events = following("t", "logs", "talks", "0", "-f"), following("e", "logs", "latest", "-f")

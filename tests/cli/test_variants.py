@@ -11,7 +11,6 @@ import pytest
 
 from dray.cli.trial import DIFF_LINES
 from dray.experiment import variants
-from dray.experiment.experiment import Experiment
 from dray.experiment.request_files import RequestFiles
 from searchers.events import Requested, Started
 from tests.cli.said import Said
@@ -65,20 +64,17 @@ def test_without_a_driver_a_request_waits_with_its_code(
     story: Story, dray: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story.journal.close()
-    monkeypatch.setattr("dray.serve.in_directory.InDirectory.go_on", lambda it: None)
+    monkeypatch.setattr("dray.serve.in_directory.InDirectory._run", lambda it: "STOPPED")
     (tmp_path / "change.diff").write_text(PATCH)
     assert dray("t", "add", "experiment", "--patch", tmp_path / "change.diff").code == 0
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(PATCH.encode())))
     assert dray("t", "add", "experiment", "--patch", "-").code == 0
-    experiment = Experiment.resume(story.directory.path)
-    assert experiment.add_trial(patch=PATCH, lr=0.125) is None
-    assert experiment.add_trial(patch=tmp_path / "change.diff") is None
     other = tmp_path / "other"
     other.mkdir()
     (other / "train.py").write_text(TRAIN.replace("0.1", "0.2"))
-    assert experiment.add_trial(code=other) is None
+    assert dray("t", "add", "experiment", "--code", other, "--set", "lr=0.125").code == 0
     waiting = RequestFiles(story.directory).waiting()
-    assert [each.code for each in waiting] == [variants.from_patch(story.directory, PATCH)] * 5
+    assert [each.code for each in waiting] == [variants.from_patch(story.directory, PATCH)] * 3
     assert waiting[2].hparams == {"lr": 0.125}
 
 

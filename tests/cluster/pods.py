@@ -19,8 +19,7 @@ from typing import Any
 import yaml
 
 from dray.storage import Location, store_at
-from tests.cluster.hosts import SHARED, Host
-from tests.cluster.machines import HERE, make_network
+from tests.cluster.hosts import HERE, SHARED, Host, make_network
 from tests.cluster.namespaces import ROOT
 from tests.ray.harness import TRIALS, lines, recorded, wait_for
 from tests.storage.s3 import LocalS3

@@ -19,7 +19,6 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 import dray
-from dray.cluster.autoscaler import limits
 from dray.cluster.view import GPU_TYPE, NODE_TYPE
 from dray.groups import node_choice
 from tests.cluster.autoscaling import OUT_OF, Nodes, nodes
@@ -42,7 +41,6 @@ TYPES: dict[str, dict[str, Any]] = {
     },
 }
 """Types of machines, by what is run; otherwise there is one."""
-TYPES["spot_first_silently"] = TYPES["spot_first"]
 
 
 def node_type(most: int) -> dict[str, Any]:
@@ -95,15 +93,7 @@ def groups(state: str | None = None) -> int:
 
 def sweep(directory: Path, most: int) -> dict[str, Any]:
     """Trials of two slots, more at once than there is ever room for: from no node to all of use, and back."""
-    return _all_groups_at_once(directory, most // 2, at_once=3, slots_per_trial=2)
-
-
-def shared(directory: Path, most: int) -> dict[str, Any]:
-    """Two trials on each GPU, all at once: from no node to as many as they fill, and back."""
-    return _all_groups_at_once(directory, 6, at_once=6, slots_per_trial=0.5)
-
-
-def _all_groups_at_once(directory: Path, wanted: int, *, at_once: int, slots_per_trial: float) -> dict[str, Any]:
+    wanted = most // 2
     timeline = Timeline()
     (directory / "longer").touch()
 
@@ -115,7 +105,7 @@ def _all_groups_at_once(directory: Path, wanted: int, *, at_once: int, slots_per
     watch = {"nodes": lambda: nodes("GPU"), "groups": lambda: groups("CREATED"), "waiting": lambda: groups("PENDING")}
     with Meanwhile(lambda: timeline.watch(**watch)):
         try:
-            made = config(directory, trials=6, at_once=at_once, slots_per_trial=slots_per_trial)
+            made = config(directory, trials=6, at_once=3, slots_per_trial=2)
             with Meanwhile(look):
                 result = dray.Experiment(made, model_dir=TRIALS, path=directory / "experiment").run()
             timeline.note("done", 1)
@@ -126,38 +116,6 @@ def _all_groups_at_once(directory: Path, wanted: int, *, at_once: int, slots_per
             timeline.close()
     states = result.trials[["state", "restarts"]].values.tolist()
     return {"trials": states, "timeline": timeline.changes, "left": left}
-
-
-def killed(directory: Path, most: int) -> dict[str, Any]:
-    """A driver whose groups wait for nodes is killed."""
-    file = write_config(directory, config(directory, trials=3, at_once=3, slots_per_trial=1))
-    driver = Driver("create", file, TRIALS, "--path", directory / "run", log=directory / "log", RAY_ADDRESS="auto")
-    try:
-        driver.wait_for(lambda: groups("PENDING"), "a group that asks for nodes")
-        driver.wait_for(lambda: nodes("GPU"), "a node")
-        driver.process.kill()
-        wait_for(lambda: not groups(), "the demand to end", 60)
-        wait_for(lambda: not nodes("GPU"), "all nodes to be given back", 90)
-    finally:
-        driver.close()
-    return {}
-
-
-def refused(directory: Path, most: int) -> dict[str, Any]:
-    """Trials that there will never be enough nodes for."""
-    told = {}
-    asked: dict[str, dict[str, Any]] = {
-        "more": {"slots_per_trial": most + 1},
-        "on one": {"slots_per_trial": 2, "placement_strategy": "STRICT_PACK"},
-    }
-    for name, resources in asked.items():
-        made = config(directory, trials=1, at_once=1, **resources)
-        try:
-            dray.Experiment(made, model_dir=TRIALS, path=directory / name).run()
-        except dray.ConfigError as error:
-            told[name] = str(error)
-    elsewhere = ray.get(ray.remote(num_gpus=1)(limits).remote(), timeout=90)
-    return {"told": told, "groups": groups(), "same from a worker node": elsewhere == limits()}
 
 
 def in_vain(directory: Path, most: int) -> dict[str, Any]:
@@ -186,13 +144,8 @@ def in_vain(directory: Path, most: int) -> dict[str, Any]:
     }
 
 
-def spot_first_silently(directory: Path, most: int) -> dict[str, Any]:
-    """The same where the cloud does not say that there are none, as Ray's provider for Google Cloud."""
-    return spot_first(directory, most, "spot silently")
-
-
-def spot_first(directory: Path, most: int, sold_out: str = "spot") -> dict[str, Any]:
-    """Two searches: while there are no spot machines, and when there are some again."""
+def spot_first(directory: Path, most: int) -> dict[str, Any]:
+    """Two searches: while there are no spot machines, which the cloud does not say, and when there are."""
     timeline, found = Timeline(), {}
     node_choice.RETRY_S = 5.0
     (directory / "until").touch()
@@ -200,7 +153,7 @@ def spot_first(directory: Path, most: int, sold_out: str = "spot") -> dict[str, 
     watch = {name: functools.partial(nodes, "GPU", name) for name in ("spot", "on_demand")}
     with Meanwhile(lambda: timeline.watch(**watch)):
         try:
-            for name, out_of in (("sold out", sold_out), ("to be had", "")):
+            for name, out_of in (("sold out", "spot silently"), ("to be had", "")):
                 OUT_OF.write_text(out_of)
                 timeline.note(name, 1)
                 made = config(directory, trials=2, at_once=2, slots_per_trial=1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dray.cluster.checks.node import (
+from dray.cluster.node_check import (
     Needs,
     Trouble,
     UnfitNode,

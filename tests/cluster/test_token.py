@@ -13,6 +13,7 @@ import pytest
 from ray._private import services
 
 from dray.cluster import internals, token
+from dray.cluster.connection import join
 
 
 @pytest.fixture
@@ -117,7 +118,9 @@ def head() -> Iterator[Head]:
 def test_a_head_that_refuses_the_token_is_found_out_before_ray_connects(
     head: Head, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert token.auth_error(head.address).startswith("it requires a token, and this process has none; ")
+    why = "it requires a token, and this process has none; export RAY_AUTH_MODE=token"
+    with pytest.raises(ConnectionError, match=f"^the Ray cluster at {head.address} refuses this process: {why}"):
+        join(head.address)
     file.parent.mkdir()
     file.write_text("wrong\n")
     assert token.auth_error(head.address).startswith("it rejects this process's token; ")

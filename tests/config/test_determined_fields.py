@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
 from dray.config.faults import SECTIONS
@@ -19,7 +18,6 @@ from dray.config.load import load_config, parse_config
 from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.masking import MASK
-from dray.script import Script
 from tests.config import configs
 
 ROOT = Path(__file__).parents[2]
@@ -89,26 +87,6 @@ def test_the_docs_have_the_table_of_the_code(generate: ModuleType) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- not used
 
-#: What Determined's master fills in; `det experiment config` writes it out.
-DEFAULTS: dict[str, object] = {
-    "checkpoint_storage.propagation": "rprivate",
-    "data_layer": {"container_storage_path": None, "host_storage_path": None, "type": "shared_fs"},
-    "debug": False,
-    "environment.force_pull_image": False,
-    "optimizations.auto_tune_tensor_fusion": False,
-    "optimizations.average_training_metrics": True,
-    "optimizations.tensor_fusion_cycle_time": 1,
-    "optimizations.tensor_fusion_threshold": 64,
-    "pbs": {"pbsbatch_args": [], "slots_per_node": None},
-    "profiling.sync_timings": True,
-    "project": "",
-    "resources.agent_label": "",
-    "resources.native_parallel": False,
-    "resources.resource_manager": "",
-    "resources.resource_pool": "",
-    "slurm": {"gpu_type": None, "sbatch_args": [], "slots_per_node": None},
-    "workspace": "",
-}
 VALUES: dict[str, Any] = {
     "bind_mounts": [{"host_path": "/data", "container_path": "/data", "read_only": True}],
     "environment.image": {"cuda": "a:1", "cpu": "b:2"},
@@ -139,17 +117,6 @@ def test_a_misspelt_field_of_a_log_policy_is_an_error() -> None:
     assert caught.value.faults == (("log_policies[1]", "unknown field patern; did you mean pattern?"),)
     with pytest.raises(ConfigError, match=r"log_policies\[0\]: must have an action"):
         load_config(with_field("log_policies", [{"pattern": "a", "action": {"tpye": "cancel_retries"}}]))
-
-
-def test_defaults_of_determined_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    for path, value in DEFAULTS.items():
-        raw = with_field(path, value)
-        if path.startswith("checkpoint_storage."):
-            raw["checkpoint_storage"] |= {"type": "shared_fs", "host_path": "/results"}
-        load_config(raw)
-    assert caplog.messages == []
-    load_config(with_field("optimizations.average_training_metrics", False))
-    assert len(caplog.messages) == 1
 
 
 def test_a_shared_file_system_has_no_path_in_containers(caplog: pytest.LogCaptureFixture) -> None:
@@ -218,7 +185,7 @@ def test_the_output_of_det_experiment_config_is_read(caplog: pytest.LogCaptureFi
     file = Path(__file__).with_name("determined_config.yaml")
     config = load_config(file)
     assert str(config.checkpoint_storage.location) == "/mnt/nfs/determined"
-    [warning] = caplog.messages
+    [warning] = caplog.messages  # and none of the defaults that Determined's master fills in
     paths = [line.partition(":")[0].strip() for line in warning.splitlines()[1:]]
     assert paths == [
         *("bind_mounts", "environment.image", "log_policies.signal", "preemption_timeout", "project"),
@@ -275,61 +242,10 @@ def test_a_removed_field_is_refused_with_the_cure(path: str) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- used
 
-_SEARCH = {"name": "adaptive_asha", "metric": "loss", "max_trials": 4, "max_length": 100}
-_ASHA = {**_SEARCH, "name": "asha", "num_rungs": 2}
-_TIME = {"name": "adaptive_asha", "metric": "loss", "max_trials": 4, "max_time": 100, "time_metric": "epochs"}
-_S3 = {"type": "s3", "bucket": "b", "access_key": "AKIA", "secret_key": "hush"}
-_AZURE = {"type": "azure", "container": "c", "account_url": "https://me.blob.core.windows.net"}
+_ASHA = {"name": "asha", "metric": "loss", "max_trials": 4, "max_length": 100, "num_rungs": 2}
 _FS = {"type": "shared_fs", "host_path": "/mnt"}
 
 
-def _used(fields: str, section: str = "", **beside: Any) -> dict[str, tuple[Any, dict[str, Any], Any]]:
-    """Fields whose values, other than the defaults, are read as they are written; and what beside them is needed."""
-    return {f"{section}{path}": (value, beside, value) for path, value in yaml.safe_load(fields).items()}
-
-
-#: Of each field that is used: a value other than the default, what beside it the config needs, and what then is read.
-USED: dict[str, tuple[Any, dict[str, Any], Any]] = {
-    "labels": ({"a": True, "b": True}, {}, ["a", "b"]),
-    "entrypoint": ("python3 train.py", {}, Script(command="python3 train.py", file="train.py")),
-    "environment.environment_variables": (["A=1"], {}, {"A": "1"}),
-    **_used(
-        "{description: a sweep, name: digits, data: {path: /d}, hyperparameters: {lr: 1}, scheduling_unit: 5, "
-        "records_per_epoch: 500, perform_initial_validation: true, checkpoint_policy: all, max_restarts: 0, "
-        "profiling.enabled: true, profiling.begin_on_batch: 20, profiling.end_after_batch: 20, "
-        "reproducibility.experiment_seed: 7}"
-    ),
-    **_used(
-        "{aggregation_frequency: 2, average_aggregated_gradients: false, gradient_compression: true, "
-        "mixed_precision: O2}",
-        "optimizations.",
-    ),
-    **_used("{max_slots: 8, priority: 10, weight: 2, slots_per_trial: 2}", "resources."),
-    **_used(
-        "{metric: perplexity, smaller_is_better: false, source_checkpoint_uuid: /mnt/1, source_trial_id: /mnt/2}",
-        "searcher.",
-    ),
-    **_used(
-        "{bracket_rungs: [2, 1], divisor: 3, max_concurrent_trials: 2, max_rungs: 3, max_trials: 9, mode: aggressive}",
-        "searcher.",
-        searcher=_SEARCH,
-    ),
-    **_used("{name: adaptive_asha}", "searcher.", searcher={**_SEARCH, "name": "random"}),
-    **_used("{num_rungs: 3}", "searcher.", searcher=_ASHA),
-    **_used("{max_time: 50, time_metric: batches}", "searcher.", searcher=_TIME),
-}
-for _storage, _fields in (
-    ({"type": "s3", "bucket": "b"}, "{type: gcs}"),
-    (_S3, "{bucket: results, prefix: p, endpoint_url: 'http://minio:9000'}"),
-    (_AZURE, "{account_url: 'https://you.blob.core.windows.net', container: results}"),
-    ({"type": "directory", "container_path": "/mnt"}, "{container_path: /mnt/r}"),
-    (_FS, "{host_path: /mnt/r, storage_path: r, save_experiment_best: 3, save_trial_best: 3, save_trial_latest: 3}"),
-):
-    USED |= _used(_fields, "checkpoint_storage.", checkpoint_storage=_storage)
-for _name, _storage in zip(
-    ("access_key", "secret_key", "credential", "connection_string"), (_S3, _S3, _AZURE, _AZURE), strict=True
-):
-    USED[f"checkpoint_storage.{_name}"] = ("key", {"checkpoint_storage": _storage}, ...)
 #: Those that are read in other words.
 IN_OTHER_WORDS: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
     "resources.is_single_node": (True, {}, "resources.placement_strategy", "STRICT_PACK"),
@@ -337,22 +253,6 @@ IN_OTHER_WORDS: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
     "searcher.stop_once": (False, {"searcher": _ASHA}, "searcher.variant", "promotion"),
     "checkpoint_storage.checkpoint_path": ("r", {"checkpoint_storage": _FS}, "checkpoint_storage.storage_path", "r"),
 }
-_LENGTHS = {"searcher.max_length", "min_validation_period", "min_checkpoint_period"}
-
-
-def test_every_used_field_has_a_value_below(generate: ModuleType) -> None:
-    used = {path for path, (state, _) in generate.determined_fields().items() if state == "used"}
-    assert used == {*USED, *IN_OTHER_WORDS, *_LENGTHS, "log_policies"}
-
-
-@pytest.mark.parametrize("path", sorted(USED))
-def test_a_used_field_is_read(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    value, beside, meant = USED[path]
-    config = load_config(with_field(path, value, **beside))
-    found = read(config, path)
-    assert found == meant if meant is not ... else found.get_secret_value() == value
-    assert found != read(load_config(with_field("max_restarts", 5, **beside)), path), "it changes something"
-    assert not any("ignored" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("path", sorted(IN_OTHER_WORDS))
@@ -426,12 +326,13 @@ def test_log_policies_of_every_version(policy: dict[str, Any], asked: list[str])
 
 
 def test_time_in_batches_or_epochs_is_a_length_that_needs_no_metric() -> None:
-    config = load_config(with_field("searcher", {**_TIME, "max_time": 16}))
+    timed = {"name": "adaptive_asha", "metric": "loss", "max_trials": 4, "max_time": 100, "time_metric": "epochs"}
+    config = load_config(with_field("searcher", {**timed, "max_time": 16}))
     assert (str(config.searcher.counted_length), config.searcher.counted_by) == ("16 epochs", None)
     config = load_config(
-        with_field("searcher", {**_TIME, "time_metric": "seconds"}, min_validation_period={"epochs": 1})
+        with_field("searcher", {**timed, "time_metric": "seconds"}, min_validation_period={"epochs": 1})
     )
     assert (config.searcher.counted_length, config.searcher.counted_by) == (None, "seconds")
-    both = {**_TIME, "time_metric": "seconds", "max_length": {"epochs": 16}}
+    both = {**timed, "time_metric": "seconds", "max_length": {"epochs": 16}}
     config = load_config(with_field("searcher", both, min_validation_period={"epochs": 1}))
     assert (str(config.searcher.counted_length), config.searcher.counted_by) == ("16 epochs", "seconds")

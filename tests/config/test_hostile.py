@@ -45,32 +45,17 @@ HOSTILE = {
         BASE + "data: " + "[" * 5000 + "]" * 5000,
         "line 3, column 107: not valid YAML: is nested more",
     ),
-    "deep mappings": (BASE + "data: " + "{a: " * 5000 + "1" + "}" * 5000, "is nested more than 100 levels deep"),
     "deep blocks": (
         BASE + "data:\n" + "\n".join(f"{' ' * n}- a:" for n in range(2, 900, 2)),
         "more than 100 levels deep",
     ),
-    "deep on one line": (BASE + "data:\n  " + "- " * 3000 + "x\n", "is nested more than 100 levels deep"),
     "deep keys": (BASE + "? " * 3000 + "x\n", "is nested more than 100 levels deep"),
     "many values": (BASE + "data: [" + "1," * 400_000 + "]\n", "has more than 100,000 values"),
-    "long fraction": (f"{BASE}max_restarts: 1{':00' * 20_000}.5\n", "is not a valid float"),
     "a grid of 10**12 points": (
         BASE.replace("single", "grid")
         + "hyperparameters:\n"
         + "".join(f"  {x}: {{type: int, minval: 0, maxval: 1000000, count: 1000000}}\n" for x in "ab"),
         "hyperparameters: the grid has 1,000,000,000,000 points, and may have 10,000; use fewer values",
-    ),
-    "a grid of choices": (
-        BASE.replace("single", "grid")
-        + "hyperparameters:\n"
-        + "".join(f"  x{n}: {{type: categorical, vals: [0, 1]}}\n" for n in range(5_000)),
-        "hyperparameters: the grid has more than 10**18 points",
-    ),
-    "a grid of nested choices": (
-        BASE.replace("single", "grid")
-        + "hyperparameters:\n  a0: &a0 {type: double, minval: 0, maxval: 1, count: 9}\n"
-        + "".join(f"  a{n}: &a{n} {{type: categorical, vals: [{{x: *a{n - 1}}}, 1]}}\n" for n in range(1, 20)),
-        "hyperparameters: the grid has more than 10**18 points",
     ),
     "a fine grid": (
         BASE.replace("single", "grid") + "hyperparameters: {x: {type: double, minval: 0, maxval: 1, step: 1.0e-300}}\n",
@@ -82,14 +67,12 @@ HOSTILE = {
         "must be text of at most 100,000 characters, got 100,001",
     ),
     "unknown keys": (BASE + "".join(f"key_{n}: 1\n" for n in range(5_000)), "... and 4,980 more"),
-    "unknown keys inside": (f"{BASE}resources: {many(500)}\n", "... and 480 more"),
     "unknown keys of a space": (
         f"{BASE}hyperparameters: {{x: {{type: int, {many(500)[1:]}}}\n",
         "has 502 errors:\n  hyperparameters.x.key_0: is not a field of type int\n",
     ),
     "long number": (f"{BASE}max_restarts: 1{'0' * 10_000}\n", "000 is not a valid int"),
     "hours": (f"{BASE}max_restarts: 1{':00' * 20_000}\n", "is not a valid int"),
-    "many seconds": (f"{BASE}max_restarts: 1{':00' * 300}.5\n", "is not a valid float"),
     "no character": (f'{BASE}description: "\\UFFFFFFFF"\n', "not valid YAML"),
     "no bool": (f"{BASE}data: {{x: !!bool 5}}\n", "not valid YAML: '5' is not a valid bool"),
     "half a character": (

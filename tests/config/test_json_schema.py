@@ -35,9 +35,6 @@ def is_loaded(config: dict[str, Any]) -> bool:
 
 def test_the_schema_is_valid() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert json_schema() == SCHEMA
-    json_schema()["properties"].clear()
-    assert json_schema() == SCHEMA, "each call gives a new one"
 
 
 EXAMPLES = [
@@ -74,65 +71,42 @@ def test_every_field_is_described_and_takes_its_examples(model: type[Section]) -
 
 
 GOOD = [
-    ("searcher.max_length", 100),
-    ("searcher.sampler", "tpe"),
     ("searcher.sampler", {"name": "tpe", "options": {"n_startup_trials": 3}}),
     ("min_validation_period", {"batches": 0}),
-    ("checkpoint_storage", "s3://bucket/results"),
-    ("checkpoint_storage", {"type": "directory", "container_path": "/tmp/x"}),
     ("hyperparameters.net", {"depth": {"type": "int", "minval": 1, "maxval": 3, "count": None}, "norm": None}),
-    ("hyperparameters.type", "adam"),
     ("hyperparameters.act", {"type": "categorical", "vals": [{"type": "relu"}, "gelu"]}),
     ("hyperparameters.width", {"type": "int", "minval": 16.0, "maxval": 64, "step": 16, "log": False}),
     ("resources", {"slots_per_trial": 0, "is_single_node": True, "max_slots": 4, "priority": 3}),
-    ("resources.slots_per_trial", 0.25),
     ("labels", {"sweep": True}),
     ("environment", {"image": {"cuda": "a:1"}, "environment_variables": ["A=1", "B="]}),
-    ("environment.environment_variables", {"A": "1", "B": 2, "cuda": ["C=3"], "cpu": {"D": "4"}, "rocm": None}),
     ("log_policies", [{"pattern": "ECC", "action": {"type": "exclude_node"}, "name": "bad memory"}]),
-    ("log_policies", [{"name": "OOM", "pattern": None, "action": None}, {"name": "ECC"}]),
     ("log_policies", [{"pattern": "out of memory", "actions": ["cancel_retries", {"signal": "oom"}]}]),
-    ("optimizations", {"mixed_precision": "O1", "tensor_fusion_threshold": 64}),
     ("checkpoint_storage", {"type": "shared_fs", "host_path": "/a", "checkpoint_path": "b", "propagation": "r"}),
-    ("loggers", ["wandb", {"mlflow": {"tracking_uri": "http://mlflow:5000"}}]),
 ]
 BAD = [
     ("nam", "one"),
-    ("searcher", None),
     ("searcher.name", "asa"),
-    ("searcher.max_length", 0),
     ("searcher.max_length", {"epochs": 1, "batches": 2}),
-    ("searcher.max_length", {"epoch": 1}),
     ("searcher.mode", "standard"),  # adaptive_asha's
     ("searcher.sampler", {"options": {}, "nam": "tpe"}),
-    ("min_validation_period", {"epochs": -1}),
-    ("min_validation_period", 100),
     ("checkpoint_storage", {"type": "s3"}),
     ("checkpoint_storage", {"type": "s3", "bucket": "b", "container_path": "/x"}),
-    ("checkpoint_storage", {"bucket": "b"}),
-    ("checkpoint_storage.save_trial_best", -1),
     ("loggers", ["mlfow"]),
-    ("loggers", {"wandb": {"mode": "off"}}),
     ("hyperparameters.lr", {"type": "lg"}),
     ("hyperparameters.lr", {"type": "log", "minval": -4, "maxval": -1}),
     ("hyperparameters.lr", {"type": "log", "base": 0, "minval": -4, "maxval": -1}),
     ("hyperparameters.lr", {"type": "double", "minval": "1", "maxval": 2}),
     ("hyperparameters.lr", {"type": "int", "minval": 1, "maxval": 2, "base": 2}),
-    ("hyperparameters.lr", {"type": "int", "minval": 1.5, "maxval": 2}),
     ("hyperparameters.lr", {"type": "int", "minval": 1, "maxval": 2, "count": 0}),
     ("hyperparameters.lr", {"type": "categorical", "vals": []}),
-    ("hyperparameters.lr", {"type": "const"}),
     ("hyperparameters.net", {"lr": {"type": "categorical", "vals": 3}}),
     ("labels", [1]),
     ("max_restarts", -1),
-    ("max_restarts", True),
-    ("hang_timeout_s", -1),
     ("resources.slot", "tpu"),
     ("resources.slots_per_trial", 1.5),
     ("resources.slots_per_trial", {"min": 1}),
     ("environment.environment_variables", {"A": True}),
     ("log_policies", [{"action": "cancel_retries"}]),
-    ("log_policies", [{"pattern": "a", "act": "cancel_retries"}]),
 ]
 
 

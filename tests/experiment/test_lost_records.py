@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -127,30 +126,5 @@ def test_an_experiment_whose_last_line_is_incomplete_is_resumed(
         tear(path / "journal.jsonl")
         with pytest.raises(ImportError):
             resume(path)
-    with pytest.raises(ImportError):
-        resume(path)
-
-
-@pytest.mark.parametrize("lose", [empty, Path.unlink, replace])
-@pytest.mark.parametrize("kept", ["metrics", "files"])
-def test_without_the_number_of_records_trials_that_the_journal_does_not_know_show_the_loss(
-    path: Path, lose: Callable[[Path], None], kept: str
-) -> None:
-    (path / "journal.jsonl.lock").unlink()
-    lose(path / "journal.jsonl")
-    for each in path.glob("trial_*") if kept == "metrics" else [path / "metrics"]:
-        shutil.rmtree(each)
-    with pytest.raises(ExperimentError, match=r"journal\.jsonl says nothing of trials? [0-2, ]+, although"):
-        resume(path)
-
-
-def test_the_start_of_a_trial_may_be_the_incomplete_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the number of records."""
-    monkeypatch.setitem(sys.modules, "dray.cluster.connection", None)  # the run would begin
-    journal = path / "journal.jsonl"
-    (path / "journal.jsonl.lock").unlink()
-    lines = journal.read_bytes().splitlines(keepends=True)
-    last = max(at for at, line in enumerate(lines) if re.search(rb'"started","trial":2', line))
-    journal.write_bytes(b"".join(lines[:last]) + lines[last][:-4])
     with pytest.raises(ImportError):
         resume(path)

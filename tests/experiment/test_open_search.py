@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ CONFIG = load_config(
         "searcher": {"name": "random", "metric": "loss", "max_length": {"batches": 8}, "max_trials": 2},
     }
 )
-NOBODY: Any = SimpleNamespace(happened=lambda record, trials: None)
 
 
 @pytest.fixture
@@ -51,7 +49,6 @@ def opened(directory: ExperimentDirectory) -> OpenSearch:
             {},
             journal=journal,
             records=Journal.read(directory.journal),
-            observers=NOBODY,
             requests=RequestFiles(directory),
         )
 

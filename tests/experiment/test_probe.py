@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import pytest
 
-from dray import pytorch
 from dray.errors import ConfigError, ExperimentError
 from dray.experiment import probe, probe_rank
 from dray.training.host import Report
@@ -116,7 +115,7 @@ def test_a_size_fits_if_it_fits_on_every_rank(
 def test_an_allocation_that_fails_ends_a_size_and_not_the_probe(model_dir: Path) -> None:
     one_slot = {"entrypoint": "probed:LittleMemory", "resources": {"slots_per_trial": 1, "slot": "cpu"}}
     hyperparameters = {"global_batch_size": 1, "lr": 0.1}
-    found = pytorch.probe({**CONFIG, **one_slot, "hyperparameters": hyperparameters}, model_dir=model_dir, batches=3)
+    found = probe.probe({**CONFIG, **one_slot, "hyperparameters": hyperparameters}, model_dir=model_dir, batches=3)
     assert [(each.per_slot, each.records_per_second is not None) for each in found.sizes] == [
         (1, True),
         (2, True),
@@ -129,7 +128,7 @@ def test_an_allocation_that_fails_ends_a_size_and_not_the_probe(model_dir: Path)
 @pytest.mark.slow
 def test_another_error_ends_the_probe_with_the_line_of_the_users_code(model_dir: Path) -> None:
     with pytest.raises(ExperimentError, match=r"(?s)global_batch_size 4, 2 per slot.*probed.py:\d+, in spend"):
-        pytorch.probe({**CONFIG, "entrypoint": "probed:Faulty"}, model_dir=model_dir)
+        probe.probe({**CONFIG, "entrypoint": "probed:Faulty"}, model_dir=model_dir)
 
 
 def report(batches: int, epochs: float, records: float) -> Report:
@@ -242,7 +241,7 @@ def test_bad_input_is_one_error_before_any_process_starts(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.delattr(probe, "train_group")
     with pytest.raises(ConfigError, match=error) as raised:
-        pytorch.probe({**CONFIG, **changed}, model_dir=model_dir)
+        probe.probe({**CONFIG, **changed}, model_dir=model_dir)
     assert len(raised.value.faults) == 1
 
 
@@ -250,7 +249,7 @@ def test_a_group_larger_than_the_machine_is_an_error(model_dir: Path, monkeypatc
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(ConfigError, match=re.escape("slots_per_trial: 2, but this machine has 1 GPU(s)")):
-        pytorch.probe({**CONFIG, "resources": {"slots_per_trial": 2}}, model_dir=model_dir)
+        probe.probe({**CONFIG, "resources": {"slots_per_trial": 2}}, model_dir=model_dir)
 
 
 def test_each_size_keeps_the_optimizers_batch_and_trains_past_its_first_step(
@@ -265,7 +264,7 @@ def test_each_size_keeps_the_optimizers_batch_and_trains_past_its_first_step(
         return OOM if job["hparams"]["global_batch_size"] > 12 else TRAINED
 
     monkeypatch.setattr(probe, "train_group", train)
-    found = pytorch.probe(CONFIG, model_dir=model_dir, batches=3)
+    found = probe.probe(CONFIG, model_dir=model_dir, batches=3)
     frequencies = {each.global_batch_size: each.aggregation_frequency for each in found.sizes}
     assert frequencies == {4: 2, 8: 1, 12: 1, 14: 1, 16: 1}
     assert {size: job["reports"] for size, job in jobs.items()} == {
@@ -281,7 +280,7 @@ def test_sigterm_interrupts_the_probe(model_dir: Path, monkeypatch: pytest.Monke
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
-            pytorch.probe(CONFIG, model_dir=model_dir)
+            probe.probe(CONFIG, model_dir=model_dir)
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -289,4 +288,4 @@ def test_sigterm_interrupts_the_probe(model_dir: Path, monkeypatch: pytest.Monke
 def test_no_record_fits(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "train_group", lambda *_: OOM)
     with pytest.raises(ExperimentError, match="2, 1 per slot failed:\nCUDA out of memory"):
-        pytorch.probe(CONFIG, model_dir=model_dir)
+        probe.probe(CONFIG, model_dir=model_dir)

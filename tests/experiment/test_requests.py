@@ -15,7 +15,6 @@ import pytest
 
 from dray.errors import NoExperiment
 from dray.experiment import requests
-from dray.experiment.experiment import Experiment
 from dray.experiment.request_files import RequestFiles
 from searchers.errors import IllegalEvent
 from searchers.events import Create, Source
@@ -32,8 +31,8 @@ def story(tmp_path: Path) -> Story:
 
 
 @pytest.fixture
-def experiment(story: Story) -> Experiment:
-    return Experiment.resume(story.directory.path, trial=type("Trial", (), {}))
+def trials(story: Story) -> requests.Trials:
+    return requests.Trials(story.directory.path)
 
 
 @contextmanager
@@ -66,51 +65,39 @@ def created(story: Story) -> list[Create]:
     return [each for each in actions if isinstance(each, Create)]
 
 
-def test_a_driver_answers_with_the_number_of_the_new_trial(story: Story, experiment: Experiment) -> None:
+def test_a_driver_answers_with_the_number_of_the_new_trial(story: Story, trials: requests.Trials) -> None:
     story.validate(3, 15, 0.5)
     with answering(story):
-        assert experiment.fork(3, lr=0.15) == 5
-        assert experiment.fork(3, at="latest") == 6
-        assert experiment.fork(3, at=15) == 7
-        assert experiment.add_trial(lr=0.125) == 8
-        experiment.stop_trial(3)
+        for at, number in (("best", 5), ("latest", 6), ("15", 7)):
+            assert trials.fork_trial(3, at=at, hparams={})["trial"] == number
+        trials.stop_trial(3)
     sources = [each.source for each in created(story)]
     best, latest = (Source(trial=3, step=batches, batches=batches) for batches in (10, 15))
-    assert sources == [best, latest, latest, None]
-    assert [each.hparams for each in created(story)] == [{"lr": 0.15}, {}, {}, {"lr": 0.125}]
+    assert sources == [best, latest, latest]
     assert story.search.trials[3].stop_requested
 
 
-def test_a_fork_of_a_best_checkpoint_that_is_missing_is_an_error(story: Story, experiment: Experiment) -> None:
+def test_a_fork_of_a_best_checkpoint_that_is_missing_is_an_error(story: Story, trials: requests.Trials) -> None:
     story.validate(3, 12, 0.001, save=False)
     with pytest.raises(ValueError, match=r"the best checkpoint of trial 3 .* after 12 batches .* after 10 b"):
-        experiment.fork(3)
+        trials.fork_trial(3, hparams={})
     with answering(story):
-        assert experiment.fork(3, at="last") == 5
+        assert trials.fork_trial(3, at="last", hparams={})["trial"] == 5
     assert [each.source for each in created(story)] == [Source(trial=3, step=10, batches=10)]
 
 
-def test_without_a_driver_a_request_waits_for_the_next_run(story: Story, experiment: Experiment) -> None:
+def test_without_a_driver_a_request_waits_for_the_next_run(story: Story, trials: requests.Trials) -> None:
     story.journal.close()
-    assert experiment.fork(3, lr=0.15) is None
-    experiment.stop_trial(4)
+    assert trials.fork_trial(3, hparams={"lr": 0.15}) == {"trial": None}
+    trials.stop_trial(4)
     fork, stop = RequestFiles(story.directory).waiting()
     assert (fork.source, fork.hparams) == (Source(trial=3, step=10, batches=10), {"lr": 0.15})
     assert stop.trial == 4
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments", "given", "says"),
-    [
-        ("fork", (9,), {}, "experiment has no trial 9"),
-        ("add_trial", (), {"lr": object()}, "hyperparameters.lr: a hyperparameter is <object"),
-    ],
-)
-def test_a_request_that_makes_no_sense_is_an_error_at_once(
-    method: str, arguments: tuple[int, ...], given: dict[str, Any], says: str, story: Story, experiment: Experiment
-) -> None:
-    with pytest.raises(ValueError, match=says) as raised:
-        getattr(experiment, method)(*arguments, **given)
+def test_a_value_that_no_config_may_have_is_an_error(story: Story, trials: requests.Trials) -> None:
+    with pytest.raises(ValueError, match=r"hyperparameters\.lr: a hyperparameter is <object") as raised:
+        trials.add_trial({"lr": object()})
     assert "\n" not in str(raised.value)
     assert not RequestFiles(story.directory).waiting()
 
@@ -166,7 +153,6 @@ def test_a_file_that_is_no_request_is_ignored(story: Story) -> None:
     assert RequestFiles(story.directory).waiting() == []
 
 
-def test_an_experiment_that_has_not_begun_has_nothing_to_fork(tmp_path: Path, experiment: Experiment) -> None:
-    experiment.path = tmp_path / "none"
+def test_an_experiment_that_has_not_begun_has_nothing_to_fork(tmp_path: Path) -> None:
     with pytest.raises(NoExperiment):
-        experiment.fork(0)
+        requests.Trials(tmp_path / "none").fork_trial(0, hparams={})

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import dray.observers.observer
-from dray.observers.observer import News, Observers
+from dray.observers.observer import Followed, News, Observers
+from dray.records.metrics import PACK_EVERY_S, MetricsLog
 from searchers.events import Event, Exited, Reported, Started
-from searchers.journal import Journal
 from tests.records.test_result import Story, config
 
 Told = dict[int, tuple[str, list[tuple[int, str, float]]]]
@@ -33,56 +33,48 @@ class Notebook:
         self.threads.add(threading.current_thread().name)
         if self._fails():
             raise OSError("no space left")
-        assert len({one.view.id for one in news}) == len(news)
+        assert len({one.trial.id for one in news}) == len(news)
         for one in news:
-            rows = self.told.get(one.view.id, ("", []))[1]
+            rows = self.told.get(one.trial.id, ("", []))[1]
             rows += [(row["batches"], row["name"], row["value"]) for row in one.rows if row["kind"] == "validation"]
-            self.told[one.view.id] = (one.view.state, rows)
-            self.times[one.view.id] = (one.started, one.ended)
+            self.told[one.trial.id] = (one.trial.state, rows)
+            self.times[one.trial.id] = (one.trial.started, one.trial.ended)
 
     def close(self, done: bool) -> None:
         self.done = done
 
 
-class Followed(Story):
-    """An experiment whose driver tells observers of it, as it tells the journal and the metrics."""
+class Run(Story):
+    """An experiment whose driver has observers."""
 
     def __init__(
-        self,
-        path: Path,
-        observers: Mapping[str, Callable[[], Notebook]],
-        say: Callable[[str], None] | None = None,
+        self, path: Path, observers: Mapping[str, Callable[[], Notebook]], say: Callable[[str], None] | None = None
     ) -> None:
-        self.said: list[str] = []
-        self.observers: Observers | None = None
         super().__init__(path, config())
-        records = Journal.read(self.directory.journal)
+        self.said: list[str] = []
         self.observers = Observers(self.directory, observers)
-        self.observers.begin(records, self.search.trials, say or self.said.append)
-
-    def write(self, record: dict[str, Any]) -> None:
-        super().write(record)
-        if self.observers is not None:
-            self.observers.happened({**record, "time": self.clock}, self.search.trials)
+        self.observers.begin(say or self.said.append)
 
     def validate(self, trial: int, batches: int, error: float, *, decides: bool = False, save: bool = False) -> None:
-        row = {"batches": batches, "epochs": 0.0, "kind": "validation", "name": "error", "value": error, "time": 0.0}
-        self.metrics.append(trial, [row])
-        assert self.observers is not None
-        self.observers.rows(trial, [row])
+        self.metrics.append(trial, [row(batches, error)])
+        self.observers.wake()
         if decides:
             self.happen(Reported(trial=trial, step=batches, value=error))
 
     def close(self, done: bool = False) -> None:
-        assert self.observers is not None
         self.observers.close(done)
 
 
-LATE = {"batches": 20, "epochs": 0.0, "kind": "validation", "name": "error", "value": 0.125, "time": 0.0}
+def row(batches: int, error: float) -> dict[str, Any]:
+    of = {"kind": "validation", "name": "error", "value": error}
+    return {"batches": batches, "epochs": 0.0, "time": 1000.0 + batches, **of}
+
+
+LATE = row(20, 0.125)
 EVENTS: list[Event] = [Started(trial=0), Started(trial=1)]
 
 
-def tell(story: Followed) -> None:
+def tell(story: Run) -> None:
     story.happen(*EVENTS)
     story.validate(0, 10, 0.5)
     story.validate(1, 10, 0.75)
@@ -100,7 +92,7 @@ TOLD: Told = {
 
 def test_an_observer_receives_every_event_once_in_its_own_thread(tmp_path: Path) -> None:
     notes = Notebook()
-    story = Followed(tmp_path / "experiment", {"notes": lambda: notes})
+    story = Run(tmp_path / "experiment", {"notes": lambda: notes})
     tell(story)
     story.close(done=True)
     assert notes.told == TOLD
@@ -124,7 +116,7 @@ def test_a_trial_that_has_ended_while_its_observer_was_made_comes_with_its_rows(
         assert told.wait(30)
         return Updates()
 
-    story = Followed(tmp_path / "experiment", {"notes": make})
+    story = Run(tmp_path / "experiment", {"notes": make})
     tell(story)
     told.set()
     story.close(done=True)
@@ -132,15 +124,15 @@ def test_a_trial_that_has_ended_while_its_observer_was_made_comes_with_its_rows(
 
 
 def test_an_observer_of_a_resumed_run_receives_its_past_too(tmp_path: Path) -> None:
-    story = Followed(tmp_path / "experiment", {})
+    story = Run(tmp_path / "experiment", {})
     tell(story)
     story.close()
     story.metrics.close()
     story.journal.close()
     notes = Notebook()
     again = Observers(story.directory, {"notes": lambda: notes})
-    again.begin(Journal.read(story.directory.journal), story.search.trials, story.said.append)
-    again.rows(1, [LATE])
+    again.begin(story.said.append)
+    MetricsLog(story.directory.metrics).append(1, [LATE])
     again.close()
     assert notes.told == {**TOLD, 1: ("RUNNING", [(10, "error", 0.75), (20, "error", 0.125)])}
     assert notes.times[0] == (1002.0, 1005.0)
@@ -154,7 +146,7 @@ def test_nothing_is_made_before_there_is_something_to_write(tmp_path: Path) -> N
         made.set()
         return Notebook()
 
-    story = Followed(tmp_path / "experiment", {"notes": make})
+    story = Run(tmp_path / "experiment", {"notes": make})
     story.happen(*EVENTS)
     assert not made.is_set()
     story.validate(0, 10, 0.5)
@@ -164,7 +156,7 @@ def test_nothing_is_made_before_there_is_something_to_write(tmp_path: Path) -> N
 
 def test_a_failing_observer_is_reported_once_and_others_continue(tmp_path: Path) -> None:
     notes, failing = Notebook(), Notebook(fails=lambda: True)
-    story = Followed(tmp_path / "experiment", {"bad": lambda: failing, "notes": lambda: notes})
+    story = Run(tmp_path / "experiment", {"bad": lambda: failing, "notes": lambda: notes})
     tell(story)
     story.close(done=True)
     *before, last = story.said
@@ -189,7 +181,7 @@ def test_a_blocked_observer_delays_no_other(tmp_path: Path) -> None:
             release.set()
 
     waiting, notes = Waiting(), Releasing()
-    story = Followed(tmp_path / "experiment", {"waiting": lambda: waiting, "notes": lambda: notes})
+    story = Run(tmp_path / "experiment", {"waiting": lambda: waiting, "notes": lambda: notes})
     tell(story)
     story.close(done=True)
     assert waiting.told == notes.told == TOLD
@@ -204,7 +196,7 @@ def test_a_failed_observer_receives_everything_again_at_the_end(tmp_path: Path) 
         begun.set()
         return made[-1]
 
-    story = Followed(tmp_path / "experiment", {"notes": make})
+    story = Run(tmp_path / "experiment", {"notes": make})
     tell(story)
     assert begun.wait(30)  # what is made at the end alone has no second chance
     story.close(done=True)
@@ -222,7 +214,7 @@ def test_an_observer_of_a_deleted_experiment_is_not_created_again(tmp_path: Path
         begun.set()
         return made[-1]
 
-    story = Followed(tmp_path / "experiment", {"notes": make})
+    story = Run(tmp_path / "experiment", {"notes": make})
     tell(story)
     assert begun.wait(30)
     shutil.rmtree(tmp_path / "experiment")
@@ -246,7 +238,7 @@ def test_a_failed_observer_is_created_again_during_the_run(tmp_path: Path, monke
         made.append(Notebook(fails=lambda: all_told.wait(30) and len(made) < 3))
         return made[-1]
 
-    story = Followed(tmp_path / "experiment", {"notes": make}, say)
+    story = Run(tmp_path / "experiment", {"notes": make}, say)
     tell(story)
     all_told.set()
     assert again.wait(30)
@@ -254,11 +246,33 @@ def test_a_failed_observer_is_created_again_during_the_run(tmp_path: Path, monke
         "notes: can't write for now, the search continues: OSError: no space left",
         "notes: is writing again and has caught up",
     ]
-    assert story.observers is not None
-    story.observers.rows(1, [LATE])
+    story.metrics.append(1, [LATE])
     story.close()
     assert len(made) == 3
     assert made[2].told == {**TOLD, 1: ("RUNNING", [(10, "error", 0.75), (20, "error", 0.125)])}
+
+
+def test_rows_that_were_packed_twice_between_two_looks_come_once(tmp_path: Path) -> None:
+    story, now = Story(tmp_path / "experiment", config()), [0.0]
+    story.happen(*EVENTS)
+    log, followed = MetricsLog(story.directory.metrics, clock=lambda: now[0]), Followed(story.directory)
+
+    def seen() -> list[tuple[int, list[int]]]:
+        return [(one.trial.id, [each["batches"] for each in one.rows]) for news in followed.news() for one in news]
+
+    log.append(0, [row(1, 0.5)])
+    log.pack()
+    log.append(0, [row(2, 0.5)])
+    assert seen() == [(0, [1, 2]), (1, []), (2, []), (3, [])]
+    for batches in (3, 4):
+        now[0] += PACK_EVERY_S
+        log.append(0, [row(batches, 0.5)])
+        log.pack()
+    log.append(1, [row(1, 0.5)])
+    assert seen() == [(0, [3, 4]), (1, [1]), (2, []), (3, [])]
+    log.append(0, [row(5, 0.5)])
+    assert seen() == [(0, [5])]
+    assert seen() == []
 
 
 def test_observers_that_never_began_can_be_closed(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import dray
-from dray.cluster import sandbox
+from dray.cluster import bubblewrap
 from tests.ray.harness import TRIALS, printed, promotion, recorded
 
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    pytest.mark.skipif(bool(why := sandbox.why_impossible()), reason=f"this machine {why}"),
+    pytest.mark.skipif(bool(why := bubblewrap.why_impossible()), reason=f"this machine {why}"),
 ]
 
 

@@ -17,10 +17,11 @@ from dray.agents.tools import Tools
 from dray.cli import main
 from dray.code.archive import pack
 from dray.serve import client, tokens
-from dray.serve.client import OnServer, Server, Unreachable
+from dray.serve.client import Server, Unreachable
 from dray.serve.control import Submitted
 from dray.serve.quota import Quota
 from dray.serve.refusals import Invalid, WrongState
+from dray.serve.verbs import OnServer
 from tests.agents.conftest import Agent
 from tests.ray.harness import STARTS_IN_S, TRIALS, attempts, descendants, journal, lines, recorded, saved_batches
 from tests.ray.scraping import scraped, values
@@ -248,16 +249,16 @@ def test_other_environment_variables_need_other_processes_which_no_other_experim
 def test_a_paused_experiment_continues_where_it_saved(server: Served) -> None:
     submitted = server.submit("paused", batches=40, pause_s=0.1)
     server.wait_for(lambda: has_saved(server, submitted), "a checkpoint")
-    server.client.act(submitted.name, "pause")
+    OnServer(server.client, submitted.name).pause()
     server.wait_until(submitted, "PAUSED")
-    server.client.act(submitted.name, "activate")
+    OnServer(server.client, submitted.name).activate()
     server.wait_for(lambda: len(attempts(server.record("paused"))[0]) == 2, "it continues")
-    server.client.act(submitted.name, "stop")
-    server.client.act(submitted.name, "activate")  # while it stops
+    OnServer(server.client, submitted.name).stop()
+    OnServer(server.client, submitted.name).activate()  # while it stops
     ended = server.wait_until(submitted, "COMPLETED")
     check_training(server.record("paused"), trials=1, batches=40)
     assert (len(attempts(server.record("paused"))[0]), ended.restarts) == (3, 0)
-    server.client.act(submitted.name, "activate")
+    OnServer(server.client, submitted.name).activate()
     server.wait_until(submitted, "COMPLETED")  # at once: nothing is left to do
     assert len(attempts(server.record("paused"))[0]) == 3
 
@@ -318,7 +319,8 @@ def test_a_server_that_is_killed_finds_its_experiments_again(server: Served) -> 
     running = server.submit("running-on", batches=60, pause_s=0.1)
     waiting = [server.submit(f"waiting-{number}", batches=20) for number in range(3)]
     server.wait_for(lambda: has_saved(server, running), "a checkpoint")
-    paused = server.client.act(waiting[-1].name, "pause")
+    paused = waiting[-1]
+    OnServer(server.client, paused.name).pause()
     queue = server.client.queue()
     assert all(each["why"] for each in queue["entries"] if not each["slots"])
     ended = {bar["experiment"] for bar in queue["lanes"]["bars"] if bar["ended"] is not None}

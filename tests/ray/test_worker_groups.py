@@ -20,6 +20,7 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from dray.cluster import internals
+from dray.cluster.connection import Cluster
 from dray.desk.failure import LOW_MEMORY
 from dray.desk.loop import EventLoop
 from dray.groups import group as lending
@@ -35,6 +36,7 @@ from dray.groups.effects import (
     StartGroup,
 )
 from dray.groups.group import WorkerGroup, oom_kills, oom_kills_of
+from dray.groups.on_ray import OnRay
 from dray.groups.shell import GroupsShell
 from dray.groups.slots import Slots
 from dray.groups.train_workers import WITHOUT_TRAIN
@@ -75,9 +77,10 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.heard = SimpleQueue[Any]()
-        self.shell = GroupsShell(self._make, self.heard.put, limits=None)
+        on_ray = OnRay(Cluster(own=True, local=True, description="this one"))
+        self.shell = GroupsShell(self._make, self.heard.put, on_ray=on_ray, limits=None)
         self.loop = EventLoop("dray-loop")  # which answers nothing
-        self.loop.listen(ray.util.get_node_ip_address())
+        self.loop.listen(on_ray.host())
 
     def _make(self, start: StartGroup, report: Any) -> WorkerGroup:
         where = {"owner": self.directory.name, "group": start.group, "start": start.start}

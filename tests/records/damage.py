@@ -1,11 +1,7 @@
-"""Each file of dray's own, damaged in each way, read by each command: what every one of them answers.
-
-``python -m tests.records.damage --save`` writes the table to ``bench/results/damage.md``.
-"""
+"""Each file of dray's own, damaged in each way, read by each command: what every one of them answers."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import io
@@ -15,9 +11,7 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import traceback
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,7 +39,6 @@ from tests.model_code import imports_undone
 from tests.report.simulated import rows, simulated
 from tests.serve.fake import FakeControl
 
-TABLE = Path(__file__).parents[2] / "bench/results/damage.md"
 NAME, TOKEN, PORT = "digits-1", "secret-token", 20_000 + os.getpid() % 10_000
 MODEL = "from dray.pytorch import PyTorchTrial\n\n\nclass DigitsTrial(PyTorchTrial):\n    pass\n"
 
@@ -360,7 +353,13 @@ AS_IT_IS = ("rank_0.log", "manifest.json", "change.diff")
 
 
 def _verdict(said: Said, whole: Said, file: Path, how: str) -> str:
-    """The mark of a cell, see `LEGEND`."""
+    """How a command answers:
+
+    `=`: the same as for the undamaged files; `1`: one line that names the file, or says what is not there; `~`: another
+    answer in silence, because the end of a file was cut, a line is there twice, the file is gone, or its text is shown
+    as it is; `?`: one line that does not name the file; `2`: several lines; `✗`: a traceback, a wrong answer in
+    silence, or an answer about other experiments that is missing.
+    """
     if said.trouble:
         return "✗"
     new = [line for line in said.said if line not in whole.said]
@@ -376,18 +375,6 @@ def _verdict(said: Said, whole: Said, file: Path, how: str) -> str:
     return (
         "~" if file.name in AS_IT_IS or how in ("empty", "cut", "NULs at the end", "missing", "doubled line") else "✗"
     )
-
-
-LEGEND = """\
-- `=`: the same answer as for the undamaged files
-- `1`: one line that names the file, or says what is not there; what can be answered without that part is answered
-- `~`: another answer in silence, because the end of a file was cut, a line is there twice, the file is gone, or its
-  text is shown as it is
-- blank: the command does not read the file; or, where the end of a search was cut, its resume trains on Ray
-- `?`: one line that does not name the file
-- `2`: several lines
-- `✗`: a traceback, a wrong answer in silence, or an answer about other experiments that is missing
-"""
 
 
 def _commands_for(path: str) -> Collection[str]:
@@ -448,40 +435,3 @@ def cells(
                 damage(root / path, how)
                 for name, said in answers(path, file, how):
                     yield file, how, name, _verdict(said, whole[kind][name], root / path, how), said
-
-
-def table(found: Mapping[tuple[str, str, str], str]) -> str:
-    """The table: a row for each file and damage."""
-    names = [name for name in COMMANDS if any(command == name for _, _, command in found)]
-    lines = [f"| file | damage | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
-    pairs = dict.fromkeys((file, how) for file, how, _ in found)
-    for file, how in pairs:
-        lines.append(f"| `{file}` | {how} | {' | '.join(found.get((file, how, name), '') for name in names)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--save", action="store_true", help=f"write {TABLE.name}")
-    parser.add_argument("--files", nargs="*", default=list(FILES))
-    parser.add_argument("--damages", nargs="*", default=list(DAMAGES))
-    parser.add_argument("--show", default="✗?2", help="print what is said in cells with these marks")
-    given = parser.parse_args()
-    found = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        wanted = {file: FILES[file] for file in given.files}
-        for file, how, name, mark, said in cells(Path(scratch), wanted, tuple(given.damages)):
-            found[file, how, name] = mark
-            if mark in given.show:
-                last = said.trouble.strip().splitlines()[-1:] or said.said
-                print(f"{file} | {how} | {name} | {mark} | {last}", flush=True)
-    counts = Counter(found.values())
-    summary = ", ".join(f"{count} `{mark}`" for mark, count in sorted(counts.items()))
-    text = f"# Damaged files\n\n{len(found)} cells: {summary}.\n\n{LEGEND}\n{table(found)}"
-    print(summary)
-    if given.save:
-        TABLE.write_text(text)
-
-
-if __name__ == "__main__":
-    _main()

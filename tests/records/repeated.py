@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from dray.config.load import load_config
-from dray.config.search import build_search
 from dray.records.directory import ExperimentDirectory
-from dray.records.metrics import MetricsLog
-from dray.storage import CheckpointStore
-from searchers.events import Create, Exited, Reason, Reported, Requested, Source, Started
-from searchers.journal import Journal
+from searchers.events import Create, Exited, Reason, Requested, Source, Started
+from tests.records.test_result import Story
 
 Outcome = float | Literal["runs", "errored", "canceled", "diverged"]
 LENGTH = 20
@@ -54,66 +51,32 @@ def repeated(
             "reproducibility": {"experiment_seed": experiment_seed},
         }
     )
-    directory = ExperimentDirectory.create(path, config, None)
-    metrics, journal, clock = MetricsLog(directory.metrics), Journal(directory.journal), 1_700_000_000.0
-
-    def write(record: Mapping[str, Any]) -> None:
-        nonlocal clock
-        clock += 1
-        journal.append({**record, "time": clock})
-
-    write({"event": "opened", "version": "0.1.0"})
-    search = build_search(config, write)
-    actions = search.start()
-    for trial in range(len(values)):
-        search.on(Started(trial=trial))
-
-    def run(trial: int, value: float) -> None:
-        rows = [("training", "loss", value), ("validation", metric, value)]
-        fields = {"batches": LENGTH, "epochs": 1.0, "time": clock}
-        metrics.append(trial, [{**fields, "kind": kind, "name": name, "value": each} for kind, name, each in rows])
-        search.on(Reported(trial=trial, step=LENGTH, value=value))
-        store = CheckpointStore(directory.trial(trial))
-        store.commit(store.stage(LENGTH), LENGTH)
-
+    story = Story(path, config, began=1_700_000_000.0)
+    story.happen(*(Started(trial=trial) for trial in range(len(values))))
     for trial, value in enumerate(values):
-        run(trial, value)
-        actions = search.on(Exited(trial=trial, reason="completed"))
+        story.validate(trial, LENGTH, value, decides=True)
+        actions = story.happen(Exited(trial=trial, reason="completed"))
     for action in actions:
         if not isinstance(action, Create) or action.repeat is None:
             continue
-        outcome = again.get((action.repeat.trial, action.repeat.seed), "runs")
-        search.on(Started(trial=action.trial))
-        match outcome:
+        story.happen(Started(trial=action.trial))
+        match again.get((action.repeat.trial, action.repeat.seed), "runs"):
             case "runs":
                 pass
-            case "diverged":
-                metrics.append(
-                    action.trial,
-                    [
-                        {
-                            "batches": 9,
-                            "epochs": 1.0,
-                            "kind": "training",
-                            "name": "loss",
-                            "value": float("nan"),
-                            "time": clock,
-                        }
-                    ],
-                )
-                search.on(Exited(trial=action.trial, reason="diverged"))
-            case "errored" | "canceled":
-                search.on(Exited(trial=action.trial, reason=outcome))
+            case "errored" | "canceled" | "diverged" as reason:
+                if reason == "diverged":
+                    story.validate(action.trial, 9, float("nan"), save=False)
+                story.happen(Exited(trial=action.trial, reason=reason))
             case value:
-                run(action.trial, value)
-                search.on(Exited(trial=action.trial, reason="completed"))
+                story.validate(action.trial, LENGTH, value, decides=True)
+                story.happen(Exited(trial=action.trial, reason="completed"))
     for number, (source, value, reason) in enumerate(later):
         forked = None if source is None else Source(trial=source, step=5, batches=5)
-        action = search.request(Requested(id=f"later-{number}", source=forked))[0]
+        action = story.search.request(Requested(id=f"later-{number}", source=forked))[0]
         assert isinstance(action, Create)
-        search.on(Started(trial=action.trial))
-        run(action.trial, value)
-        search.on(Exited(trial=action.trial, reason=reason))
-    metrics.close()
-    journal.close()
-    return directory
+        story.happen(Started(trial=action.trial))
+        story.validate(action.trial, LENGTH, value, decides=True)
+        story.happen(Exited(trial=action.trial, reason=reason))
+    story.metrics.close()
+    story.journal.close()
+    return story.directory

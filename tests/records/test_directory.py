@@ -52,10 +52,6 @@ def test_a_new_directory_survives_a_power_failure(tmp_path: Path, code: Path, mo
     assert all((left / name).read_bytes() == (directory.path / name).read_bytes() for name in files(left))
 
 
-def test_experiment_of_a_class_from_a_script_has_no_code(tmp_path: Path) -> None:
-    assert files(ExperimentDirectory.create(tmp_path / "e", CONFIG, None).path) == ["experiment.yaml"]
-
-
 def test_results_inside_the_models_directory_are_not_copied_into_themselves(code: Path) -> None:
     directory = ExperimentDirectory.create(code / "results", CONFIG, code)
     assert files(directory.code) == ["model_def.py", "parts/layers.py"]

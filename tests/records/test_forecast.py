@@ -53,10 +53,12 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_time_left_is_accurate_from_a_quarter_of_the_search_on(name: str) -> None:
+def test_time_left_is_accurate_and_the_share_never_decreases(name: str) -> None:
     off = []
     for seed in range(2):
         seen = told(METHODS[name](), seed)
+        shares = [share for _, share, _ in seen]
+        assert (shares[0], shares[-1], shares) == (0, 1, sorted(shares))
         end = seen[-1][0]
         for time, _, left in seen:
             if time > 0.25 * end:
@@ -64,14 +66,6 @@ def test_time_left_is_accurate_from_a_quarter_of_the_search_on(name: str) -> Non
                 off.append(abs(left - (end - time)) / end)
     # How many trials go beyond a rung is chance, in a small search.
     assert sum(off) / len(off) < (0.06 if name == "random" else 0.2)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_share_never_decreases_and_ends_at_one(name: str) -> None:
-    shares = [share for _, share, _ in told(METHODS[name](), 0)]
-    assert shares == sorted(shares)
-    assert shares[0] == 0
-    assert shares[-1] == 1
 
 
 def search(method: Method, *events: Event) -> Search:
@@ -106,21 +100,13 @@ def test_trials_are_counted_if_the_search_sets_no_lengths() -> None:
     assert forecast.share == 0.25
 
 
-def test_a_failed_trial_is_no_work_left() -> None:
-    method = RandomSearch(max_trials=2, max_concurrent_trials=2, max_length=10)
-    forecast = Forecast(preview(method))
-    made = search(method, Started(trial=0), Exited(trial=0, reason="errored"), Started(trial=1))
-    forecast.update(made.live.values(), {1: 5.0}, 1, 0.0, ended=[made.trials[0]])
-    assert forecast.share == 0.5
-
-
-@pytest.mark.parametrize("reason", REPLACED)
-def test_a_replaced_trial_is_no_work_done(reason: Reason) -> None:
+@pytest.mark.parametrize(("reason", "share"), [*((reason, 0.25) for reason in REPLACED), ("errored", 0.5)])
+def test_a_failed_trial_is_no_work_left_and_a_replaced_one_none_done(reason: Reason, share: float) -> None:
     method = RandomSearch(max_trials=2, max_concurrent_trials=2, max_length=10)
     forecast = Forecast(preview(method))
     made = search(method, Started(trial=0), Exited(trial=0, reason=reason), Started(trial=1))
     forecast.update(made.live.values(), {1: 5.0}, 1, 0.0, ended=[made.trials[0]])
-    assert forecast.share == 0.25
+    assert forecast.share == share
 
 
 def test_an_extended_search_has_more_to_do() -> None:
@@ -130,19 +116,6 @@ def test_an_extended_search_has_more_to_do() -> None:
     forecast = Forecast(preview(method))
     forecast.update(made.live.values(), {}, 1, 0.0, ended=[made.trials[0]])
     assert forecast.share == 0.25
-
-
-def test_rung_of_a_length() -> None:
-    forecast = Forecast(preview(ASHA(max_trials=64, max_length=16, num_rungs=3, divisor=4)))
-    assert [forecast.rung(step) for step in (0, 0.5, 1, 4, 15.9, 16)] == [
-        (1, 1),
-        (1, 1),
-        (2, 4),
-        (3, 16),
-        (3, 16),
-        (3, 16),
-    ]
-    assert forecast.rungs == 3
 
 
 def test_a_trial_that_begins_from_another_has_not_trained_that_length_itself() -> None:

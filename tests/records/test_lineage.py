@@ -13,13 +13,11 @@ from dray.cli import app
 from dray.records.lineage import lineage, relatives
 from dray.records.overview import Overview
 from dray.records.result import Result
-from dray.report import write_report
 from dray.text import fields_of
 from searchers.events import Requested, Source, Started
 from tests.records.repeated import repeated
 from tests.records.test_repeats import VALUES, runs
 from tests.records.test_result import Story, config, told
-from tests.report.written import Written
 
 
 @pytest.fixture
@@ -43,10 +41,6 @@ def test_a_fork_has_its_source_in_the_table_and_in_json(story: Story) -> None:
     assert (added["source_trial"], added["source_batches"]) == (None, None)
 
 
-def test_a_table_without_forks_has_no_columns_for_them(tmp_path: Path) -> None:
-    assert "source_trial" not in told(tmp_path, config()).result.trials
-
-
 def test_a_fork_is_described_with_its_source(story: Story) -> None:
     described = CliRunner().invoke(app, ["trial", "describe", str(story.directory.path), "5"]).output
     assert "forked from      trial 0 at batch 10\n" in described
@@ -65,13 +59,6 @@ def test_requests_are_in_the_log(story: Story) -> None:
         "ed: stop trial 3",
         " rejected: trial 9 was never created",
     ]
-
-
-@pytest.mark.slow
-def test_the_report_names_the_source_of_a_fork(story: Story) -> None:
-    rows = Written(write_report(story.directory.path)).answers["/trials", "rank"]["trials"]
-    forked = [(row["source_trial"], row["source_batches"]) for row in rows if row["source_trial"] is not None]
-    assert forked == [(0, 10)]
 
 
 def test_requested_trials_are_counted_in_the_total_everywhere(story: Story) -> None:

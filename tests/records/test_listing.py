@@ -28,10 +28,6 @@ class Trial(pytorch.PyTorchTrial):
 """
 
 
-def open_experiment(directory: ExperimentDirectory) -> StoredExperiment:
-    return StoredExperiment(directory=directory, where=str(directory.path), is_copy=False)
-
-
 def ends(directory: ExperimentDirectory) -> Iterator[int]:
     """Cuts the journal after each record, from the last on, and says how many are left."""
     lines = directory.journal.read_bytes().splitlines(keepends=True)
@@ -45,7 +41,7 @@ def test_an_overview_agrees_with_a_replay_of_the_journal_at_any_time(tmp_path: P
     config = load_config(directory.config_file)
     states = set()
     for _ in ends(directory):
-        reader = open_experiment(directory).read()
+        reader = StoredExperiment.here(directory).read()
         overview = reader.overview()
         search = recorded_search(config, Journal.read(directory.journal))
         views = search.trials.values()
@@ -63,20 +59,18 @@ def test_time_without_a_driver_does_not_count(tmp_path: Path) -> None:
     with Journal(directory.journal) as journal:
         for event, time in (("opened", 100), ("saved", 130), ("opened", 1000), ("opened", 2000), ("saved", 2007)):
             journal.append({"event": event, "time": time})
-    overview = open_experiment(directory).overview()
+    overview = StoredExperiment.here(directory).overview()
     assert (overview.began, overview.last, overview.ran_s) == (100, 2007, 37)
 
 
 def test_an_extended_search_continues(tmp_path: Path) -> None:
     directory = simulated(tmp_path / "one", 4)
-    assert (open_experiment(directory).overview().state, open_experiment(directory).overview().ended) == (
-        "COMPLETED",
-        4,
-    )
+    overview = StoredExperiment.here(directory).overview()
+    assert (overview.state, overview.ended) == ("COMPLETED", 4)
     with Journal(directory.journal) as journal:
         actions = [{"action": "resume", "trial": 0}]
         journal.append({"event": "extended", "max_trials": 9, "max_length": None, "actions": actions})
-    overview = open_experiment(directory).overview()
+    overview = StoredExperiment.here(directory).overview()
     assert (overview.state, overview.ended, overview.max_trials) == ("STOPPED", 3, 9)
 
 
@@ -85,7 +79,7 @@ def test_a_search_in_which_every_trial_failed_is_an_error(tmp_path: Path) -> Non
     with Journal(directory.journal) as journal:
         actions = [{"action": "done", "reason": "errored"}]
         journal.append({"event": "exited", "trial": 0, "reason": "errored", "actions": actions})
-    assert open_experiment(directory).overview().state == "ERROR"
+    assert StoredExperiment.here(directory).overview().state == "ERROR"
 
 
 def test_an_experiment_that_can_not_run_is_an_error_until_it_is_resumed(tmp_path: Path) -> None:
@@ -94,12 +88,12 @@ def test_an_experiment_that_can_not_run_is_an_error_until_it_is_resumed(tmp_path
     with Journal(directory.journal) as journal:
         journal.append({"event": "opened", "time": 1})
         journal.append({"event": "failed", "error": "slots_per_trial: 4 slots", "time": 2})
-        assert open_experiment(directory).overview().state == "RUNNING"
-    overview = open_experiment(directory).overview()
+        assert StoredExperiment.here(directory).overview().state == "RUNNING"
+    overview = StoredExperiment.here(directory).overview()
     assert (overview.state, overview.why) == ("ERROR", "slots_per_trial: 4 slots")
     with Journal(directory.journal) as journal:
         journal.append({"event": "opened", "time": 3})
-    overview = open_experiment(directory).overview()
+    overview = StoredExperiment.here(directory).overview()
     assert (overview.state, overview.why) == ("STOPPED", None)
 
 
@@ -141,9 +135,7 @@ def test_an_experiment_in_another_storage_is_found_by_its_name(tmp_path: Path, m
     assert experiment.path.parent == tmp_path / "shared"
     assert locate("latest") == locate("one") == locate(experiment.path.name) == str(experiment.path)
     assert [(each.name, each.path) for each in list_experiments()] == [(experiment.path.name, str(experiment.path))]
-    delete(
-        StoredExperiment(directory=ExperimentDirectory.open(experiment.path), where=str(experiment.path), is_copy=False)
-    )
+    delete(StoredExperiment.here(ExperimentDirectory.open(experiment.path)))
     assert list((tmp_path / "results").iterdir()) == []
 
 

@@ -58,14 +58,6 @@ def test_columns_and_types_are_those_of_the_documents_even_without_rows(tmp_path
         ]
 
 
-def test_rows_are_sorted_by_trial_batches_kind_and_name(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path)
-    log.append(1, [row(20)])
-    log.append(0, [row(20), row(10)])
-    log.append(1, [row(10)])
-    assert [found[:2] for found in values(tmp_path)] == [(0, 10), (0, 20), (1, 10), (1, 20)]
-
-
 def test_of_repeated_rows_the_last_counts(tmp_path: Path, small_parts: None) -> None:
     log = MetricsLog(tmp_path)
     log.append(0, [row(1, value=0.1), row(2, value=0.2), row(3, value=0.3)])
@@ -149,17 +141,6 @@ def test_a_torn_last_line_is_skipped_and_cut_off(tmp_path: Path) -> None:
     assert [found[1] for found in values(tmp_path)] == [1, 2, 4]
 
 
-def test_a_power_failure_costs_only_the_rows_that_were_not_written(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path)
-    log.append(0, [row(1), row(2), row(3)])
-    tail = tmp_path / TAIL
-    lines = tail.read_bytes().splitlines(keepends=True)
-    tail.write_bytes(lines[0] + b"\0" * (len(lines[1]) - 1) + b"\n" + lines[2])  # a block that was not written
-    assert [found[1] for found in values(tmp_path)] == [1, 3]
-    MetricsLog(tmp_path).append(0, [row(4)])
-    assert [found[1] for found in values(tmp_path)] == [1, 3, 4]
-
-
 def test_a_part_is_on_the_disk_before_it_replaces_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     left: list[bytes] = []
@@ -233,11 +214,6 @@ def test_numbers_that_are_not_finite_come_back(tmp_path: Path) -> None:
         assert found[1] == float("-inf")
         assert pd.isna(found[2])
         log.close()
-
-
-def test_a_trial_without_epochs_has_none(tmp_path: Path) -> None:
-    MetricsLog(tmp_path).append(0, [{**row(1), "epochs": None}])
-    assert read_metrics(tmp_path)["epochs"].isna().all()
 
 
 def test_no_rows_write_nothing(tmp_path: Path) -> None:

@@ -103,23 +103,6 @@ def test_a_damaged_journal_is_an_error_that_names_the_line(damage: str, tmp_path
             reader.refresh()
 
 
-@pytest.mark.parametrize(
-    "row", [b"null", b"{}", b'{"trial_id": [], "kind": "x", "name": "y", "value": 1, "batches": 1}'], ids=range(3)
-)
-def test_a_row_of_metrics_that_dray_did_not_write_is_left_out(
-    row: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    directory = happened(tmp_path / "one")
-    expected = repr(numbers(StoredExperiment.here(directory).read()))
-    tail = directory.metrics / "_tail.jsonl"
-    tail.write_bytes(row + b"\n")
-    for _ in range(2):
-        assert repr(numbers(StoredExperiment.here(directory).read())) == expected
-    [said] = caplog.messages
-    assert said.startswith(f"{tail}: line 1 is damaged: ")
-    assert said.endswith("; this line is left out")
-
-
 @pytest.mark.parametrize("deep", ["[", "- ", "{a: "])
 def test_a_config_that_is_nested_too_deeply_is_an_error(deep: str, tmp_path: Path) -> None:
     directory = happened(tmp_path / "one")

@@ -11,7 +11,7 @@ import pytest
 
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
-from dray.config.search import build_method
+from dray.config.search import build_search
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
@@ -19,9 +19,8 @@ from dray.records.metrics import MetricsLog
 from dray.records.numbering import take_number
 from dray.records.result import Result
 from dray.storage import CheckpointStore
-from searchers.events import Event, Exited, Reported, Started
+from searchers.events import Action, Event, Exited, Reported, Started
 from searchers.journal import Journal
-from searchers.search import Search
 
 
 def config(*, smaller_is_better: bool = True, slots: float = 1) -> ExperimentConfig:
@@ -49,30 +48,27 @@ def config(*, smaller_is_better: bool = True, slots: float = 1) -> ExperimentCon
 class Story:
     """An experiment's directory, written as the driver writes it; the clock ticks once an event."""
 
-    def __init__(self, path: Path, config: ExperimentConfig) -> None:
+    def __init__(self, path: Path, config: ExperimentConfig, began: float = 1000.0) -> None:
         self.directory = ExperimentDirectory.create(path, config, None)
         self.metrics = MetricsLog(self.directory.metrics)
         self.journal = Journal(self.directory.journal)
-        self.clock = 1000.0
-        self.search = Search(
-            build_method(config),
-            config.space,
-            seed=1,
-            smaller_is_better=config.searcher.smaller_is_better,
-            log=self.write,
-        )
-        self.search.start()
+        self.clock, self.metric = began, config.searcher.first_metric
+        self.search = build_search(config, self.write)
+        self.created = self.search.start()
 
     def write(self, record: dict[str, Any]) -> None:
         self.clock += 1
         self.journal.append({**record, "time": self.clock})
 
-    def happen(self, *events: Event) -> None:
-        for event in events:
-            self.search.on(event)
+    def happen(self, *events: Event) -> list[Action]:
+        return [action for event in events for action in self.search.on(event)]
 
     def validate(self, trial: int, batches: int, error: float, *, decides: bool = False, save: bool = True) -> None:
-        rows = [("training", "loss", 2 * error), ("validation", "error", error), ("validation", "accuracy", 1 - error)]
+        rows = [
+            ("training", "loss", 2 * error),
+            ("validation", self.metric, error),
+            ("validation", "accuracy", 1 - error),
+        ]
         self.metrics.append(
             trial,
             [

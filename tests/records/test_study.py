@@ -36,18 +36,15 @@ EXPECTED = [
 """The trials of the study that `told` makes."""
 
 
-def test_a_trial_that_failed_has_no_value_and_is_never_the_best(tmp_path: Path) -> None:
-    story = told(tmp_path, config())
-    story.validate(1, 10, 0.125, save=False)  # better than all others
-    study = study_of(story)
-    assert values(study.trials[1]) == (TrialState.FAIL, None, {10: 0.125}, "ERRORED")
-    assert study.best_trial.number == 0
-
-
 def test_the_study_agrees_with_the_experiment_on_each_trial(tmp_path: Path) -> None:
     story = told(tmp_path, config())
+    story.validate(1, 10, 0.125, save=False)  # better than all others, but it failed
     study = study_of(story)
-    assert [values(trial) for trial in study.trials] == EXPECTED
+    assert [values(trial) for trial in study.trials] == [
+        EXPECTED[0],
+        (TrialState.FAIL, None, {10: 0.125}, "ERRORED"),
+        *EXPECTED[2:],
+    ]
     assert study.direction == optuna.study.StudyDirection.MINIMIZE
     assert study.metric_names == ["error"]
     assert study.best_trial.number == 0

@@ -10,7 +10,7 @@ import pytest
 
 from searchers import Losses
 from searchers.pareto import ParetoOrder, crowding_distances, dominates, ordered
-from searchers.rung import ParetoRung
+from searchers.rung import Rung
 
 
 def slow_fronts(points: dict[int, tuple[float, ...]]) -> list[set[int]]:
@@ -50,7 +50,7 @@ def test_order_is_the_documented_one_after_additions_and_removals(objectives: in
     order, there = ParetoOrder(), dict[int, Losses | None]()
     for trial in rng.sample(range(60), 60):
         there[trial] = random_losses(rng, objectives)
-        order.add(trial, there[trial])
+        order.add(trial, math.inf if there[trial] is None else there[trial])  # type: ignore[arg-type]
         if rng.random() < 0.1:
             gone = rng.choice(sorted(there))
             del there[gone]
@@ -108,7 +108,7 @@ def test_no_front_without_a_trial_that_keeps_the_limits() -> None:
 @pytest.mark.parametrize("divisor", [2, 3, 1.5])
 def test_rung_continues_the_best_by_the_order_at_that_moment(divisor: float) -> None:
     rng, there = Random(5), dict[int, Losses | None]()
-    rung = ParetoRung(length=1, divisor=divisor)
+    rung = Rung(length=1, divisor=divisor, order=ParetoOrder())
     for trial in range(50):
         there[trial] = random_losses(rng, 2)
         count = max(int(len(there) / divisor + 1e-9), 1)
@@ -118,11 +118,11 @@ def test_rung_continues_the_best_by_the_order_at_that_moment(divisor: float) -> 
 
 
 def test_rung_without_a_trial_among_the_best() -> None:
-    rung = ParetoRung(length=1, divisor=3, min_best=0)
+    rung = Rung(length=1, divisor=3, min_best=0, order=ParetoOrder())
     assert [rung.rank(trial, Losses((trial, trial))) for trial in range(3)] == [False, False, False]
     assert rung.best() == [0]
     rung.withdraw(0)
     assert rung.best() == []
     assert dict(rung.values) == {1: Losses((1, 1)), 2: Losses((2, 2))}
-    rung.set_min_best(1)
+    rung.min_best = 1
     assert rung.best() == [1]

@@ -114,8 +114,9 @@ def test_an_event_costs_a_bounded_number_of_heap_operations(monkeypatch: pytest.
 
         return counted
 
-    monkeypatch.setattr("searchers.rung.heappush", count(heapq.heappush))
-    monkeypatch.setattr("searchers.rung.heappop", count(heapq.heappop))
+    for module in ("searchers.rung", "searchers.promotion"):
+        monkeypatch.setattr(f"{module}.heappush", count(heapq.heappush))
+        monkeypatch.setattr(f"{module}.heappop", count(heapq.heappop))
     method = PromotionASHA(max_trials=3000, max_length=27, num_rungs=4, divisor=3, max_concurrent_trials=10)
     found = simulate(method, 10, lambda hparams: Curve(lambda step: Random(f"{hparams['trial']} {step}").random()))
     assert found.trials == 3000

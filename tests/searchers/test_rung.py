@@ -67,7 +67,7 @@ def test_the_best_are_those_of_a_sorted_list(
     steps: list[tuple[float, bool, int]], divisor: float, min_best: int
 ) -> None:
     rung = Rung(length=1, divisor=divisor, min_best=1 - min_best)
-    rung.set_min_best(min_best)
+    rung.min_best = min_best
     there: dict[int, float] = {}
     for step, (value, withdraws, which) in enumerate(steps):
         if withdraws and there:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from statistics import fmean
+from typing import cast
 
 import pytest
 
 from searchers import ASHA, AdaptiveASHA, PromotionASHA
-from searchers.rung import Rung, rank_correlation
+from searchers.rung import Rung
+from searchers.rung_correlation import RungCorrelation, less_strict, rank_correlation
 from searchers.simulate import Curve, simulate
 
 
@@ -38,41 +40,36 @@ def test_ranks_count_not_values() -> None:
     assert rank_correlation(values, pairs) == pytest.approx(rank_correlation([x for x, _ in bent], bent))
 
 
-def filled(rho: float, *, trials: int) -> Rung:
-    rung, rng = Rung(length=1, divisor=4), Random(3)
+def estimated(rho: float, *, trials: int) -> RungCorrelation:
+    """Estimate from the best quarter of trials, whose values at both rungs are normal with this correlation."""
+    correlation, rng = RungCorrelation(), Random(3)
+    rung = Rung(length=1, divisor=4)
     for trial in range(trials):
         value = rng.gauss(0, 1)
         if rung.rank(trial, value):
-            rung.compare(trial, rho * value + math.sqrt(1 - rho**2) * rng.gauss(0, 1))
-    return rung
+            later = rho * value + math.sqrt(1 - rho**2) * rng.gauss(0, 1)
+            if correlation.add(value, later, cast("Mapping[int, float]", rung.values).values()):
+                rung.divisor = less_strict(4, correlation.estimate)
+    return correlation
 
 
-def test_a_rung_that_says_nothing_lets_all_trials_continue() -> None:
-    rung = filled(0.0, trials=1000)
-    assert (rung.divisor, rung.rank(1000, 9.0), len(rung.best())) == (1.0, True, 1001)
-
-
-def test_a_rung_that_ranks_stays_as_strict() -> None:
-    rung = filled(0.9, trials=300)
-    assert (rung.divisor, len(rung.best())) == (4, 75)
+@pytest.mark.parametrize(("rho", "trials", "divisor"), [(0.0, 1000, 1), (0.9, 300, 4)])
+def test_a_rung_is_as_strict_as_it_ranks(rho: float, trials: int, divisor: float) -> None:
+    assert less_strict(4, estimated(rho, trials=trials).estimate) == divisor
 
 
 def test_one_report_at_both_rungs_says_nothing() -> None:
-    rung = Rung(length=1, divisor=4)
-    for trial in range(50):
-        rung.rank(trial, float(trial))
-        rung.compare(trial, float(trial))
-    assert rung.compared == 0
+    correlation = RungCorrelation()
+    assert not any(correlation.add(value, value, [value]) for value in range(50))
+    assert correlation.compared == 0
 
 
 def test_the_number_of_pairs_at_a_rung_is_bounded() -> None:
-    rung, plain = Rung(length=1, divisor=2), Rung(length=1, divisor=2)
+    correlation = RungCorrelation()
     for trial in range(5000):
-        plain.rank(trial, trial * 0.618 % 1)
-        rung.rank(trial, trial * 0.618 % 1)
-        rung.compare(trial, trial * 0.3 % 1)
-    assert rung.compared > 4900
-    assert len(pickle.dumps(rung)) < len(pickle.dumps(plain)) + 20_000
+        correlation.add(trial * 0.618 % 1, trial * 0.3 % 1, range(1000))
+    assert correlation.compared > 4900
+    assert len(pickle.dumps(correlation)) < 20_000
 
 
 def useless_first_rung(seed: int) -> Callable[..., Curve]:

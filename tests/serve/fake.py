@@ -29,11 +29,13 @@ class FakeControl:
 
     Attributes:
         calls: the verbs that were called, with their names.
+        extensions: those of the experiments that were extended.
     """
 
     def __init__(self, results: Path) -> None:
         self.results = results
         self.calls: list[tuple[str, str]] = []
+        self.extensions: list[Mapping[str, Any]] = []
         self.requests: dict[str, str] = {}
         self._all: dict[str, Submitted] = {}
         self._lock = threading.Lock()
@@ -80,6 +82,7 @@ class FakeControl:
         if self.experiment(name).state not in ENDED:
             raise is_running(name)
         self.calls.append(("extend", name))
+        self.extensions.append(extension)
         return self.put(name, "QUEUED")
 
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:

@@ -17,10 +17,11 @@ import yaml
 from dray.config.load import load_config
 from dray.errors import ConfigError, ExperimentError, NoExperiment
 from dray.serve import address
-from dray.serve.client import OnServer, Server
+from dray.serve.client import Server
 from dray.serve.control import Share
 from dray.serve.refusals import Refused
 from dray.serve.submission import prepared, reject_objects, run_on_server, submit_file
+from dray.serve.verbs import OnServer
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Served
 from tests.serve.test_api import CONFIG, model
@@ -152,25 +153,18 @@ def test_a_command_that_asks_the_server_imports_nothing_heavy() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- verbs
-def test_an_experiment_is_submitted_and_steered(served: Served, server: Server, model: Path, tmp_path: Path) -> None:
+def test_an_experiment_is_submitted_and_annotated(served: Served, server: Server, model: Path, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG + "data: {secrets: {password: correct-horse}}\n")
     submitted = server.submit(*prepared(load_config(tmp_path / "c.yaml"), model))
     assert submitted == served.control.experiment("digits-1")
     assert submitted.share == Share(priority=10, weight=2.0)
     assert "correct-horse" in (served.results / "digits-1" / "secrets.yaml").read_text()
-    assert server.act("digits-1", "pause").state == "PAUSED"
-    assert server.act("digits-1", "pause").state == "PAUSED"
     assert server.change("digits-1", priority=3).share == Share(priority=3, weight=2.0)
     assert server.change("digits-1", tags=["a"], notes="n").tags == ("a",)
-    assert server.fork("digits-1", {"searcher.max_length": {"batches": 8}}).name == "digits-2"
-    assert server.extend("digits-1", max_length=9).state == "QUEUED"
     with pytest.raises(NoExperiment, match="digits-9 was not submitted"):
-        server.act("digits-9", "stop")
+        OnServer(server, "digits-9").stop()
     with pytest.raises(NoExperiment):
         server.events("../results")
-    server.act("digits-1", "stop")
-    server.delete("digits-1")
-    assert not (served.results / "digits-1").exists()
 
 
 def test_places_are_made_absolute(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,10 +34,10 @@ class Logger:
 
     def update(self, news: Sequence[News]) -> None:
         for one in news:
-            self.states[one.view.id] = one.view.state
+            self.states[one.trial.id] = one.trial.state
             for row in one.rows:
                 if (row["kind"], row["name"]) == ("validation", self._metric):
-                    self.values.setdefault(one.view.id, {})[row["batches"]] = row["value"]
+                    self.values.setdefault(one.trial.id, {})[row["batches"]] = row["value"]
 
     def close(self, done: bool) -> None: ...
 

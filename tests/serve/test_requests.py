@@ -11,11 +11,12 @@ import pytest
 
 from dray.experiment import request_files as files
 from dray.records.numbering import take_number
-from dray.serve import address, api
-from dray.serve import client as clients
+from dray.serve import address, api, experiments
 from dray.serve import requests as serve_requests
-from dray.serve.client import OnServer, Server
+from dray.serve import verbs as serve_verbs
+from dray.serve.client import Server
 from dray.serve.refusals import Invalid
+from dray.serve.verbs import OnServer
 from searchers.errors import IllegalEvent
 from tests.cli.conftest import dray
 from tests.cli.said import Said
@@ -141,7 +142,10 @@ def program(story: Story) -> Story:
     return story
 
 
-def test_a_trial_has_code_of_its_own(up: Served, program: Story, dray: Callable[..., Said], tmp_path: Path) -> None:
+def test_a_trial_has_code_of_its_own(
+    up: Served, program: Story, dray: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiments, "VIEW_S", 0.0)  # the list is not that of a moment ago
     other = tmp_path / "other"
     other.mkdir()
     (other / "train.py").write_text(TRAIN.replace("0.1", "0.3"))
@@ -196,7 +200,7 @@ def test_a_form_has_the_trial_and_its_code(
     ):
         with pytest.raises(Invalid, match=says):
             client.add_trial({}, code=tmp_path / "empty", patch=patch)
-    monkeypatch.setattr(clients, "pack", lambda code: b"no archive")
+    monkeypatch.setattr(serve_verbs, "pack", lambda code: b"no archive")
     with pytest.raises(Invalid, match="the code can't be unpacked"):
         client.add_trial({}, code=tmp_path / "empty")
     assert not files.RequestFiles(program.directory).waiting()

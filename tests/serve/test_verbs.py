@@ -8,20 +8,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
+import yaml
 
+import dray as package
 from dray.experiment import requests
 from dray.experiment.experiment import Experiment
 from dray.experiment.request_files import RequestFiles
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
 from dray.serve import address, in_directory
-from dray.serve.control import EndVerb
-from dray.serve.handle import handle
 from dray.serve.refusals import WrongState
 from searchers.events import Source
 from searchers.journal import Journal
@@ -102,12 +101,16 @@ def place(request: pytest.FixtureRequest, served: Served, monkeypatch: pytest.Mo
     class Runs:
         """In place of the experiment: a run in this process, which ends at once."""
 
-        def __init__(self, path: Path, **extension: Any) -> None:
+        def __init__(self, path: str, **extension: Any) -> None:
+            self.path = Path(path)
             found.ran.append(extension)
 
         def run(self) -> None:
-            with Journal(found.story.directory.journal) as journal:
+            with Journal(self.path / "journal.jsonl") as journal:
                 found.story.journal = journal
+                if self.path != found.path:  # a fork
+                    found.story.write({"event": "ended", "reason": "enough"})
+                    return
                 found.story.write({"event": "opened"})
                 for each in RequestFiles(found.story.directory).waiting():
                     found.story.search.request(each)
@@ -199,7 +202,7 @@ def test_what_was_not_submitted_to_the_server_is_left_to_its_driver(place: Place
     address.write(place.served.results, place.served.url, TOKEN)
     with place.answering():
         assert dray("t", "stop", "1", "4").out == "trial 4 is stopped\n"
-    assert handle("1").read().state == "RUNNING"
+    assert package.handle("1").read().state == "RUNNING"
     with place.running():
         assert dray("e", "stop", "1").err.endswith(f"experiment is STOPPED; {HINT}\n")
     assert place.served.control.calls == []
@@ -211,7 +214,9 @@ def test_in_an_object_store_it_is_only_read(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(in_directory, "open_experiment", lambda where: nullcontext(copy))
     it = in_directory.InDirectory("s3://bucket/experiment", print)
     for verb in (
-        *(partial(it.end, verb) for verb in get_args(EndVerb)),
+        it.stop,
+        it.pause,
+        it.kill,
         it.wait,
         lambda: it.add_trial({}),
         lambda: it.stop_trial(3),
@@ -237,10 +242,54 @@ def test_it_runs_again(place: Place, state: str, verb: str, dray: Dray) -> None:
     threading.Timer(0.5, place.served.control.put, ("experiment", "COMPLETED")).start()
     said = dray("e", verb.split()[0], "1", *verb.split()[1:])
     assert place.served.control.calls == [("extend" if "extend" in verb else "activate", "experiment")]
-    assert said.err.startswith(f"experiment continues on the server at {place.served.url}\n")
+    assert said.err.startswith("experiment is QUEUED\n")
     assert said.code == (0 if verb in ("activate", "resume --detach") else 3)
     assert Journal.read(place.story.directory.journal) == before
     assert "started" not in said.out, "only its new lines are printed"
+
+
+@pytest.mark.parametrize("place", ["server", "driver"], indirect=True)
+@pytest.mark.parametrize("verb", ["activate", "resume"])
+def test_a_running_one_goes_on(place: Place, verb: str, dray: Dray) -> None:
+    if verb == "resume":  # which follows it
+        threading.Timer(0.5, place.ends, ("COMPLETED",)).start()
+    said = dray("e", verb, "1")
+    assert (said.code, said.err.splitlines()[0]) == (3 if verb == "resume" else 0, "experiment is RUNNING")
+    assert ("enough" in said.out, "started" in said.out) == (verb == "resume", False), "only its new lines"
+    assert not place.ran
+
+
+@everywhere
+def test_it_is_forked(place: Place, dray: Dray) -> None:
+    place.story.directory.code.mkdir()
+    (place.story.directory.code / "train.py").write_text("print(1)\n")
+    file = place.story.directory.config_file
+    file.write_text(f"entrypoint: python3 train.py\n{file.read_text()}")
+    said = dray("e", "fork", "1", "--config", "searcher.max_trials=3", *["--detach"] * (place.kind == "server"))
+    [new] = [each for each in place.served.results.iterdir() if each.name[0] != "." and each != place.path]
+    assert yaml.safe_load((new / "experiment.yaml").read_text())["searcher"]["max_trials"] == 3
+    assert (new / "code" / "train.py").exists()
+    assert said.code == 0
+    assert place.ran == ([] if place.kind == "server" else [{}])
+
+
+EVERY_EXTENSION = {
+    "--max-trials 9": {"max_trials": 9},
+    "--max-length 64": {"max_length": 64},
+    "--budget time=4h --budget usd=5": {"budget": {"time": "4h", "usd": 5}},
+    "--until loss=0.1": {"until": {"loss": 0.1}},
+    "--patience 3": {"patience": 3},
+    "--price A100=2.9": {"prices": {"A100": 2.9}},
+}
+
+
+@pytest.mark.parametrize("place", ["server", "directory"], indirect=True)
+def test_every_limit_reaches_the_run(place: Place, dray: Dray) -> None:
+    place.ends("COMPLETED")
+    given = [word for options in EVERY_EXTENSION for word in options.split()]
+    extension = {field: value for fields in EVERY_EXTENSION.values() for field, value in fields.items()}
+    dray("e", "extend", "1", *given, *["--detach"] * (place.kind == "server"))
+    assert (place.served.control.extensions if place.kind == "server" else place.ran) == [extension]
 
 
 @everywhere
@@ -278,7 +327,7 @@ def test_trials_are_forked_added_and_stopped_by_the_command(place: Place, dray: 
 def test_programs_get_the_same_answers(place: Place, agent: Agent) -> None:
     asked: list[requests.Decided] = []
     with place.answering():
-        it = handle("experiment", answered=asked.append)
+        it = package.handle("experiment", answered=asked.append)
         assert it.fork_trial("3", hparams={"lr": 0.15}) == FORK
         assert it.add_trial({"lr": 0.1}) == ADDED
         late = {"trial": None}

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
-from tests.simulation.experiment import Setup, TrialError
+from tests.simulation.setup import Setup, TrialError
 
-KINDS = ("cut", "rank", "group", "node", "drain", "driver", "torn", "handle", "full", "away", "stop", "stop")
-"""What may go wrong: see `Simulation._happen`."""
+KINDS = (
+    "cut",
+    "rank",
+    "group",
+    "node",
+    "drain",
+    "driver",
+    "torn",
+    "handle",
+    "full",
+    "stop",
+    "dead",
+    "dead",
+    "clock",
+    "power",
+)
+"""What may go wrong: see `tests.simulation.whole.World`."""
 SERVER_KINDS = (*KINDS, "server", "pause", "kill", "share", "close")
 """On a server, also what its users do."""
 METHODS = ("random", "grid", "asha", "asha", "adaptive_asha", "single")
@@ -19,7 +34,7 @@ METHODS = ("random", "grid", "asha", "asha", "adaptive_asha", "single")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault before this step of the simulation. `which`, from 0 to 1, selects one of the possible targets, or a
+    """A fault; the later, the greater its step. `which`, from 0 to 1, selects one of the possible targets, or a
     duration."""
 
     step: int
@@ -36,7 +51,6 @@ class Schedule:
         own_cluster: whether the cluster belongs to the experiment.
         server: whether the experiments are submitted to a server.
         slow_s: latency of the slowest messages.
-        wire: whether messages are encoded.
         late_requests: number of requests after the search is done.
         token_slots: the quota of the token that submits all experiments to the server; None: they are the server's own.
     """
@@ -48,7 +62,6 @@ class Schedule:
     setups: tuple[Setup, ...]
     faults: tuple[Fault, ...]
     slow_s: float
-    wire: bool
     late_requests: int = 0
     token_slots: int | None = None
 
@@ -99,7 +112,7 @@ def _population(random: Random, setup: Setup, sampler: str) -> Setup:
         "sampler": sampler,
     }
     extensions = ((("max_length", 2 * length),),) if random.random() < 0.2 else ()
-    max_slots = setup.ranks if random.random() < 0.4 else setup.max_slots  # one trial at a time
+    max_slots = 1 if random.random() < 0.4 else setup.max_slots  # one trial at a time
     return replace(setup, searcher=tuple(searcher.items()), points=0, extensions=extensions, max_slots=max_slots)
 
 
@@ -150,11 +163,9 @@ def with_alerts(schedule: Schedule) -> Schedule:
 
 
 def with_once(schedule: Schedule) -> Schedule:
-    """Let programs do what can be done only once in a process, while they are imported or in each trial."""
-    random = Random(f"once:{schedule.seed}")
-    kinds: tuple[Literal["import", "trial"], ...] = ("import", "trial")
+    """Let programs do what can be done only once in a process."""
     setups = [
-        replace(each, once=random.choice(kinds), reuse_workers=True, errors=(), max_restarts=max(each.max_restarts, 3))
+        replace(each, once=True, reuse_workers=True, errors=(), max_restarts=max(each.max_restarts, 3))
         for each in schedule.setups
     ]
     return replace(schedule, setups=tuple(setups))
@@ -163,38 +174,30 @@ def with_once(schedule: Schedule) -> Schedule:
 def with_token(schedule: Schedule) -> Schedule:
     """Let one token submit two or three experiments to a server, perhaps with different slots per trial."""
     random, most = Random(f"token:{schedule.seed}"), sum(schedule.nodes)
-    setups = tuple(
-        _setup(random, max_ranks=min(2, most), most_trials=5, faults=bool(schedule.faults))
-        for _ in range(random.randrange(2, 4))
-    )
-    slots = random.randrange(max(each.ranks for each in setups), most + 1)
-    return replace(schedule, server=True, setups=setups, token_slots=slots)
+    setups = tuple(_setup(random, most_trials=5, faults=bool(schedule.faults)) for _ in range(random.randrange(2, 4)))
+    return replace(schedule, server=True, setups=setups, token_slots=random.randrange(1, most + 1))
 
 
-def drawn(
-    seed: int,
-    *,
-    faults: bool = True,
-    requests: bool = False,
-    pbt: bool = False,
-    auto: bool = False,
-    budgets: bool = False,
-    repeats: bool = False,
-    token: bool = False,
-    alerts: bool = False,
-    once: bool = False,
-) -> Schedule:
-    """Draw the schedule of a seed; on demand with a token's quota, a person's requests, populations or `auto`, budgets,
-    repeats, alerts, and code that works once in a process."""
-    schedule = schedule_of(seed, faults=faults)
-    schedule = with_token(schedule) if token else schedule
-    schedule = with_auto(schedule) if auto else schedule
-    schedule = with_population(schedule) if pbt else schedule
-    schedule = with_repeats(schedule) if repeats else schedule
-    schedule = with_requests(schedule) if requests else schedule
-    schedule = with_budgets(schedule) if budgets else schedule
-    schedule = with_alerts(schedule) if alerts else schedule
-    return with_once(schedule) if once else schedule
+OPTIONS: dict[str, tuple[Callable[[Schedule], Schedule], str]] = {
+    "token": (with_token, "a token with a quota of slots submits them to a server"),
+    "auto": (with_auto, "the searches are by auto, with its model"),
+    "pbt": (with_population, "the searches are population-based training"),
+    "repeats": (with_repeats, "the best trials are trained again"),
+    "requests": (with_requests, "a person adds, forks and stops trials"),
+    "budgets": (with_budgets, "experiments have budgets"),
+    "alerts": (with_alerts, "somebody is told of failures, no gain, a budget's end"),
+    "once": (with_once, "what programs do works only once in a process"),
+}
+"""What schedules may have, in the order of drawing."""
+NO_FAULTS = "no_faults"
+
+
+def drawn(seed: int, options: Collection[str] = ()) -> Schedule:
+    """Draw the schedule of a seed, with some of the `OPTIONS`, or `NO_FAULTS`."""
+    schedule = schedule_of(seed, faults=NO_FAULTS not in options)
+    for name, (change, _) in OPTIONS.items():
+        schedule = change(schedule) if name in options else schedule
+    return schedule
 
 
 def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
@@ -203,10 +206,10 @@ def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
     nodes = random.choice(((1,), (2,), (4,), (2, 2), (1, 1, 1), (4, 4), (3, 2)))
     server = random.random() < 0.2
     setups = tuple(
-        _setup(random, max_ranks=min(2, sum(nodes)), most_trials=5 if server else 50, faults=faults)
+        _setup(random, most_trials=5 if server else 50, faults=faults)
         for _ in range(random.randrange(1, 4) if server else 1)
     )
-    count = min(8, int(random.expovariate(0.6))) if faults else 0
+    count = min(12, int(random.expovariate(0.25))) if faults else 0
     steps = 50 + 35 * sum(dict(setup.searcher).get("max_trials", 6) for setup in setups)
     kinds = SERVER_KINDS if server else KINDS
     drawn = [Fault(random.randrange(steps), random.choice(kinds), random.random()) for _ in range(count)]
@@ -218,13 +221,11 @@ def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
         setups=setups,
         faults=tuple(sorted(drawn, key=lambda fault: fault.step)),
         slow_s=random.choice((0.01, 0.3, 3.0)),
-        wire=random.random() < 0.05,
     )
 
 
-def _setup(random: Random, *, max_ranks: int, most_trials: int, faults: bool) -> Setup:
+def _setup(random: Random, *, most_trials: int, faults: bool) -> Setup:
     trials = min(most_trials, 50 if random.random() < 0.01 else random.choice((5, 5, 5, 5, 5, 6, 6, 7, 8, 12)))
-    ranks = random.randrange(1, max_ranks + 1)
     concurrent = random.choice((1, 2, 4, 8))
     length = random.choice((4, 8, 9))
     searcher: dict[str, Any] = {"name": random.choice(METHODS), "max_length": length}
@@ -245,8 +246,7 @@ def _setup(random: Random, *, max_ranks: int, most_trials: int, faults: bool) ->
         TrialError(
             trial=random.randrange(trials),
             batch=random.randrange(1, length + 1),
-            rank=random.randrange(2),
-            kind=random.choice(("error", "oom", "device", "hung")),
+            kind=random.choice(("error", "error", "oom", "device")),
             times=random.choice((1, 1, 2, 5)),
         )
         for _ in range(random.randrange(1, 4) if faults and random.random() < 0.4 else 0)
@@ -259,10 +259,9 @@ def _setup(random: Random, *, max_ranks: int, most_trials: int, faults: bool) ->
     return Setup(
         searcher=tuple(searcher.items()),
         points=trials if name == "grid" else 0,
-        ranks=ranks,
         priority=random.choice((10, 42, 42, 50)),
         weight=random.choice((0.5, 1.0, 1.0, 3.0)),
-        max_slots=random.choice((None, None, ranks, 2 * ranks)),
+        max_slots=random.choice((None, None, 1, 2)),
         policy=random.choice(("best", "all", "none")),
         report=random.choice((None, None, 3)),
         validate=random.choice((None, None, 3, 5)),

@@ -16,6 +16,7 @@ from dray.training.parallel.distributed import DistributedContext
 from dray.worker import gpu_share
 from dray.worker import serve as worker
 from dray.worker.gpu_share import CONTEXT_BYTES, limit_gpu_memory, wait_for_gpu_memory
+from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.ranks import Place
 from tests.workers import connected, worker_spec
 
@@ -126,10 +127,10 @@ def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Serve:
         settings = SimpleNamespace(reuse_workers=True, secrets=[])
         spec = worker_spec(None, settings, shared_by=shared_by)
         loaded = worker.Loaded(spec.experiment, type("Trial", (), {}), None)
-        worker.serve_joined(spec, connected(Desk(tmp_path)), loaded, DistributedContext(), Place("a", "1", gpus))
+        given = spec, connected(Desk(tmp_path)), loaded, DistributedContext(), Place("a", "1", gpus), ProcessSnapshot()
+        worker.serve_joined(*given, run_trial=trial)
         return found
 
-    monkeypatch.setattr(worker, "run_trial", trial)
     return serve
 
 

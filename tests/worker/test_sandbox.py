@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dray.cluster import sandbox
+from dray.cluster import bubblewrap
 from dray.code.factory import FromDirectory
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
@@ -31,7 +31,7 @@ from tests.workers import SETTINGS, connected, experiment_spec, lease_in
 
 pytestmark = [pytest.mark.slow]
 
-NO_SANDBOX = sandbox.why_impossible()
+NO_SANDBOX = bubblewrap.why_impossible()
 needs_bubblewrap = pytest.mark.skipif(bool(NO_SANDBOX), reason=f"this machine {NO_SANDBOX}")
 NOT_ISOLATED = f"""#!{sys.executable} -IS
 # Runs what bubblewrap would run, without any isolation.
@@ -78,7 +78,7 @@ class Desk:
 def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where bubblewrap can't be used, trials run in a process of their own all the same."""
     if NO_SANDBOX:
-        tool = tmp_path / "bin" / sandbox.TOOL
+        tool = tmp_path / "bin" / bubblewrap.TOOL
         tool.parent.mkdir()
         tool.write_text(NOT_ISOLATED)
         tool.chmod(0o755)

@@ -82,10 +82,9 @@ def test_the_groups_that_dray_keeps_stay(run: Run) -> None:
 
 
 def test_a_rank_names_groups_as_the_others_do_although_it_left_the_trial_before_with_fewer(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path
 ) -> None:
     """Ranks find each other by the name."""
-    monkeypatch.setattr(DistributedContext, "side_store", lambda peers: None)
 
     def name_after(made: int) -> str:
         trials: list[list[str]] = []
@@ -94,12 +93,12 @@ def test_a_rank_names_groups_as_the_others_do_although_it_left_the_trial_before_
             trials.append([dist.new_group([0]).group_name for _ in range(1 if trials else made)])
             return Departure(outcome="invalid_hp")
 
-        monkeypatch.setattr(serve, "run_trial", trial)
         spec = worker_spec(None, SimpleNamespace(reuse_workers=True, secrets=[], collective_timeout_s=60))
         loaded = serve.Loaded(spec.experiment, type("Trial", (), {}), None)
         peers: Any = SimpleNamespace(close=lambda: None)
         rank = DistributedContext(**nodes(2)[0], transport=peers)
-        serve.serve_joined(spec, connected(Desk(tmp_path)), loaded, rank, Place("a", "1"))
+        given = spec, connected(Desk(tmp_path)), loaded, rank, Place("a", "1"), ProcessSnapshot()
+        serve.serve_joined(*given, run_trial=trial)
         return trials[1][0]
 
     assert name_after(0) == name_after(2)

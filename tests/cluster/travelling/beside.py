@@ -25,9 +25,7 @@ class Travelled(pytorch.PyTorchTrial):
         beside = Path(__file__).parent
         found = {
             "edition": EDITION,
-            "pid": os.getpid(),
             "files": {name: sys.modules[name].__file__ for name in ("dray", "searchers", __name__)},
-            "cwd": os.getcwd(),
             "left_out": [name for name in ("secret.txt", ".env") if (beside / name).exists()],
             "link": os.readlink(beside / "shared") if (beside / "shared").is_symlink() else None,
         }

@@ -1,4 +1,4 @@
-"""A search over a class of this script: `python driver.py <config> <experiment> [<trials in all, to resume it>]`."""
+"""A search over a class of this script: `python driver.py [--resume] <config> <experiment>`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Mine(Travelled):
 
 
 if __name__ == "__main__":
-    config, path, *trials = sys.argv[1:]
-    if trials:
-        dray.Experiment.resume(path, max_trials=int(trials[0]), trial=Mine).run()
+    *resume, config, path = sys.argv[1:]
+    if resume:
+        dray.Experiment.resume(path, max_trials=2, trial=Mine).run()
     else:
         dray.Experiment(config, trial=Mine, path=path).run()

@@ -1,0 +1,1 @@
+"""Finds the commit after which a metric is worse: for ``dray bisect``."""

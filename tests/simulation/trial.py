@@ -1,0 +1,212 @@
+"""Worker processes, and the trials that they run: these count their batches in the real loop, and save real checkpoints
+through the host and the saver that ship. Only what needs torch, or changes the process itself, is left out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from dray.core import DistributedContext
+from dray.desk.connection import Connection, DeskUnreachable
+from dray.desk.messages import Departure
+from dray.hosts import current_host
+from dray.training.checkpoint.files import Contents, read_progress
+from dray.training.checkpoint.saver import Saver
+from dray.training.host import Report
+from dray.training.loop import Outcome, Publish, Train, Validate, drive
+from dray.training.plan import Plan
+from dray.training.progress import Progress
+from dray.worker import hang, run_trial, serve
+from dray.worker.host import RayHost
+from dray.worker.log.trial_log import TrialLog
+from dray.worker.ranks import Place
+from dray.worker.spec import ExperimentSpec, WorkerSpec
+from tests.simulation.kernel import Process
+
+BIG = 1 << 30
+"""A checkpoint of so many bytes is written in the background."""
+
+
+class OwnProcess:
+    """In place of `ProcessSnapshot`: a simulated process has nothing to restore."""
+
+    def load(self, load: Callable[[], Any]) -> Any:
+        return load()
+
+    def run(self, trial: Callable[[], Any], has_failed: Callable[[Any], bool]) -> tuple[Any, list[str]]:
+        return trial(), []
+
+
+def run_in_place(program: Any, code: Any, lease: Any, *given: Any, is_reused: bool) -> Departure:
+    """In place of `run_trial`: simulated processes share their output."""
+    log = TrialLog(run_trial.log_path(lease, 0), -1, flush=lambda: None)
+    return run_trial.run_logged(program, code, lease, *given, log, is_reused=is_reused)
+
+
+class Trials:
+    """What the trials of a schedule do, and what is told about them.
+
+    Attributes:
+        batch_s: how long a batch takes.
+    """
+
+    batch_s: float
+
+    def plan(self, host: RayHost) -> Plan:
+        raise NotImplementedError
+
+    def loss(self, host: RayHost, batches: int) -> float:
+        return 1 / (1 + batches)
+
+    def check(self, host: RayHost) -> None:
+        """Raise an error for invalid hyperparameters."""
+
+    def fail(self, host: RayHost, batch: int) -> None:
+        """Raise the error of a trial in this batch, if it has one."""
+
+    def begins(self, host: RayHost, at: Progress) -> None:
+        """A trial begins, or goes on from a checkpoint."""
+
+    def answered(self, host: RayHost, batches: int) -> None:
+        """A trial knows the search's decision on its report."""
+
+    def train(
+        self,
+        trial_class: object,
+        config: Mapping[str, Any],
+        *,
+        max_length: object = None,
+        latest_checkpoint: str | None = None,
+    ) -> None:
+        """In place of `dray.pytorch.trainer.train_class`."""
+        host = current_host()
+        assert isinstance(host, RayHost)
+        _Training(self, host, latest_checkpoint).run()
+
+
+class _Training:
+    """One trial's training in one lease, like `Trainer.fit` and `Executor`."""
+
+    def __init__(self, trials: Trials, host: RayHost, checkpoint: str | None) -> None:
+        self._trials, self._host = trials, host
+        self._random = Random(f"trial:{host.lease.trial_id}:{host.lease.number}")
+        trials.check(host)
+        at = Progress()
+        if checkpoint is not None:
+            directory = host.open_checkpoint(checkpoint)
+            at = read_progress(directory)
+            assert int((directory / "weights").read_text()) == at.batches, "the weights are of another batch"
+        self._at, self._trained = at, at.batches
+        trials.begins(host, at)
+        self._saver = Saver(host)
+        self._validation: dict[str, object] | None = None
+
+    def run(self) -> None:
+        steps, outcome = drive(self._trials.plan(self._host), self._at), None
+        self._host.watch(lambda: (self._trained, 0))
+        while True:
+            try:
+                command = next(steps) if outcome is None else steps.send(outcome)
+            except StopIteration:
+                self._saver.finish()
+                return
+            try:
+                match command:
+                    case Train():
+                        outcome = self._train(command)
+                    case Validate():
+                        outcome = self._validate(command)
+                    case Publish():
+                        outcome = self._publish(command)
+            except BaseException:
+                self._saver.abandon()
+                raise
+
+    def _train(self, command: Train) -> Outcome:
+        began = self._trained
+        while self._trained < command.until and not (self._saver.stops() or self._host.stop_requested()):
+            time.sleep(self._trials.batch_s)
+            self._trials.fail(self._host, self._trained + 1)
+            self._trained += 1
+        if self._saver.answer():
+            self._trained = began
+            self._trials.answered(self._host, began)
+            return Outcome(stop=True)
+        leaves = self._trained < command.until
+        return Outcome(batches=self._trained, leave=leaves, interrupted=leaves)
+
+    def _validate(self, command: Validate) -> Outcome:
+        time.sleep(self._trials.batch_s)
+        self._validation = {"loss": self._trials.loss(self._host, self._trained)}
+        return Outcome(is_best=command.compare and self._host.is_best(self._validation))
+
+    def _publish(self, command: Publish) -> Outcome:
+        report = Report(
+            batches=command.at.batches,
+            training={"loss": 0.5},
+            validation=self._validation,
+            decides=command.decides,
+            final=command.final,
+            interrupted=command.interrupted,
+        )
+        self._validation = None
+        if command.save:
+            assert self._trained == command.at.batches, "what is saved is not what was trained"
+            progress = json.dumps(asdict(command.at)).encode()
+            contents = Contents(
+                texts={"progress.json": progress, "weights": str(self._trained).encode()},
+                nbytes=BIG if self._random.random() < 0.5 else 0,
+            )
+            if (saved := self._saver.save(contents, report, at_once=command.final)) is not None:
+                report = replace(report, checkpoint=saved)
+        stop = self._saver.publish(report)
+        if command.decides:
+            self._trials.answered(self._host, report.batches)
+        return Outcome(stop=stop)
+
+
+def load(spec: ExperimentSpec) -> serve.Loaded:
+    """In place of `dray.worker.serve._load`: the code of simulated experiments is `Trials`."""
+    return serve.Loaded(spec, Trials, None)  # type: ignore[arg-type]
+
+
+def work(spec: WorkerSpec, *, machine: str, lost: Callable[[Process, Exception], None]) -> None:
+    """The main thread of a worker process, like `dray.worker.entry` and `dray.worker.serve.serve`.
+
+    Args:
+        machine: where it runs.
+        lost: called if the desk can't be reached.
+    """
+    process = _current()
+    try:
+        desk = Connection(spec.desk)
+        desk.tell("arrived", spec.owner, spec.group, spec.start, machine, "", "CPU")
+        loaded = None if spec.experiment is None else load(spec.experiment)
+        place, ranks = Place(machine, machine), DistributedContext()
+        serve.serve_joined(spec, desk, loaded, ranks, place, OwnProcess(), run_in_place)  # type: ignore[arg-type]
+        desk.close()
+        time.sleep(5.0)  # what is sent arrives
+    except DeskUnreachable as error:
+        lost(process, error)
+
+
+def _current() -> Process:
+    from tests.simulation.primitives import Primitive
+
+    assert Primitive.kernel.current is not None
+    return Primitive.kernel.current.process
+
+
+def replaced(trials: Trials) -> dict[Any, dict[str, Any]]:
+    """What a schedule replaces in dray, by module."""
+    watchdog = SimpleNamespace(dump_traceback_later=lambda *_, **__: None, cancel_dump_traceback_later=lambda: None)
+    return {
+        run_trial: {"train_class": trials.train},
+        serve: {"_load": load},
+        hang: {"faulthandler": watchdog},
+    }
