@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -128,7 +129,12 @@ def described(reader: ExperimentReader, overview: Overview, submitted: Submitted
 
 def taken(seen: Overview) -> dict[str, Any]:
     """The fields of an overview, for one with more."""
-    return {each.name: getattr(seen, each.name) for each in fields(seen)}
+    return {name: getattr(seen, name) for name in _names(type(seen))}
+
+
+@cache
+def _names(kind: type[Overview]) -> list[str]:
+    return [each.name for each in fields(kind)]
 
 
 class BestOfAll(TypedDict):

@@ -234,8 +234,9 @@ G = TypeVar("G", bound=BaseModel)
 
 def query_of(model: type[G], request: web.Request) -> G:
     """The parameters of a request; `BadInput` says which one is wrong."""
-    lists = [name for name, form in _forms(model).items() if form.get("type") == "array"]
-    return parsed(model, {**request.query, **{name: request.query.getall(name, []) for name in lists}})
+    given: dict[str, Any] = dict(request.query)
+    given |= {name: request.query.getall(name) for name in given if _forms(model).get(name, {}).get("type") == "array"}
+    return parsed(model, given)
 
 
 @cache
