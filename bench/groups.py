@@ -176,7 +176,7 @@ def child(directory: Path, size: int) -> None:
         for number in range(0, size, 2):
             at = time.time()
             os.kill(pids[number], signal.SIGKILL)
-            stamp("noticed", s=groups.wait_for("ProcessesEnded", number) - at)
+            stamp("noticed", s=groups.wait_for("GroupEnded", number) - at)
         for number in range(1, size, 2):
             began = time.time()
             started[number].end()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from searchers import Action, Create, Event, Exited, Reported, Space, Stop
-from searchers.domains import Categorical, built, parameters
+from searchers.domains import Categorical, build, parameters
 from searchers.numeric import Int, Log
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def point(space: Space, params: Mapping[str, Any]) -> dict[str, object]:
         low, high = domain.bounds if isinstance(domain, Log) else (domain.minval, domain.maxval)
         return domain.nearest(min(max(params[name], low), high))
 
-    found = built(space.root, value_of)
+    found = build(space.root, value_of)
     assert isinstance(found, dict)
     return found
 

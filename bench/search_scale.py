@@ -47,7 +47,7 @@ from searchers import (
 )
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.named_sampler import named_sampler
-from searchers.optuna_space import encoded, to_optuna
+from searchers.optuna_space import encode, to_optuna
 from searchers.promotion import PromotionASHA
 from searchers.simulate import Curve, simulate
 
@@ -321,7 +321,7 @@ def optuna_ask_ms(size: int) -> float:
         [
             optuna.trial.create_trial(
                 value=random.random(),
-                params=encoded(space.root, space.sample(random), distributions),
+                params=encode(space.root, space.sample(random), distributions),
                 distributions=distributions,
             )
             for _ in range(size)

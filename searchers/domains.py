@@ -161,7 +161,7 @@ def parameters(domain: object, name: str = "", parent: tuple[str, int] | None = 
             yield Parameter(name, domain, parent)
 
 
-def flattened(domain: object, value: object, name: str = "") -> Iterator[tuple[str, float]]:
+def numbers_of(domain: object, value: object, name: str = "") -> Iterator[tuple[str, float]]:
     """Yield a point's values by name; a category is represented by its index.
 
     Values outside the space are skipped, because a user may have changed the point.
@@ -170,24 +170,24 @@ def flattened(domain: object, value: object, name: str = "") -> Iterator[tuple[s
         case Nested(domains=domains) if isinstance(value, Mapping):
             for key, inner in domains:
                 if key in value:
-                    yield from flattened(inner, value[key], f"{name}.{key}" if name else key)
+                    yield from numbers_of(inner, value[key], f"{name}.{key}" if name else key)
         case Categorical(vals=vals):
             choice, _ = domain.find(value)
             if choice is not None:
                 yield name, choice
-                yield from flattened(vals[choice], value, f"{name}[{choice}]")
+                yield from numbers_of(vals[choice], value, f"{name}[{choice}]")
         case Int() | Double() | Log() if isinstance(value, int | float):
             yield name, value
 
 
-def built(domain: object, value_of: Callable[[str, Any], Any], name: str = "") -> object:
-    """Build a point, the inverse of `flattened`; `value_of(name, domain)` is called for each of its parameters."""
+def build(domain: object, value_of: Callable[[str, Any], Any], name: str = "") -> object:
+    """Build a point, the inverse of `numbers_of`; `value_of(name, domain)` is called for each of its parameters."""
     match domain:
         case Nested(domains=domains):
-            return {key: built(inner, value_of, f"{name}.{key}" if name else key) for key, inner in domains}
+            return {key: build(inner, value_of, f"{name}.{key}" if name else key) for key, inner in domains}
         case Categorical(vals=vals):
             choice = value_of(name, domain)
-            return built(vals[choice], value_of, f"{name}[{choice}]")
+            return build(vals[choice], value_of, f"{name}[{choice}]")
         case Int() | Double() | Log():
             return value_of(name, domain)
         case Const(val=val):

@@ -40,7 +40,7 @@ def checked(space: Nested, given: Mapping[str, object], path: str, faults: Fault
             hint = did_you_mean(name, known, f"; there are: {', '.join(known)}")
             faults.append((place, f"is not a hyperparameter of the space{hint}"))
             continue
-        found = merged(space, found, new)
+        found = merge(space, found, new)
     return found
 
 
@@ -78,13 +78,13 @@ def _kind(value: object) -> str:
     return "mapping"
 
 
-def merged(space: Nested, point: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+def merge(space: Nested, point: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
     """Return the point with the given values, in nested mappings too."""
     known, found = dict(space.domains), dict(point)
     for name, value in given.items():
         inner, old = known.get(name), found.get(name, {})
         if isinstance(inner, Nested) and isinstance(old, Mapping) and isinstance(value, Mapping):
-            found[name] = merged(inner, old, value)
+            found[name] = merge(inner, old, value)
         else:
             found[name] = copy.deepcopy(value)
     return found

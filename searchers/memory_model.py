@@ -21,7 +21,7 @@ from random import Random
 
 import numpy as np
 
-from searchers.domains import Categorical, flattened, parameters
+from searchers.domains import Categorical, numbers_of, parameters
 from searchers.events import Event, Exited, Reported
 from searchers.numeric import Double, Int, Log
 from searchers.space import Space
@@ -156,7 +156,7 @@ class _Columns:
         """Encode a point as a row of shape (width,)."""
         row = np.zeros(len(self.weights))
         row[-1] = 1.0
-        for name, value in flattened(self._root, point):
+        for name, value in numbers_of(self._root, point):
             start, place = self._places[name]
             if place is None:
                 row[start + int(value)] = 1.0

@@ -32,7 +32,7 @@ from searchers.errors import FieldError, did_you_mean
 from searchers.events import Event, Exited, Reported, Started, assert_never
 from searchers.memory_model import MemoryModel
 from searchers.objectives import Objectives
-from searchers.optuna_space import encoded, from_optuna_trial, to_optuna
+from searchers.optuna_space import encode, from_optuna_trial, to_optuna
 from searchers.optuna_trials import AskStorage, SamplerTrial, SamplerTrials, frozen
 from searchers.samplers import STARTUP
 from searchers.space import Space
@@ -160,7 +160,7 @@ class OptunaSampler:
         return self.trials.shown(self._distributions)
 
     def _new_trial(self, trial: int, hparams: Mapping[str, object]) -> SamplerTrial:
-        params = encoded(self.space.root, hparams, self._distributions)
+        params = encode(self.space.root, hparams, self._distributions)
         if not self._has_notes:
             return SamplerTrial(params=params)
         # The notes belong to the proposal of this point. During a replay there was none, so it is computed again.

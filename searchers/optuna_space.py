@@ -11,7 +11,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from searchers.domains import Categorical, Nested, built, flattened, parameters
+from searchers.domains import Categorical, Nested, build, numbers_of, parameters
 from searchers.numeric import Double, Int, Log
 from searchers.space import Space
 
@@ -59,17 +59,17 @@ def from_optuna_trial(
                 return domain.nearest(min(max(value, low), high))
         return domain.nearest(value)
 
-    point = built(root, value_of)
+    point = build(root, value_of)
     assert isinstance(point, dict)
     return point
 
 
-def encoded(root: Nested, point: Mapping[str, object], distributions: Mapping[str, BaseDistribution]) -> dict[str, Any]:
+def encode(root: Nested, point: Mapping[str, object], distributions: Mapping[str, BaseDistribution]) -> dict[str, Any]:
     """Return a point's Optuna parameters by name, the inverse of `from_optuna_trial`.
 
     Values outside the space are left out, because a user may have changed the point.
     """
-    params: dict[str, Any] = dict(flattened(root, point))
+    params: dict[str, Any] = dict(numbers_of(root, point))
     for name, value in params.items():
         match distributions[name]:
             case FloatDistribution(low=low, high=high):

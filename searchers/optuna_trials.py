@@ -39,7 +39,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from searchers.events import FAILURES, Losses, Reason
-from searchers.pareto import ordered
+from searchers.pareto import pareto_order
 
 Value = float | Losses
 
@@ -203,7 +203,7 @@ class _BestAndLatest:
 def _worst_trial(values: Mapping[int, Value]) -> int:
     """Return the trial with the worst value, or the last in `ParetoOrder`; among equals, the one created last."""
     if any(isinstance(value, Losses) for value in values.values()):
-        return ordered(cast("Mapping[int, Losses]", values)).last()
+        return pareto_order(cast("Mapping[int, Losses]", values)).last()
     return max(cast("Mapping[int, float]", values), key=lambda trial: (values[trial], trial))
 
 

@@ -196,7 +196,7 @@ def _take_dominated(front: list[tuple[Vector, int]], point: Vector) -> list[tupl
     return taken
 
 
-def ordered(losses: Mapping[int, Losses | None]) -> ParetoOrder:
+def pareto_order(losses: Mapping[int, Losses | None]) -> ParetoOrder:
     """Return the trials in order; None stands for losses that are not finite."""
     order = ParetoOrder()
     for trial, each in losses.items():

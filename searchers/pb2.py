@@ -26,7 +26,7 @@ import numpy.typing as npt
 from searchers.events import FAILURES, Event, Exited, Reported, Source, Started, assert_never
 from searchers.memory_model import MemoryModel
 from searchers.pbt import Explorer
-from searchers.rung_process import Array, Parameters, Results, RungProcess, fitted
+from searchers.rung_process import Array, Parameters, Results, RungProcess, fit_parameters
 from searchers.rung_results import normalised
 from searchers.space import Space
 from searchers.unit_cube import UnitCube
@@ -150,7 +150,7 @@ class PB2:
             values=values,
         )
         if self._fitted is None:
-            self._fitted = fitted(self._parameters, results, steps=_FIT_STEPS)
+            self._fitted = fit_parameters(self._parameters, results, steps=_FIT_STEPS)
         started = [(row, self._at[trial]) for trial, row in self._proposed.items() if row is not None][-_MAX_LIVE:]
         live = np.reshape([row for row, _ in started], (len(started), self._cube.width))
         places = self._places([at for _, at in started])

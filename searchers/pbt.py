@@ -23,7 +23,7 @@ from dataclasses import replace
 from random import Random
 from typing import cast
 
-from searchers.domains import Categorical, built, flattened
+from searchers.domains import Categorical, build, numbers_of
 from searchers.events import (
     Action,
     Create,
@@ -243,7 +243,7 @@ class Explorer:
 
     def explore(self, trial: int, hparams: Mapping[str, object]) -> dict[str, object]:
         """Derive hyperparameters for a new trial. If none of `_ATTEMPTS` satisfies the constraint, return the same."""
-        rng, known = Random(f"{self.seed}:{trial}"), dict(flattened(self.space.root, hparams))
+        rng, known = Random(f"{self.seed}:{trial}"), dict(numbers_of(self.space.root, hparams))
 
         def value_of(name: str, domain: Categorical | Int | Double | Log) -> float:
             value = known.get(name)
@@ -256,7 +256,7 @@ class Explorer:
             return domain.nearest(min(max(value * rng.choice(self._factors), low), high))
 
         for _ in range(_ATTEMPTS):
-            found = cast("dict[str, object]", built(self.space.root, value_of))
+            found = cast("dict[str, object]", build(self.space.root, value_of))
             if self.space.allows(found):
                 return found
         return dict(hparams)

@@ -171,7 +171,7 @@ def preview(method: Method) -> Preview:
 
 def is_certain(method: Method) -> bool:
     """Whether the total length of its trials does not depend on chance."""
-    return isinstance(_search(method), RandomSearch | PBT)
+    return isinstance(_repeated(method), RandomSearch | PBT)
 
 
 def is_endless(method: Method) -> bool:
@@ -181,16 +181,16 @@ def is_endless(method: Method) -> bool:
 
 def is_simulated(method: Method) -> bool:
     """Whether `preview` simulates this method."""
-    return not isinstance(_search(method), AdaptiveASHA | SuccessiveHalving | RandomSearch | PBT)
+    return not isinstance(_repeated(method), AdaptiveASHA | SuccessiveHalving | RandomSearch | PBT)
 
 
-def _search(method: Method) -> Method:
+def _repeated(method: Method) -> Method:
     return method.method if isinstance(method, Repeats) else method
 
 
 def _brackets(method: Method) -> list[tuple[float, ...]]:
     """The rungs of each bracket; of repeats, which are not ranked, only the last."""
-    search = _search(method)
+    search = _repeated(method)
     found = [each.rungs for each in (search.brackets if isinstance(search, AdaptiveASHA) else (search,))]
     return found if search is method else [*found, method.rungs[-1:]]
 
@@ -198,7 +198,7 @@ def _brackets(method: Method) -> list[tuple[float, ...]]:
 def _bracket_of(method: Method, trial: int) -> int:
     if isinstance(method, Repeats) and method.is_repeat(trial):
         return -1
-    search = _search(method)
+    search = _repeated(method)
     return search.bracket_of(trial) if isinstance(search, AdaptiveASHA) else 0
 
 

@@ -16,22 +16,16 @@ from searchers.events import (
     Action,
     Create,
     Done,
-    DoneReason,
     Event,
     Exited,
-    Pause,
     Reason,
-    Repeat,
     Reported,
     Requested,
-    Resume,
     Source,
     Started,
-    Stop,
     assert_never,
 )
 
-_ACTIONS = {kind.__name__.lower(): kind for kind in (Create, Stop, Pause, Resume)}
 FLOAT = "$float"  # the journal's key for a non-finite float among the hyperparameters
 KINDS = frozenset(
     {"start", "started", "reported", "exited", "extended", "requested"}
@@ -117,22 +111,6 @@ def action_to_json(action: Action) -> dict[str, object]:
         return record
     repeat = {} if action.repeat is None else {"repeat": {"trial": action.repeat.trial, "seed": action.repeat.seed}}
     return record | _beginning_to_json(action) | repeat
-
-
-def action_from_json(record: Mapping[str, object]) -> Action:
-    """Decode an action. Raises `ValueError` if it is unknown."""
-    match dict(record):
-        case {"action": "done", "reason": reason}:
-            for known in get_args(DoneReason):
-                if reason == known:
-                    return Done(reason=known)
-        case {"action": "create", "trial": int(trial), "repeat": {"trial": int(of), "seed": int(seed)}}:
-            return Create(trial=trial, repeat=Repeat(trial=of, seed=seed))
-        case {"action": "create", "trial": int(trial)}:
-            return Create(trial=trial, **_beginning_from_json(record))
-        case {"action": str(name), "trial": int(trial)} if name in _ACTIONS:
-            return _ACTIONS[name](trial=trial)
-    raise ValueError(f"not an action of a search: {dict(record)}")
 
 
 def request_to_json(request: Requested) -> dict[str, object]:

@@ -222,7 +222,7 @@ class Fit:
         return value, gradient * self._parameters.deviation
 
 
-def fitted(parameters: Parameters, results: Results, *, steps: int) -> Array:
+def fit_parameters(parameters: Parameters, results: Results, *, steps: int) -> Array:
     """Return the parameters after this many steps of a new `Fit`."""
     fit = Fit(parameters)
     fit.begin(results)

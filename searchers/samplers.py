@@ -67,13 +67,13 @@ def notify_forked(sampler: Sampler, trial: int, source: Source) -> None:
         forked(trial, source)
 
 
-def explored(sampler: Sampler, trial: int, hparams: dict[str, object]) -> dict[str, object]:
+def explore(sampler: Sampler, trial: int, hparams: dict[str, object]) -> dict[str, object]:
     """Let the sampler derive the hyperparameters of a trial from those of its source, if it has a method `explore`."""
     explore = getattr(sampler, "explore", None)
     return hparams if explore is None else cast("dict[str, object]", explore(trial, hparams))
 
 
-def drawn(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
+def draw(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
     """Draw the trial's hyperparameters, as a replay will see them. Raises `SpaceError` if they are not in the space."""
     try:
         point = hparams_from_json(hparams_to_json(sampler.ask(trial)))
@@ -171,7 +171,7 @@ class FirstPoints:
         notify_forked(self._sampler, trial, source)
 
     def explore(self, trial: int, hparams: dict[str, object]) -> dict[str, object]:
-        return explored(self._sampler, trial, hparams)
+        return explore(self._sampler, trial, hparams)
 
 
 STARTUP: Mapping[str, int] = MappingProxyType({"multi_fidelity": 12, "tpe": 10})

@@ -56,7 +56,7 @@ from searchers.events import (
     Started,
     Stop,
 )
-from searchers.given import merged
+from searchers.given import merge
 from searchers.method import MAX_TRIALS, Method
 from searchers.objectives import Objectives, normalised, with_first
 from searchers.records import (
@@ -69,7 +69,7 @@ from searchers.records import (
     request_from_json,
     request_to_json,
 )
-from searchers.samplers import RandomSampler, Sampler, drawn, explored, notify_extended, notify_forked
+from searchers.samplers import RandomSampler, Sampler, draw, explore, notify_extended, notify_forked
 from searchers.space import Space
 from searchers.views import Points, State, TrainedShares, TrialView, as_dict
 
@@ -244,18 +244,18 @@ class Search:
             return copy.deepcopy(as_dict(bound))
         sampler, number = self._sampler_of(trial)
         if given is None:
-            return drawn(sampler, self.space, number)
+            return draw(sampler, self.space, number)
         if given.repeat is not None:
             return self.params(given.repeat.trial)
         if given.source is not None:
             others = self.params(given.source.trial)
             if given.hparams is None:
-                return explored(sampler, number, others)
+                return explore(sampler, number, others)
         elif given.code is not None:
-            others = drawn(sampler, self.space, number)
+            others = draw(sampler, self.space, number)
         else:
             others = self.space.sample(Random(f"{self.seed}:{number}"))
-        return merged(self.space.root, others, given.hparams or {})
+        return merge(self.space.root, others, given.hparams or {})
 
     def seed_of(self, trial: int) -> int:
         """Return the trial's seed of 31 bits, a function of only the search's seed and the trial's number.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from searchers.domains import Categorical, built, flattened, parameters
+from searchers.domains import Categorical, build, numbers_of, parameters
 from searchers.numeric import Double, Int, Log
 from searchers.space import Space
 
@@ -57,7 +57,7 @@ class UnitCube:
     def row(self, point: Mapping[str, object]) -> Array:
         """Encode a point as a row of shape (width,)."""
         row = np.full(self.width, _MIDDLE)
-        for name, value in flattened(self.space.root, point):
+        for name, value in numbers_of(self.space.root, point):
             axis = self.by_name[name]
             if isinstance(axis.domain, Categorical):
                 row[axis.columns] = 0.0
@@ -76,14 +76,14 @@ class UnitCube:
                 return int(np.argmax(row[columns]))
             return _value(domain, float(row[columns.start]))
 
-        found = built(self.space.root, value_of)
+        found = build(self.space.root, value_of)
         assert isinstance(found, dict)
         return found
 
     def numbers(self, point: Mapping[str, object]) -> npt.NDArray[np.bool_]:
         """Return which columns encode the numbers of this point, shape (width,)."""
         columns = np.zeros(self.width, np.bool_)
-        for name, _ in flattened(self.space.root, point):
+        for name, _ in numbers_of(self.space.root, point):
             columns[self.by_name[name].columns] = not isinstance(self.by_name[name].domain, Categorical)
         return columns
 

@@ -66,13 +66,14 @@ OF_A_PROGRAM: dict[str, list[str] | None] = {
     "none again": None,
 }
 # Of one rank of two. What that rank does to the other one is seen after a restart of both, which takes its time.
-OF_A_RANK: dict[str, list[str] | None] = {"none": None, "after: exit 3": EXIT_3, "none again": None}
-OF_A_RANK_TOO: dict[str, list[str] | None] = {
+OF_A_RANK: dict[str, list[str] | None] = {
+    "none": None,
     "before: exit 3": EXIT_3,
     "made: exception": RAISES,
     "batch: exit 0": EXIT_0,
     "batch: exit 3": EXIT_3,
     "after: exception": RAISES,
+    "after: exit 3": EXIT_3,
     "core: exception": RAISES,
     "core: pause": None,
     "core: barrier": LEFT_ALONE,

@@ -7,10 +7,20 @@ from typing import Any
 
 from dray.config.schema import ExperimentConfig
 from searchers.errors import Faults
-from searchers.events import Action
-from searchers.records import KINDS, action_from_json
+from searchers.events import Action, Create, Done, Pause, Repeat, Resume, Stop
+from searchers.records import KINDS, request_from_json
 from searchers.search import Search
 from searchers.space import Space
+
+
+def action_from_json(record: Mapping[str, Any]) -> Action:
+    if record["action"] == "done":
+        return Done(reason=record["reason"])
+    if record["action"] != "create":
+        return {"stop": Stop, "pause": Pause, "resume": Resume}[record["action"]](trial=record["trial"])
+    repeat, new = record.get("repeat"), request_from_json(record)
+    of = None if repeat is None else Repeat(**repeat)
+    return Create(trial=record["trial"], source=new.source, hparams=new.hparams, code=new.code, repeat=of)
 
 
 class RecordedMethod:

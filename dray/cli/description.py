@@ -15,7 +15,7 @@ from dray.records.overview import ExperimentState, Overview
 from dray.records.repeats import interval_text
 from dray.records.trial_record import flatten
 from dray.serve.client import Server
-from dray.serve.control import ACTIVE
+from dray.serve.control import ACTIVE, submitted_from
 from dray.serve.control import ExperimentState as ServerState
 from dray.text import counted, duration, fields_of, printable, shown, some
 
@@ -59,7 +59,10 @@ def show_all(where: str | None, *, states: Sequence[str] = (), limit: int | None
     older = 0 if limit is None else max(0, len(found) - limit)
     found = found[older:]
     if json:
-        show.as_json([{**fields_of(each), "submitted": submitted.get(each.name)} for each in found])
+        from dray.serve.described import listed
+
+        there = [(each, submitted.get(each.name)) for each in found]
+        show.as_json([listed(each.name, each, None if of is None else submitted_from(of)) for each, of in there])
         return
     if found:
         _table(found, submitted, with_slots=up is not None)

@@ -127,11 +127,11 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
     dray trial describe latest best
     """
     with read_experiment(experiment) as read:
-        from dray.records.lineage import lineage, relatives
         from dray.records.metrics import read_trials
         from dray.records.reader import nan_since_text
         from dray.records.repeats import interval_text
         from dray.records.timeline import gpu_types
+        from dray.records.trial_record import lineage, relatives
         from dray.serve.described import trial_in_full
 
         directory = read.stored.directory

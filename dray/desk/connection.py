@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from dray.desk.calls import DeskUnreachable
 from dray.desk.channel import MAX_MESSAGE, Channel, Forged, Role
 from dray.desk.stream import END, Stream
 from dray.desk.wire import Malformed, pack, unpack, wire
@@ -42,10 +43,6 @@ _OPTIONS = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6, "TCP_USER
 """In seconds, seconds, count, milliseconds: firewalls drop connections that are idle for longer, and the loss of a
 peer's machine is detected after three minutes."""
 _ID = 16
-
-
-class DeskUnreachable(ConnectionError):
-    """No connection to the desk is possible: it has ended, or its machine can't be reached."""
 
 
 class ConnectionLost(DeskUnreachable):

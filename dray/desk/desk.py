@@ -44,8 +44,6 @@ CALLS = ("arrived", "address", "broken", "next_lease", "begun", "stop_wanted", "
 CLIENT_CALLS = ("enqueue", "need_new", "expect", "withdraw", "cancel", "bind", "drop", "close", "remove", "gpu_failed")
 """Methods of `Desk` that the experiments of a server may call."""
 
-NO_NODES: Mapping[int, str] = {}
-
 
 class Desk:
     """The clients with their queues of trials, the groups, and the leases that join them; `emit` is called with each
@@ -74,7 +72,7 @@ class Desk:
         state = self.clients[client]
         state.closing = True
         for lease in list(state.leases.values()):
-            if lease.parameters is None:
+            if lease.state == "granted":
                 self._end(lease)
             else:
                 self._answer_stop(lease, stop=True)
@@ -100,7 +98,8 @@ class Desk:
         """End the groups that still train a client's trials."""
         if (state := self.clients.get(client)) is not None:
             for lease in list(state.leases.values()):
-                self.group_ended(lease.group.owner.name, lease.group.name, lease.group.start, {})
+                ended = GroupEnded(group=lease.group.name, start=lease.group.start)
+                self.group_ended(lease.group.owner.name, ended)
 
     def _forget_if_left(self, client: Client) -> None:
         if client.is_leaving and not client.leases and self.clients.pop(client.name, None) is not None:
@@ -189,7 +188,7 @@ class Desk:
         for rank, (call, after) in list(group.waiting.items()):
             if lease is None and (group.owner.closing or group.retiring):
                 answer = None
-            elif lease is not None and lease.number > after and lease.parameters is not None:
+            elif lease is not None and lease.number > after and lease.state != "granted":
                 answer = (lease.client.name, lease.client.endpoint, lease.parameters)
             else:
                 continue
@@ -199,7 +198,7 @@ class Desk:
     def begun(self, call: Hashable, lease: int) -> None:
         """Note that rank 0 has begun the lease."""
         state = self._leases.get(lease)
-        if state is not None and state.state == "granted":
+        if state is not None and state.state == "bound":
             state.on("begin")
             self._match()  # a trial with a higher priority may have arrived meanwhile
 
@@ -210,7 +209,7 @@ class Desk:
             self._emit(Reply(call, False))
         else:
             state.stop_call = call
-            if state.client.closing or state.canceled or state.state == "moving":
+            if state.client.closing or state.state in ("moving", "leaving"):
                 self._answer_stop(state, stop=True)
 
     def _answer_stop(self, lease: Lease, *, stop: bool) -> None:
@@ -231,7 +230,7 @@ class Desk:
         elif departure.failure is not None and departure.failure.kind == "collective":
             state.deferred = state.deferred or departure
         elif departure.is_failure or departure.alone or rank == 0:
-            if state.state == "moving" and departure.outcome == "interrupted" and not state.canceled:
+            if state.state == "moving" and departure.outcome == "interrupted":
                 state.client.enqueue([state.trial], first=True)
             self._conclude(state, departure)
         if len(state.left) == group.size:
@@ -254,8 +253,9 @@ class Desk:
         """Let a trial whose code can't be imported in its group, which had other code, continue in new processes. Its
         driver does not hear of the error."""
         if not lease.has_outcome:
+            continues = lease.state != "leaving" and not lease.client.closing
             self._conclude(lease, Departure(outcome="interrupted"))
-            if not (lease.canceled or lease.client.closing):
+            if continues:
                 lease.client.enqueue([lease.trial], first=True)
                 self._renew(lease.group, lease.client, lease.trial)
 
@@ -267,40 +267,26 @@ class Desk:
             self._end(state)
 
     # ------------------------------------------------------------------ groups
-    def group_ended(
-        self,
-        owner: str,
-        group: str,
-        start: int,
-        dead: Mapping[int, str],
-        error: str = "",
-        nodes: Mapping[int, str] | None = None,
-    ) -> None:
-        """Handle the end of a group's processes, which are gone or about to be.
-
-        Args:
-            dead: the ranks whose processes died, with the cause if Ray knows it, else "".
-            error: the reason why they could not serve trials; "" if they could.
-            nodes: Ray's ids of the nodes of the dead ranks.
-        """
-        self._ended_starts.add(start)
-        self._addresses.pop(start, None)
-        state = self._groups.get(group)
-        if state is not None and state.start == start:
-            del self._groups[group]
-            self._types.pop(group, None)
+    def group_ended(self, owner: str, ended: GroupEnded) -> None:
+        """Handle the end of a group's processes, which are gone or about to be."""
+        self._ended_starts.add(ended.start)
+        self._addresses.pop(ended.start, None)
+        state = self._groups.get(ended.group)
+        if state is not None and state.start == ended.start:
+            del self._groups[ended.group]
+            self._types.pop(ended.group, None)
             self._retire(state)
             if (lease := state.lease) is not None:
-                if lease.state in ("granted", "moving") and not lease.canceled:
+                if lease.state in ("granted", "bound", "moving"):
                     lease.client.enqueue([lease.trial], first=True)
-                elif lease.state == "running":
+                elif lease.state in ("running", "leaving"):
                     # The other ranks know the number of batches.
                     failure = None if lease.deferred is None else lease.deferred.failure
-                    departure = state.death(dead, error, -1 if failure is None else failure.batches)
-                    self._conclude(lease, departure, dead, nodes or {})
+                    departure = state.death(ended, -1 if failure is None else failure.batches)
+                    self._conclude(lease, departure, ended)
                 self._end(lease)
-        self._forget_renewal(group, start)
-        self._emit(Tell(owner, GroupEnded(group=group, start=start, dead=tuple(sorted(dead)), error=error)))
+        self._forget_renewal(ended.group, ended.start)
+        self._emit(Tell(owner, ended))
 
     def drain(self, group: str) -> None:
         """Let a group's trial save and continue in the next free group, and end the group's processes: one of its nodes
@@ -348,10 +334,10 @@ class Desk:
         """Let a group's trial save and leave, and continue in another group."""
         if (lease := group.lease) is None:
             return
-        if lease.parameters is None:
+        if lease.state == "granted":
             lease.client.enqueue([lease.trial], first=True)
             self._end(lease)
-        elif lease.state in ("granted", "running"):  # ranks have begun: ending it now would leave some waiting
+        elif lease.state in ("bound", "running"):  # ranks have begun: ending it now would leave some waiting
             lease.on("move")
             self._answer_stop(lease, stop=True)
 
@@ -382,13 +368,19 @@ class Desk:
     def cancel(self, client: str, trial: int) -> None:
         """Remove a trial from the queue, and let it leave its group if it has one."""
         self.clients[client].withdraw([trial])
-        if (lease := self.clients[client].current.get(trial)) is not None:
-            lease.canceled = True
+        if (lease := self.clients[client].current.get(trial)) is None:
+            return
+        if lease.state == "granted":
+            self._end(lease)
+        elif not lease.has_outcome:
+            lease.on("cancel")
             self._answer_stop(lease, stop=True)
 
     def bind(self, client: str, lease: int, parameters: bytes) -> None:
         """Give a granted lease its parameters, so that its group's ranks begin."""
-        if (state := self._leases.get(lease)) is not None:
+        state = self._leases.get(lease)
+        if state is not None and state.state == "granted":
+            state.on("bind")
             state.parameters = parameters
             self._answer_ranks(state.group)
 
@@ -448,7 +440,7 @@ class Desk:
         groups = [group for group in self._groups.values() if group.shape == shape and not group.retiring]
         leases = [group.lease for group in groups if group.lease is not None]
         leases.sort(key=lambda lease: (-lease.client.priority, -lease.number))
-        yielding = sum(group.lease is None or group.lease.state == "moving" for group in groups)
+        yielding = sum(group.lease is None or group.lease.state in ("moving", "leaving") for group in groups)
         for client, _ in self._waiting(shape, used=True):
             room = math.inf if client.max_slots is None else (client.max_slots - client.slots) // client.size
             queued = len(client.queue) - sum(
@@ -483,27 +475,23 @@ class Desk:
         if lease.deferred is not None:
             self._conclude(lease, lease.deferred)
 
-    def _conclude(
-        self, lease: Lease, departure: Departure, dead: Iterable[int] = (), nodes: Mapping[int, str] = NO_NODES
-    ) -> None:
-        """Record the outcome of a trial's lease, unless it has one already."""
+    def _conclude(self, lease: Lease, departure: Departure, ended: GroupEnded | None = None) -> None:
+        """Record the outcome of a trial's lease, unless it has one already. `ended`: the end of its processes, if that
+        is the cause."""
         if lease.has_outcome:
             return
         event: LeaseEvent = "fail" if departure.is_failure else "conclude"
         lease.on(event)
         if departure.outcome != "interrupted":
             lease.client.new.pop(lease.trial, None)
+        dead, nodes = ({}, {}) if ended is None else (ended.dead, ended.nodes)
         left = TrialLeft(
+            **{name: getattr(departure, name) for name in Departure.__slots__},
             lease=lease.number,
             group=lease.group.name,
             trial=lease.trial,
-            outcome=departure.outcome,
-            error=departure.error,
-            fatal=departure.fatal,
-            failure=departure.failure,
             dead=tuple(sorted(dead)),
             nodes=tuple(nodes.get(rank, "") for rank in sorted(dead)),
-            reused=departure.reused,
         )
         self._emit(Tell(lease.client.name, left))
         if lease.group.owner is not lease.client:  # it tells the owner that the group works, or that a GPU does not
@@ -511,9 +499,9 @@ class Desk:
 
     def _end(self, lease: Lease) -> None:
         """End a lease: its group is free for another trial, and later messages from it are fenced off."""
-        lease.on("end")
         client, group = lease.client, lease.group
-        group.lease, group.used = None, group.used or lease.parameters is not None
+        group.lease, group.used = None, group.used or lease.state != "granted"
+        lease.on("end")
         self._maybe_free[group.name] = group
         del self._leases[lease.number], client.leases[lease.number]
         if client.current.get(lease.trial) is lease:

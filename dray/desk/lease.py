@@ -3,11 +3,12 @@
 A lease begins when a queued trial is matched to a free group, and is over when every rank has left the trial or the
 group's processes are gone::
 
-    GRANTED ──rank 0 takes it up──▶ RUNNING ──its group is to end──▶ MOVING
-       │                               │                               │
-       │                               ├──a rank fails──▶ FAILED ◀─────┤
-       │                               └──rank 0 leaves──▶ CONCLUDED ◀─┘
-       └───────────────▶ OVER ◀── from every state ────────────────────
+    GRANTED ──its driver binds it──▶ BOUND ──rank 0 takes it up──▶ RUNNING
+       │                               ├──its group is to end──▶ MOVING ◀──┤
+       │                               ├──it is canceled──▶ LEAVING ◀──────┤
+       │                               ├──a rank fails──▶ FAILED ◀─────────┤
+       │                               └──rank 0 leaves──▶ CONCLUDED ◀─────┘
+       └───────────────▶ OVER ◀── from every state
 """
 
 from __future__ import annotations
@@ -19,22 +20,26 @@ from typing import Any, Literal
 
 from dray.config import defaults
 from dray.desk.failure import LOST_NODE, LOW_MEMORY, Failure, FailureKind
-from dray.desk.messages import Departure, LeaseOutcome
+from dray.desk.messages import Departure, GroupEnded, LeaseOutcome
 from dray.desk.shares import QUANTUM, Demand
 
-LeaseState = Literal["granted", "running", "moving", "concluded", "failed", "over"]
-"""granted: waits for the driver's parameters, and for rank 0 to begin. running: waits for rank 0 to leave. moving:
-waits for rank 0 to save and leave, so that another group can continue the trial. concluded: waits for the other ranks
-to leave; the driver knows the outcome, and later errors don't count. failed: waits for the other ranks to leave; the
-driver knows the error, and may start the trial elsewhere. over: later messages from its processes are fenced off."""
+LeaseState = Literal["granted", "bound", "running", "moving", "leaving", "concluded", "failed", "over"]
+"""granted: waits for the driver's parameters. bound: waits for rank 0 to begin. running: waits for rank 0 to leave.
+moving: waits for rank 0 to save and leave, so that another group can continue the trial. leaving: the same, but the
+trial does not continue. concluded: waits for the other ranks to leave; the driver knows the outcome, and later errors
+don't count. failed: waits for the other ranks to leave; the driver knows the error, and may start the trial elsewhere.
+over: later messages from its processes are fenced off."""
 
-LeaseEvent = Literal["begin", "move", "conclude", "fail", "end"]
+LeaseEvent = Literal["bind", "begin", "move", "cancel", "conclude", "fail", "end"]
 
 _CONCLUSIONS: dict[LeaseEvent, LeaseState] = {"conclude": "concluded", "fail": "failed", "end": "over"}
+_STOPS: dict[LeaseEvent, LeaseState] = {"move": "moving", "cancel": "leaving", **_CONCLUSIONS}
 TRANSITIONS: Mapping[LeaseState, Mapping[LeaseEvent, LeaseState]] = {
-    "granted": {"begin": "running", "move": "moving", **_CONCLUSIONS},  # another rank may fail before rank 0 begins
-    "running": {"move": "moving", **_CONCLUSIONS},
-    "moving": _CONCLUSIONS,
+    "granted": {"bind": "bound", **_CONCLUSIONS},
+    "bound": {"begin": "running", **_STOPS},  # another rank may fail before rank 0 begins
+    "running": _STOPS,
+    "moving": {"cancel": "leaving", **_CONCLUSIONS},
+    "leaving": {"cancel": "leaving", **_CONCLUSIONS},
     "concluded": {"end": "over"},
     "failed": {"end": "over"},
     "over": {},
@@ -134,11 +139,10 @@ class Lease:
     trial: int
     group: Group
     state: LeaseState = "granted"
-    parameters: bytes | None = None  # the driver's parameters for the ranks; None until `bind`
+    parameters: bytes = b""  # the driver's parameters for the ranks, once it is bound
     left: dict[int, LeaseOutcome] = field(default_factory=dict)  # outcomes of the ranks that have left
     deferred: Departure | None = None
     """A departure because of an error in a collective, which another rank's end may have caused."""
-    canceled: bool = False  # the trial is to leave soon, and does not continue
     stale: str = ""  # the reason why the group's processes can't be reused
     stop_call: Hashable = None  # rank 0's call that waits for a request to save and leave
 
@@ -171,9 +175,10 @@ class Group:
         """Whether all its ranks wait for a trial."""
         return self.lease is None and not self.retiring and len(self.waiting) == self.size
 
-    def death(self, dead: Mapping[int, str], error: str, batches: int) -> Departure:
-        """The departure of a trial whose processes died, or ended with an `error` of their own. `dead`: the dead ranks
-        with the cause, or "". `batches`: batches trained, from a surviving rank; -1 if unknown."""
+    def death(self, ended: GroupEnded, batches: int) -> Departure:
+        """The departure of a trial whose processes died, or ended with an error of their own. `batches`: batches
+        trained, from a surviving rank; -1 if unknown."""
+        dead, error = ended.dead, ended.error
         ranks = ", ".join(map(str, sorted(dead)))
         who = "a process"
         if ranks and self.size > 1:

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from dray.desk.connection import Call, Endpoint, Session, listen
+from dray.desk.calls import Call, Session
+from dray.desk.connection import Endpoint, listen
 from dray.desk.wire import Malformed
 
 log = logging.getLogger(__name__)

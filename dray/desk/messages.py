@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -144,12 +144,14 @@ class GroupRetired(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEnded(_Event):
-    """A group's processes have ended."""
+    """A group's processes have ended, are about to, or could not start."""
 
     group: str
     start: int  # number of the group's start, unique in a run
-    dead: tuple[int, ...] = ()  # ranks whose processes died, as far as Ray knows
-    error: str = ""  # why the processes could not serve trials
+    dead: Mapping[int, str] = field(default_factory=dict)
+    """The ranks whose processes died, with the cause if Ray or the kernel knows it, else ""."""
+    nodes: Mapping[int, str] = field(default_factory=dict)  # Ray's ids of the dead ranks' nodes
+    error: str = ""  # why the processes could not serve trials; "" if they could
 
     @property
     def is_lost(self) -> bool:
@@ -182,20 +184,16 @@ class ReportReceived(_Event):
 
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialLeft(_Event):
-    """A trial has left its group, or failed there. For the fields see `Departure`."""
+class TrialLeft(Departure):
+    """A trial has left its group, or failed there, by this departure."""
 
     lease: int
     group: str
     trial: int
-    outcome: LeaseOutcome
-    error: str = ""
-    fatal: bool = False
-    failure: Failure | None = None
     dead: Sequence[int] = ()  # ranks whose processes died, as far as Ray knows
     nodes: Sequence[str] = ()  # their nodes, by Ray's ids; "" where unknown
-    reused: bool = False
     no_restart: str = ""  # the log policy that forbids a restart; added by the driver's shell
+    time: float = field(default_factory=lambda: time.time())  # as of each event
 
 
 @wire

@@ -22,7 +22,7 @@ from searchers.domains import searched
 from searchers.events import Losses
 from searchers.method import MAX_TRIALS
 from searchers.objectives import Metric, Objectives
-from searchers.pareto import ordered
+from searchers.pareto import pareto_order
 from searchers.previews import is_simulated, preview
 from searchers.search import Search
 from searchers.views import NEVER_BEST, TrialView
@@ -295,7 +295,7 @@ class Board:
         views = list(self._search.trials.values())
         there = {view.id: view.losses for view in views if view.losses is not None and view.state not in NEVER_BEST}
         if there != self._compared:  # the search has made decisions since
-            self._compared, self._front_size = there, len(ordered(there).front)
+            self._compared, self._front_size = there, len(pareto_order(there).front)
         return f"{counted(self._front_size, 'trial')} on the Pareto front" if there else ""
 
     def _drawn(self, view: TrialView) -> str:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dray.desk import messages
-from dray.desk.connection import Call
+from dray.desk.calls import Call
 from dray.desk.effects import Reply, Tell
 from dray.desk.messages import Message, TrialLeft
 from dray.desk.wire import checked
 from dray.experiment import driver, effects
-from dray.experiment.driver import ExperimentDriver
-from dray.experiment.open_search import OpenSearch
+from dray.experiment.driver import ExperimentDriver, OpenSearch
 from dray.groups.lender import GroupKind, Lender
 
 if TYPE_CHECKING:

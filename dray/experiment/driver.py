@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dray.config.schema import ExperimentConfig
 from dray.config.searcher import COUNTED
 from dray.desk import messages
 from dray.desk.effects import Reply, Say
@@ -19,8 +20,9 @@ from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Messag
 from dray.desk.wire import Malformed
 from dray.display.counts import Counts
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
+from dray.experiment.alerts import Alerts
 from dray.experiment.effects import Answered, Append, Bind, Effect, EndRun, Fail, ToDesk
-from dray.experiment.open_search import OpenSearch
+from dray.experiment.limits import Limits
 from dray.experiment.restarts import Restarts
 from dray.experiment.results import PendingResults
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
@@ -31,6 +33,7 @@ from dray.text import cut
 from searchers.answers import Answer, carry_out, decide
 from searchers.errors import IllegalEvent, SpaceError
 from searchers.events import Requested, Started, TrialResult
+from searchers.search import Record, Search
 from searchers.views import NEVER_BEST, State
 
 RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")  # states of trials that should have workers
@@ -38,6 +41,19 @@ MAX_ERROR = 64 << 10
 """Most letters of a trial's error that are kept."""
 CALLS = ("report", "may_commit", "saved", "damaged", "improves", "best", "fetch")
 """Methods of `ExperimentDriver` that workers and Tune's handle may call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSearch:
+    """A search that is ready to run: started, with its events going to the journal."""
+
+    search: Search
+    config: ExperimentConfig  # the experiment's config, as extended
+    # The journal before the search was opened; `RunCore.begin` empties it, because it may be large
+    records: list[dict[str, Any]]
+    limits: Limits
+    alerts: Alerts
+    new_limits: Record | None = None  # to be recorded if the experiment goes on with them
 
 
 @dataclass(slots=True)

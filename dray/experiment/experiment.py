@@ -24,11 +24,12 @@ from dray.display.display import Display
 from dray.display.text import searched_line
 from dray.errors import AlreadyEnded, ConfigError, DirectoryGone, EntrypointError, ExperimentError
 from dray.experiment.checkpoint_source import with_source, with_storage
+from dray.experiment.driver import OpenSearch
 from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.isolation_check import check_code, check_sandbox
 from dray.experiment.notify import Notifier
-from dray.experiment.open_search import OpenSearch, open_search
+from dray.experiment.open_search import open_search
 from dray.experiment.request_files import RequestFiles
 from dray.hosts.signals import print_no_traceback
 from dray.masking import hidden_text

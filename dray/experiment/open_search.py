@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from dray._version import __version__
@@ -17,6 +16,7 @@ from dray.config.search import CHANGEABLE, as_extended, build_search
 from dray.environment import versions
 from dray.errors import ConfigError
 from dray.experiment.alerts import Alerts
+from dray.experiment.driver import OpenSearch
 from dray.experiment.limits import Limits
 from dray.experiment.request_files import RequestFiles
 from searchers.answers import carry_out
@@ -24,19 +24,6 @@ from searchers.errors import IllegalEvent, MethodError
 from searchers.events import Exited
 from searchers.journal import Journal
 from searchers.search import Record, Search
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenSearch:
-    """A search that is ready to run: started, with its events going to the journal."""
-
-    search: Search
-    config: ExperimentConfig  # the experiment's config, as extended
-    # The journal before the search was opened; `RunCore.begin` empties it, because it may be large
-    records: list[dict[str, Any]]
-    limits: Limits
-    alerts: Alerts
-    new_limits: Record | None = None  # to be recorded if the experiment goes on with them
 
 
 def open_search(

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
 
-from dray.desk.connection import Connection, Endpoint
 from dray.desk.wire import wire
 from searchers.events import Decision, TrialResult
 
 wire(TrialResult)
-
-
-def results_of(endpoint: Endpoint) -> Callable[[int], Sequence[TrialResult] | None]:
-    """Connect to an experiment's driver to fetch results, as `searchers.ray_tune.Handle` does."""
-    driver = Connection(endpoint)
-
-    def fetch(process: int) -> Sequence[TrialResult] | None:
-        results: Sequence[TrialResult] | None = driver.fetch(process).result()
-        return results
-
-    return fetch
 
 
 class PendingResults:

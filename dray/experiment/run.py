@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dray.cluster.watch import Watch
 from dray.config.notify import Watched
 from dray.desk import messages
-from dray.desk.connection import Call, Session
+from dray.desk.calls import Call, Session
 from dray.desk.effects import After, Say
 from dray.desk.failure import LOG_TAIL
 from dray.desk.loop import EventLoop
@@ -31,19 +31,20 @@ from dray.experiment import effects
 from dray.experiment.cleaner import Cleaner
 from dray.experiment.core import ReadLogs, RunCore
 from dray.experiment.deaths import with_last_lines
+from dray.experiment.driver import OpenSearch
+from dray.experiment.handle import results_of
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.log_policies import forbidden, printed
 from dray.experiment.notify import Notifier
-from dray.experiment.open_search import OpenSearch
 from dray.experiment.prometheus import Prometheus
 from dray.experiment.request_files import RequestFiles
-from dray.experiment.results import results_of
 from dray.experiment.workers import check_prices, prepare_workers
 from dray.groups.effects import LookAtCluster
 from dray.groups.lender import Lender, OnPool, PoolClosed, PoolOpened
-from dray.groups.lending import Lending, LendingPlan
+from dray.groups.lending import Lending
 from dray.groups.lent import GroupServer, LentGroups
 from dray.groups.on_ray import OnRay
+from dray.groups.pool import GroupsPlan
 from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
 from dray.records.driver_lock import DriverLock
@@ -196,15 +197,18 @@ class Run:
         if server is not None:
             hear = functools.partial(self._loop.post, core.hear)
             return LentGroups(server, self._name, workers.kind, self._loop.endpoint, workers.share, hear)
-        plan = LendingPlan(
-            on_ray=self._ray,
+        plan = GroupsPlan(max_slots=workers.max_slots, sizes=workers.sizes, own_cluster=self._cluster.own)
+        view, emit = self._ray.look(self._ray.limits()), core.effects.append
+        lender = Lender(view, time.monotonic, plan=plan, emit=emit, counts=self.driver.counts)
+        self._lending = Lending(
+            self._loop,
+            lender,
+            self._ray,
+            self._display,
             experiment=workers.experiment,
-            max_slots=workers.max_slots,
-            sizes=workers.sizes,
+            starts=self._timeline.starts,
+            ends=self._timeline.ends,
         )
-        lender = plan.lender(core.effects.append, self.driver.counts)
-        starts, ends = self._timeline.starts, self._timeline.ends
-        self._lending = Lending(self._loop, lender, plan, self._display, starts=starts, ends=ends)
         return lender
 
     # ------------------------------------------------------------------ the thread of the caller

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dray.cluster.view import ClusterView
 from dray.desk.effects import Say
+from dray.desk.messages import GroupEnded
 from dray.groups.slots import Slots
 
 
@@ -82,18 +82,6 @@ class GroupPlaced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessesEnded:
-    """A group's processes have ended, or could not start. The desk then sends a `GroupEnded`."""
-
-    group: str
-    start: int
-    dead: Mapping[int, str] = field(default_factory=dict)
-    """The ranks whose processes died, with the cause if Ray or the kernel knows it, else ""."""
-    nodes: Mapping[int, str] = field(default_factory=dict)  # Ray's ids of the dead ranks' nodes
-    error: str = ""  # the reason why they could not serve trials; "" if they could
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsReserved:
     """The number of slots that a reservation has got."""
 
@@ -122,4 +110,4 @@ class ShellFailed:
     error: BaseException
 
 
-GroupsEvent = GroupPlaced | SlotsReserved | ClusterSeen | NodesDrain | ShellFailed
+GroupsEvent = GroupPlaced | GroupEnded | SlotsReserved | ClusterSeen | NodesDrain | ShellFailed

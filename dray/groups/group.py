@@ -20,7 +20,8 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from dray.cluster.node_check import kills_of_kernel
 from dray.cluster.nodes import on_node
 from dray.desk.failure import LOST_NODE, LOW_MEMORY
-from dray.groups.effects import GroupPlaced, ProcessesEnded
+from dray.desk.messages import GroupEnded
+from dray.groups.effects import GroupPlaced
 from dray.groups.slots import Slots
 from dray.groups.train_workers import start_workers
 from dray.text import one_line
@@ -53,7 +54,7 @@ class WorkerGroup:
         spec: WorkerSpec,
         *,
         slots: Slots,
-        report: Callable[[GroupPlaced | ProcessesEnded], None],
+        report: Callable[[GroupPlaced | GroupEnded], None],
     ) -> None:
         self.name, self.start = spec.group, spec.start
         self._spec, self._slots, self._report = spec, slots, report
@@ -178,7 +179,7 @@ class WorkerGroup:
 
     def _report_end(self, dead: Mapping[int, str], error: str) -> None:
         nodes = {rank: self._nodes[rank] for rank in dead}
-        self._report(ProcessesEnded(group=self.name, start=self.start, dead=dead, nodes=nodes, error=error))
+        self._report(GroupEnded(group=self.name, start=self.start, dead=dead, nodes=nodes, error=error))
         self._ended.set()
 
 

@@ -17,15 +17,15 @@ from typing import Any
 
 from dray.cluster.view import ClusterView
 from dray.desk import effects as desk_effects
-from dray.desk.connection import Call, DeskUnreachable
+from dray.desk.calls import Call, DeskUnreachable
 from dray.desk.desk import CALLS, Desk
 from dray.desk.effects import Tell
-from dray.desk.messages import Unfit, WorkerUnfit
+from dray.desk.messages import GroupEnded, Unfit, WorkerUnfit
 from dray.desk.shares import Demand, Shares, fits_account, most_groups
 from dray.desk.wire import Malformed, checked, wire
 from dray.display.counts import Counts
 from dray.groups.capacity import most_slots, slots_now
-from dray.groups.effects import GiveUp, GroupsEffect, GroupsEvent, LookAtCluster, NodesDrain, ProcessesEnded
+from dray.groups.effects import GiveUp, GroupsEffect, GroupsEvent, LookAtCluster, NodesDrain
 from dray.groups.pool import Groups, GroupsPlan
 from dray.groups.slots import Slots
 
@@ -108,10 +108,9 @@ class Lender:
     Args:
         view: the current view of the cluster.
         clock: returns the time in seconds, and does not go backwards.
-        plan: returns the plan for an owner's groups of a kind.
+        plan: limits on the number of groups.
         emit: called with each effect, in order.
         counts: counts groups that start or are lost.
-        shares_cluster: several experiments may share the cluster, so their groups depend on its size.
 
     Attributes:
         desk: the desk that lends the groups.
@@ -124,10 +123,9 @@ class Lender:
         view: ClusterView,
         clock: Callable[[], float],
         *,
-        plan: Callable[[str, GroupKind], GroupsPlan],
+        plan: GroupsPlan,
         emit: Callable[[LenderEffect], None],
         counts: Counts,
-        shares_cluster: bool = False,
     ) -> None:
         self._clock, self._emit, self._plan, self._counts = clock, emit, plan, counts
         self.desk = Desk(self._from_desk)
@@ -140,7 +138,6 @@ class Lender:
         self._shares = {kind: Shares() for kind in KINDS}
         self._held: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
         self._divided_at = clock()
-        self._shares_cluster = shares_cluster
         self.look(view)
 
     # ------------------------------------------------------------------ clients
@@ -153,7 +150,9 @@ class Lender:
             owner = f"groups-{next(self._owner_numbers)}"
             self.desk.add(owner, is_owner=True)
             groups = Groups(
-                self._plan(owner, kind),
+                owner,
+                slots,
+                self._plan,
                 self.view,
                 self._clock(),
                 desk=self.desk,
@@ -188,13 +187,13 @@ class Lender:
         """The number of groups that have started."""
         return sum(pool.groups.ready_count for pool in self._pools.values())
 
-    def on(self, owner: str, event: GroupsEvent | ProcessesEnded) -> None:
+    def on(self, owner: str, event: GroupsEvent) -> None:
         """Handle an event about an owner's groups, reported by the shell."""
-        if isinstance(event, ProcessesEnded):
+        if isinstance(event, GroupEnded):
             if event.error.startswith(f"{DeskUnreachable.__name__}: "):  # no other process would reach it either
                 why = Unfit(message=event.error.partition(": ")[2], resumable=True)
                 self.desk.broken(None, owner, event.group, why)
-            self.desk.group_ended(owner, event.group, event.start, event.dead, event.error, event.nodes)
+            self.desk.group_ended(owner, event)
         elif (pool := self._owners.get(owner)) is not None:
             pool.groups.on(event, self._clock())
 
@@ -248,7 +247,7 @@ class Lender:
 
     def step(self) -> None:
         """Adjust the number of groups of each kind. Call it after events, and periodically."""
-        if self._shares_cluster:
+        if self._plan.is_servers:
             self._divide()
         else:
             for pool in self._pools.values():

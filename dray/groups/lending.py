@@ -7,19 +7,17 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
 
 from dray.desk.effects import After, Say
 from dray.desk.loop import EventLoop
-from dray.display.counts import Counts
-from dray.groups.effects import GiveUp, GroupsEffect, LookAtCluster, ProcessesEnded, ShowWaiting, StartGroup
+from dray.desk.messages import GroupEnded
+from dray.groups.effects import GiveUp, GroupsEffect, LookAtCluster, ShowWaiting, StartGroup
 from dray.groups.group import WorkerGroup
-from dray.groups.lender import GroupKind, Lender, LenderEffect, OnPool, PoolClosed, PoolOpened
+from dray.groups.lender import GroupKind, Lender, OnPool, PoolClosed, PoolOpened
 from dray.groups.on_ray import OnRay
-from dray.groups.pool import IDLE_S, GroupsPlan
 from dray.groups.shell import GroupsShell, Report
 from dray.worker.spec import ExperimentSpec, WorkerSpec
 
@@ -40,53 +38,12 @@ class Announcer(Protocol):
         """Show the reason why groups wait; "" if none waits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LendingPlan:
-    """The plan for the groups of a driver or a server.
-
-    Attributes:
-        on_ray: their cluster.
-        experiment: the only experiment that they serve, whose code is loaded at their start; None: they are a server's.
-        max_slots: most slots of all groups together; None: no limit.
-        sizes: the allowed sizes, ascending, if there is a single, elastic group.
-        idle_s: how long there must be more groups than trials before some are ended.
-    """
-
-    on_ray: OnRay
-    experiment: ExperimentSpec | None = None
-    max_slots: int | None = None
-    sizes: tuple[int, ...] = ()
-    idle_s: float = IDLE_S
-
-    def lender(self, emit: Callable[[LenderEffect], None], counts: Counts) -> Lender:
-        """A `Lender` for these groups."""
-        is_servers = self.experiment is None
-        return Lender(
-            self.on_ray.look(self.on_ray.limits()),
-            time.monotonic,
-            plan=self._groups,
-            emit=emit,
-            counts=counts,
-            shares_cluster=is_servers,
-        )
-
-    def _groups(self, owner: str, kind: GroupKind) -> GroupsPlan:
-        return GroupsPlan(
-            owner=owner,
-            slots=kind.slots,
-            max_slots=self.max_slots,
-            sizes=self.sizes,
-            own_cluster=self.on_ray.cluster.own and self.experiment is not None,
-            idle_s=self.idle_s,
-            min_groups=0 if self.experiment is None else 1,
-        )
-
-
 class Lending:
     """Starts and ends groups on Ray, as a `Lender` decides.
 
     Args:
         loop: the event loop of the lender.
+        experiment: the only experiment that they serve, whose code is loaded at their start; None: they are a server's.
         starts: called with the name and the slots of each group that starts.
         ends: called with the name of each group that has ended.
     """
@@ -95,14 +52,15 @@ class Lending:
         self,
         loop: EventLoop,
         lender: Lender,
-        plan: LendingPlan,
+        on_ray: OnRay,
         display: Announcer,
         *,
+        experiment: ExperimentSpec | None = None,
         starts: Callable[[str, float], None] = lambda group, slots: None,
         ends: Callable[[str], None] = lambda group: None,
     ) -> None:
-        self._loop, self._lender, self._plan, self._display = loop, lender, plan, display
-        self._starts, self._ends = starts, ends
+        self._loop, self._lender, self._ray, self._display = loop, lender, on_ray, display
+        self._experiment, self._starts, self._ends = experiment, starts, ends
         self._shells: dict[str, GroupsShell] = {}
         self._kinds: dict[str, GroupKind] = {}
         self._closing: list[threading.Thread] = []
@@ -119,7 +77,7 @@ class Lending:
                 self._shells[owner] = GroupsShell(
                     lambda start, report: self._new_group(owner, start, report),
                     lambda event: self._loop.post(self._heard, owner, event),
-                    on_ray=self._plan.on_ray,
+                    on_ray=self._ray,
                     limits=self._lender.view.limits,
                 )
             case OnPool(owner, each):
@@ -133,8 +91,7 @@ class Lending:
 
     def _look(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError):  # the head does not answer
-            on_ray = self._plan.on_ray
-            self._loop.post(self._lender.look, on_ray.look(on_ray.limits()))
+            self._loop.post(self._lender.look, self._ray.look(self._ray.limits()))
 
     def _perform_on(self, owner: str, effect: GroupsEffect) -> None:
         match effect:
@@ -160,13 +117,13 @@ class Lending:
             shape=kind.shape,
             environment=kind.environment,
             deterministic=kind.deterministic,
-            experiment=None if start.bare else self._plan.experiment,
+            experiment=None if start.bare else self._experiment,
             shared_by=start.slots.shared_by,
         )
-        return self._plan.on_ray.group(spec, slots=start.slots, report=report)
+        return self._ray.group(spec, slots=start.slots, report=report)
 
     def _heard(self, owner: str, event: Any) -> None:
-        if isinstance(event, ProcessesEnded):
+        if isinstance(event, GroupEnded):
             self._ends(event.group)
         self._lender.on(owner, event)
 

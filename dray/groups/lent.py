@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dray.desk import messages
-from dray.desk.connection import Call, Connection, ConnectionLost, Endpoint
+from dray.desk.calls import Call
+from dray.desk.connection import Connection, ConnectionLost, Endpoint
 from dray.desk.messages import Message
 from dray.groups.lender import GroupKind
 

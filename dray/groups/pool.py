@@ -39,26 +39,27 @@ latest after this time."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsPlan:
-    """The slots of groups, and limits on their number."""
+    """Limits on the number of groups of a driver or a server."""
 
-    owner: str  # the owner's name at the desk
-    slots: Slots  # the slots of a group, or of the smallest group if it is elastic
     max_slots: int | None = None  # most slots of all groups together; None: no limit
     sizes: tuple[int, ...] = ()  # the allowed sizes, ascending, if there is a single, elastic group
-    own_cluster: bool  # the cluster was started just for this experiment, on this machine
+    own_cluster: bool = False  # the cluster was started just for this experiment, on this machine
+    is_servers: bool = False  # several experiments share the cluster: their groups depend on its size, and none stays
     idle_s: float = IDLE_S  # how long there must be more groups than trials before some are ended
-    min_groups: int = 1  # number of groups that stay even then
 
 
 class Groups:
     """The existing groups, each from its start to its end.
 
-    Pure: no Ray, no threads, no clock. `now` is the time in seconds, by any clock that does not go backwards. `names`
+    Pure: no Ray, no threads, no clock. `owner`: the owner's name at the desk. `slots`: the slots of a group, or of the
+    smallest group if it is elastic. `now` is the time in seconds, by any clock that does not go backwards. `names`
     and `starts` yield numbers for groups and their starts, unique at the desk.
     """
 
     def __init__(
         self,
+        owner: str,
+        slots: Slots,
         plan: GroupsPlan,
         view: ClusterView,
         now: float,
@@ -69,11 +70,12 @@ class Groups:
         names: Iterator[int],
         starts: Iterator[int],
     ) -> None:
-        self._plan, self._desk, self._emit, self._counts = plan, desk, emit, counts
+        self._owner, self._slots, self._plan = owner, slots, plan
+        self._desk, self._emit, self._counts = desk, emit, counts
         max_slots = plan.sizes[0] if plan.sizes else plan.max_slots
-        self._view, self._capacity = view, Capacity(view=view, slots=plan.slots, max_slots=max_slots)
+        self._view, self._capacity = view, Capacity(view=view, slots=slots, max_slots=max_slots)
         self._elastic = Elastic(plan.sizes, emit) if plan.sizes else None
-        self._node_wait, self._choice = NodeWait(plan.slots), NodeChoice(plan.slots, view.limits)
+        self._node_wait, self._choice = NodeWait(slots), NodeChoice(slots, view.limits)
         self._gpu_faults: dict[str, set[int]] = {}
         self._names = (f"group-{number}" for number in names)
         self._starts = starts
@@ -267,7 +269,7 @@ class Groups:
         return not self._few_cores or now - self._trains_since >= self._trains_since - self._began
 
     def _start_group(self, name: str, now: float, labels: Mapping[str, str] | None = None) -> None:
-        slots = replace(self._plan.slots, labels=self._choice.first(now) if labels is None else labels)
+        slots = replace(self._slots, labels=self._choice.first(now) if labels is None else labels)
         state: GroupState = "asked" if self._elastic is None else "sizing"
         member = Member(name=name, start=next(self._starts), slots=slots, since=now, state=state)
         self._members[name] = member
@@ -331,7 +333,7 @@ class Groups:
             ends = sorted(self._waiting(), key=lambda member: member.name)[:surplus]
             for member in ends:
                 self._end_group(member)
-            self._desk.retire_idle(self._plan.owner, surplus - len(ends))
+            self._desk.retire_idle(self._owner, surplus - len(ends))
         waiting, view, status = self._waiting(), self._view, self._node_wait.status
         if waiting or self._elastic is not None:
             self._ask_to_look()
@@ -353,14 +355,14 @@ class Groups:
             self._end_group(member)
             surplus -= 1
         if surplus > 0:
-            self._desk.shrink(self._plan.owner, max(0, self.ready_count - surplus), at_once=at_once)
+            self._desk.shrink(self._owner, max(0, self.ready_count - surplus), at_once=at_once)
 
     def _waiting(self) -> list[Member]:
         return [member for member in self._members.values() if member.state == "waiting"]
 
     def _surplus(self, now: float) -> int:
         """The number of groups that have been idle for too long."""
-        surplus = self.count - max(self._plan.min_groups, self._wanted)
+        surplus = self.count - max(0 if self._plan.is_servers else 1, self._wanted)
         if surplus <= 0:
             self._idle_since = None
         elif self._idle_since is None:

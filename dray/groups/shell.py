@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import ray
 
 from dray.cluster.view import AutoscalerLimits
+from dray.desk.messages import GroupEnded
 from dray.groups import effects
 from dray.groups.group import WorkerGroup
 from dray.groups.on_ray import OnRay
@@ -26,7 +27,7 @@ may crash the process."""
 RETRY_S = 1.0
 """Seconds from an error of Ray to the next look at the cluster."""
 
-Report = Callable[[effects.GroupsEvent | effects.ProcessesEnded], None]
+Report = Callable[[effects.GroupsEvent], None]
 
 
 class GroupsShell:
@@ -84,7 +85,7 @@ class GroupsShell:
                 try:
                     self._groups[effect.start] = self._make(effect, self._report)
                 except ray.exceptions.RayError as error:
-                    self._report(effects.ProcessesEnded(group=effect.group, start=effect.start, error=one_line(error)))
+                    self._report(GroupEnded(group=effect.group, start=effect.start, error=one_line(error)))
             case effects.EndGroup():
                 if (group := self._groups.pop(effect.start, None)) is not None:
                     with contextlib.suppress(ray.exceptions.RayError):  # Ray may be gone

@@ -79,11 +79,9 @@ class StoredExperiment:
 @contextmanager
 def open_experiment(experiment: Name) -> Iterator[StoredExperiment]:
     """Open an experiment, see `locate`. The copy of a remote one exists only within the block."""
-    where = locate(experiment)
-    location = Location.of(where)
+    location = Location.of(locate(experiment))
     if location.is_local:
-        directory, number = ExperimentDirectory.open(location.path), number_of(location.path)
-        yield StoredExperiment(directory=directory, where=where, is_copy=False, number=number)
+        yield StoredExperiment.here(ExperimentDirectory.open(location.path), number_of(location.path))
         return
     with scratch("look") as copies:
         directory = ExperimentDirectory(copies / location.name)

@@ -16,7 +16,7 @@ from dray.records.trial_record import TrialRecord, in_order
 from dray.text import counted, shown, some
 from dray.training.units import amount
 from searchers.intervals import Interval
-from searchers.pareto import ordered
+from searchers.pareto import pareto_order
 from searchers.views import FAILED_STATES, NEVER_BEST
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class RankedTrials:
                 there = [each for each in self.trials.values() if each.losses and each.state != "INVALID_HP"]
                 fronts: dict[int, int] = {}
                 if self.is_pareto:
-                    order = ordered({each.id: each.losses for each in there if each.state not in NEVER_BEST})
+                    order = pareto_order({each.id: each.losses for each in there if each.state not in NEVER_BEST})
                     fronts = {trial: front for trial in order if (front := order.front_of(trial)) is not None}
 
                 finalists = compared(self._repeats, self.sign)

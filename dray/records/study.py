@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from dray.records.reader import ExperimentReader
 from dray.records.trial_record import TrialRecord
 from searchers.domains import DOMAINS, Categorical, Const, Nested, parameters
-from searchers.optuna_space import encoded, to_optuna
+from searchers.optuna_space import encode, to_optuna
 from searchers.space import Space
 
 _ENDS = {"COMPLETED": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED}
@@ -42,7 +42,7 @@ def create_study(reader: ExperimentReader, storage: str | BaseStorage | None) ->
             state = _ENDS.get(trial.state, TrialState.FAIL)
             if state == TrialState.COMPLETE and trial.best_metric is None:  # Optuna requires a value of complete trials
                 state = TrialState.FAIL
-        params = {} if trial.drawn is None else encoded(config.space.root, trial.drawn, internal)
+        params = {} if trial.drawn is None else encode(config.space.root, trial.drawn, internal)
         begin = None if state == TrialState.WAITING else trial.started or trial.ended or 0.0
         return FrozenTrial(
             number=trial.id,

@@ -21,16 +21,14 @@ from dray.code.archive import MAX_ARCHIVE_BYTES
 from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
 from dray.experiment.requests import Decided
-from dray.records import copies
-from dray.records.directory import ExperimentDirectory
-from dray.records.listing import StoredExperiment
-from dray.serve import fork, logs
+from dray.serve import logs
 from dray.serve.answers import BadInput, answer, encoded
 from dray.serve.auth import CALLER
 from dray.serve.control import ACTIVE, API, Control, Status, Submitted, Verb
 from dray.serve.draft import Draft
 from dray.serve.experiments import experiment_path
 from dray.serve.given import Change, EventsQuery, Extension, Fork, NewTrial, TrialFork, parsed, query_of
+from dray.serve.in_directory import InDirectory
 from dray.serve.keys import Attempt, Keys
 from dray.serve.news import News
 from dray.serve.outside import outside
@@ -168,6 +166,10 @@ class Api:
             # The path of the code on the server means nothing to the user.
             raise ConfigError([(field, _without(what, code)) for field, what in error.faults], error.source) from None
 
+    def _submit_fork(self, draft: Draft, owner: str, attempt: Attempt) -> Submitted:
+        with draft.code() as code:
+            return self._control.submit(draft, code, owner, attempt.id)
+
     async def patch(self, request: web.Request, body: Change) -> Submitted:
         """Change an experiment's share of the slots, its tags or its notes; other fields keep their values"""
         change = body.given
@@ -200,7 +202,7 @@ class Api:
         async def forked(attempt: Attempt) -> Submitted:
             is_owner = token.scope == "operate" or _owner_of(self._control, path.name) == token.owner
             draft = Draft(config=body.config, forked=path, is_owner=is_owner)
-            return await _call(self._submitters, fork.fork, self._control, draft, token.owner, attempt.id)
+            return await _call(self._submitters, self._submit_fork, draft, token.owner, attempt)
 
         return await self._once(request, forked)
 
@@ -355,10 +357,9 @@ def _owner_of(control: Control, name: str) -> str | None:
 
 
 def _delete(control: Control, path: Path) -> None:
-    """Delete an experiment and its checkpoints, here and in its object store. `WrongState` if it is active, and
-    `JournalError` if a driver outside of this server runs it."""
+    """Delete an experiment, also one that was not submitted. `WrongState` if it is active."""
     with contextlib.suppress(NotSubmitted):
         state = control.experiment(path.name).state
         if state in ACTIVE:
             raise is_running(path.name, state)
-    copies.delete(StoredExperiment.here(ExperimentDirectory.open(path)))
+    InDirectory(str(path)).delete()

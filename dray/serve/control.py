@@ -157,6 +157,22 @@ experiment is activated. activate: run an experiment in any state again; it cont
 anything left to do it ends at once."""
 
 
+_WORKING = ("QUEUED", "RUNNING", "PREEMPTED", "RESTARTING")
+_CHANGES: Mapping[str, tuple[str, ...]] = {
+    "stop": (*_WORKING, "PAUSED"),
+    "pause": _WORKING,
+    "kill": ACTIVE,
+    "activate": ("PAUSED", "STOPPED", "ERROR"),
+    "extend": ("PAUSED", "STOPPED", "COMPLETED", "PARTLY_FAILED", "ERROR"),
+}
+
+
+def verbs_of(state: str, *, is_submitted: bool) -> list[str]:
+    """The verbs that change something about an experiment in this state: what the page offers."""
+    changes = [verb for verb, states in _CHANGES.items() if is_submitted and state in states]
+    return changes if state in ACTIVE else [*changes, "delete"]
+
+
 class Control(Protocol):
     """A server's verbs. They are thread-safe and return quickly; the change is on the disk when they return.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dray.desk.connection import Call, Session
+from dray.desk.calls import Call, Session
 from dray.desk.desk import CLIENT_CALLS
 from dray.desk.effects import Reply, Tell
 from dray.desk.messages import ClientLeft

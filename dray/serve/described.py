@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -10,15 +10,14 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from dray.records.checkpoints import CheckpointRow, list_checkpoints
-from dray.records.lineage import Lineage, lineage
 from dray.records.logs import Failure, failure_fields
 from dray.records.overview import ExperimentState, Overview
 from dray.records.reader import Alert, ExperimentReader
 from dray.records.repeats import FinalistRow
 from dray.records.standing import Standing, standing
-from dray.records.trial_record import Number, TrialRecord, TrialRow
+from dray.records.trial_record import Lineage, Number, TrialRecord, TrialRow, lineage
 from dray.serve.control import ExperimentState as ServerState
-from dray.serve.control import Submitted
+from dray.serve.control import Submitted, verbs_of
 from dray.storage import StorageError
 from searchers.intervals import Interval
 from searchers.rows import said
@@ -31,10 +30,12 @@ class Experiment(Overview):
     Attributes:
         state: see docs/cli.md.
         submitted: its entry on the server; None if it was not submitted to one.
+        verbs: those that change something now.
     """
 
     state: ExperimentState | ServerState = "DAMAGED"  # type: ignore[assignment]
     submitted: Submitted | None = None
+    verbs: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,8 @@ def listed(name: str, overview: Overview | None, submitted: Submitted | None) ->
     """An experiment as the list shows it. `overview`: None if it has not begun."""
     seen = Overview(name=name, path="", state="STOPPED") if overview is None else overview
     seen = seen if submitted is None else seen.on_server(submitted.state, submitted.error)
-    return Experiment(**taken(seen), submitted=submitted)
+    verbs = [] if seen.is_local else verbs_of(seen.state, is_submitted=submitted is not None)
+    return Experiment(**taken(seen), submitted=submitted, verbs=verbs)
 
 
 def with_standing(reader: ExperimentReader | None, seen: Experiment) -> Standings:
@@ -129,11 +131,12 @@ def described(reader: ExperimentReader, overview: Overview, submitted: Submitted
 
 def taken(seen: Overview) -> dict[str, Any]:
     """The fields of an overview, for one with more."""
-    return {name: getattr(seen, name) for name in _names(type(seen))}
+    kind: Any = type(seen)
+    return {name: getattr(seen, name) for name in _names(kind)}
 
 
 @cache
-def _names(kind: type[Overview]) -> list[str]:
+def _names(kind: Any) -> list[str]:
     return [each.name for each in fields(kind)]
 
 

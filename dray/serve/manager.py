@@ -25,15 +25,16 @@ from dray.cluster.node_check import MIN_FREE_BYTES
 from dray.config.load import with_limits
 from dray.config.notify import ServerNotify
 from dray.config.search import CHANGEABLE
-from dray.desk.connection import Call, Session
+from dray.desk.calls import Call, Session
 from dray.desk.effects import Say
 from dray.desk.loop import EventLoop
 from dray.display.counts import Counts
 from dray.errors import ConfigError
-from dray.groups.lender import PoolClosed
-from dray.groups.lending import Lending, LendingPlan
+from dray.groups.lender import Lender, PoolClosed
+from dray.groups.lending import Lending
 from dray.groups.lent import GroupServer
 from dray.groups.on_ray import OnRay
+from dray.groups.pool import GroupsPlan
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
@@ -98,19 +99,19 @@ class Manager:
         self._processes: dict[str, ExperimentProcess] = {}
         self._loop = EventLoop("dray-server")
         self._loop.listen(on_ray.host())
-        plan = LendingPlan(on_ray=on_ray, idle_s=idle_s)
+        plan, view = GroupsPlan(is_servers=True, idle_s=idle_s), on_ray.look(on_ray.limits())
         self._queue = open_queue(self._journal)
         self._creations = Creations(self._directory / "creations")
         self._creations.discard_all(lambda name: self._queue.find(name) is not None)
         file = LaneFile(self._directory / "lanes.jsonl")
         self._core = ServerCore(
             self._queue,
-            lambda emit: plan.lender(emit, Counts()),
+            lambda emit: Lender(view, time.monotonic, plan=plan, emit=emit, counts=Counts()),
             self._perform,
             quota_of=tokens.quota,
             lanes=Lanes(file.kept, file.keep),
         )
-        self._lending = Lending(self._loop, self._core.lender, plan, _Lines(say))
+        self._lending = Lending(self._loop, self._core.lender, on_ray, _Lines(say))
         self._scheduler = self._core.scheduler
         self._meters = Meters(tokens)
         for item in self._queue.items():  # the last server may have been killed

@@ -12,7 +12,7 @@ from dray.records.trial_record import TrialRecord, flatten
 from dray.serve import trials
 from dray.serve.answers import BadInput
 from dray.text import some
-from searchers.domains import Categorical, flattened, parameters
+from searchers.domains import Categorical, numbers_of, parameters
 from searchers.space import Space
 from searchers.unit_cube import place
 
@@ -76,7 +76,7 @@ def _places(space: Space, point: Mapping[str, Any]) -> dict[str, float]:
     """The place of each searched hyperparameter of a point, from 0 to 1; the index of a categorical's choice."""
     domains = {each.name: each.domain for each in parameters(space.root)}
     found = {}
-    for name, value in flattened(space.root, point):
+    for name, value in numbers_of(space.root, point):
         domain = domains[name]
         found[name] = value if isinstance(domain, Categorical) else place(domain, value)
     return found

@@ -37,7 +37,7 @@ from dray.config.notify import Watched
 from dray.desk.loop import EventLoop
 from dray.errors import ConfigError, ExperimentError, Fault, NoExperiment
 from dray.experiment.experiment import Experiment
-from dray.experiment.results import results_of
+from dray.experiment.handle import results_of
 from dray.experiment.run import Lent
 from dray.groups.lent import GroupServer
 from dray.groups.on_ray import OnRay

@@ -145,7 +145,8 @@ class OnServer(Handle):
         return Overview.from_json(self.server.read(self.name, now=1))
 
     def _end(self, verb: EndVerb) -> str:
-        return self._send(verb)
+        state = self._send(verb)
+        return self.wait().state if verb == "kill" and state == "STOPPING" else state
 
     def activate(self) -> str:
         return self._run_again("activate", {})

@@ -16,7 +16,8 @@ import ray
 
 from dray.cluster.node_check import UnfitNode, name_of_this_node
 from dray.cluster.view import GPU_TYPE, slot_type
-from dray.desk.connection import Connection, DeskUnreachable
+from dray.desk.calls import DeskUnreachable
+from dray.desk.connection import Connection
 from dray.environment import set_variables, visible_gpus
 from dray.private import withhold_writing
 from dray.text import one_line

@@ -10,7 +10,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from dray.desk.connection import Connection, DeskUnreachable
+from dray.desk.calls import DeskUnreachable
+from dray.desk.connection import Connection
 from dray.desk.messages import DeskReport, Reply, Row
 from dray.worker.lease import DriverLost, LeaseLost, TrialLease
 

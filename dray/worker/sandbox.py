@@ -27,7 +27,8 @@ from typing import Any
 from dray.cluster import bubblewrap
 from dray.cluster.node_check import kills_of_kernel
 from dray.code.factory import FromDirectory
-from dray.desk.connection import Call, Connection, DeskUnreachable, Endpoint, Session
+from dray.desk.calls import Call, DeskUnreachable, Session
+from dray.desk.connection import Connection, Endpoint
 from dray.desk.failure import LOW_MEMORY, Failure, failure_printed
 from dray.desk.loop import EventLoop
 from dray.desk.messages import Departure, DeskReport, Unfit

@@ -23,7 +23,8 @@ from dray import core
 from dray.cluster.bubblewrap import why_impossible
 from dray.cluster.node_check import Trouble, UnfitNode, name_of_this_node
 from dray.code.startup_hook import run_startup_hook_once
-from dray.desk.connection import Connection, DeskUnreachable
+from dray.desk.calls import DeskUnreachable
+from dray.desk.connection import Connection
 from dray.desk.messages import Departure
 from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogUploader

@@ -481,7 +481,7 @@ def test_rungs_are_of_the_same_time_as_what_is_described_with_them(home: Path) -
     with Journal(story.journal) as journal:
         journal.append({"event": "reported", "trial": 7, "step": 30, "value": 0.1, "actions": []})
     [then], [now] = as_json(read)["rungs"], as_json(opened(StoredExperiment.here(story)))["rungs"]
-    assert now["compared"] == then["compared"] + 1
+    assert now.compared == then.compared + 1
 
 
 def test_where_every_trial_failed_only_a_number_names_one(home: Path, dray: Dray) -> None:
@@ -672,8 +672,6 @@ def test_a_copy_with_a_damaged_checkpoint_says_so(digits: ExperimentDirectory, d
 def test_delete_asks_where_there_is_someone_to_ask(digits: ExperimentDirectory, dray: Dray) -> None:
     assert "There is no terminal to confirm it on; give --yes" in dray("e", "delete", "digits").is_one_line()
     assert digits.path.exists()
-    assert dray("e", "delete", "digits", "--yes").code == 0
-    assert not digits.path.exists()
 
 
 # -------------------------------------------------------------------------------------------- a running experiment
@@ -690,13 +688,9 @@ def test_a_running_experiment_can_be_looked_at_while_records_are_written(
     assert dray(*command.split(), "digits", *ON_ONE[command]).code == 0
 
 
-def test_a_running_experiment_is_shown_as_running_and_cannot_be_deleted(
-    held: Journal, digits: ExperimentDirectory, dray: Dray
-) -> None:
+def test_a_running_experiment_is_shown_as_running(held: Journal, digits: ExperimentDirectory, dray: Dray) -> None:
     assert dray("e", "list", "--json").value[0]["state"] == "RUNNING"
     assert dray("e", "describe", "digits", "--json").value["state"] == "RUNNING"
-    assert "digits-1 is RUNNING; stop it first: dray" in dray("e", "delete", "digits", "--yes").is_one_line()
-    assert digits.config_file.exists()
     held.close()
     assert dray("e", "list", "--json").value[0]["state"] == "STOPPED"
     assert "dray experiment resume digits-1" in dray("e", "describe", "digits").out

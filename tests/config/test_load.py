@@ -237,7 +237,7 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
         ),
         ({"log_policies": {}}, "log_policies", "must be a list, got {} (a mapping)"),
         ({"log_policies": [{"action": "cancel_retries"}]}, "log_policies[0]", "must have a pattern; for example"),
-        ({"log_policies": [{"pattern": "(", "action": "signal"}]}, "log_policies[0]", "pattern must be a regular"),
+        ({"log_policies": [{"pattern": "(", "action": "signal"}]}, "log_policies[0].pattern", "must be a regular"),
         ({"log_policies": [{"pattern": "a", "action": "stop"}]}, "log_policies[0]", "action must be one of"),
         (
             {"profiling": {"begin_on_batch": 20, "end_after_batch": 19}},
@@ -318,7 +318,7 @@ def elastic(**changes: Any) -> dict[str, Any]:
 RANDOM = {"name": "random", "metric": "loss", "max_length": {"batches": 2}, "max_trials": 3}
 
 
-def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
+def test_trial_has_as_many_slots_as_divide_its_batch() -> None:
     config = load_config(elastic())
     assert config.slots_per_trial == (1, 2, 3, 4, 6)
     assert load_config(config.to_dict()) == config

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
+from dray.desk.calls import DeskUnreachable
 from dray.desk.channel import Channel
 from dray.desk.connection import (
     LIMITS,
     Call,
     Connection,
     ConnectionLost,
-    DeskUnreachable,
     Endpoint,
     Limits,
     Session,

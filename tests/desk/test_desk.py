@@ -94,7 +94,8 @@ class Scene:
         return self.take(After)
 
     def end_group(self, group: str = "g", start: int = 1, dead: dict[int, str] | None = None, error: str = "") -> None:
-        self.desk.group_ended("run", group, start, {0: ""} if dead is None else dead, error)
+        dead = {0: ""} if dead is None else dead
+        self.desk.group_ended("run", GroupEnded(group=group, start=start, dead=dead, error=error))
 
     def granted(self, client: str = "run") -> list[int]:
         return [message.trial for message in self.told(LeaseGranted, client)]
@@ -113,7 +114,7 @@ def test_an_event_changes_a_leases_state_as_the_table_says_or_raises_and_changes
     scene: Scene, state: Any
 ) -> None:
     group = Group(owner=scene.run, name="g", shape="", start=1, size=1)
-    for event in ("begin", "move", "conclude", "fail", "end"):
+    for event in ("bind", "begin", "move", "cancel", "conclude", "fail", "end"):
         lease = Lease(number=1, client=scene.run, trial=0, group=group, state=state)
         if event in TRANSITIONS[state]:
             lease.on(event)
@@ -278,7 +279,8 @@ def test_an_unfit_process_says_why_and_waits_for_the_end_of_the_run(scene: Scene
 
 def test_a_death_is_reported_with_the_nodes_of_the_dead_and_a_failed_gpu_to_all(scene: Scene) -> None:
     lease = scene.lend(3, size=2)
-    scene.desk.group_ended("run", lease.group.name, lease.group.start, {1: ""}, nodes={1: "n1"})
+    ended = GroupEnded(group=lease.group.name, start=lease.group.start, dead={1: ""}, nodes={1: "n1"})
+    scene.desk.group_ended("run", ended)
     [left] = scene.told(TrialLeft)
     assert (left.dead, left.nodes) == ((1,), ("n1",))
     scene.desk.gpu_failed("run", 3, "n1")

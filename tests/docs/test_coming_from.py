@@ -1,7 +1,7 @@
 """The pages for users of other tools: the program of the other tool and dray's both run and learn.
 
 coming-from.md has the model of from-hydra.md, from-katib.md, from-lightning.md, from-optuna.md, from-ray-tune.md and
-from-wandb-sweeps.md; what needs a Ray is run in tests/ray/test_coming_from.py.
+from-wandb-sweeps.md; what needs a Ray is run in tests/ray/test_pages.py.
 """
 
 from __future__ import annotations

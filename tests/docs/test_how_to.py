@@ -1,7 +1,7 @@
 """The pages under "How to": their trials and programs train here, and do what the page says.
 
 large-models.md, early-stopping.md, hugging-face.md, images.md, torchmetrics.md, tracking.md, warm.md;
-tests/ray/test_how_to.py runs the searches of one; tests/docs/test_batch_size_page.py runs the program of batch-size.md.
+tests/ray/test_pages.py runs the searches of one; tests/docs/test_batch_size_page.py runs the program of batch-size.md.
 """
 
 from __future__ import annotations

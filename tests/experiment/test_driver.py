@@ -26,10 +26,9 @@ from dray.desk.messages import (
 from dray.desk.wire import Malformed
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
 from dray.experiment.alerts import Alerts
-from dray.experiment.driver import MAX_ERROR, ExperimentDriver
+from dray.experiment.driver import MAX_ERROR, ExperimentDriver, OpenSearch
 from dray.experiment.effects import Answered, Append, Bind, Effect, EndRun, Examine, Fail, Prune, ShowFailure, ToDesk
 from dray.experiment.limits import Limits
-from dray.experiment.open_search import OpenSearch
 from dray.records.spending import Usage
 from searchers.asha import ASHA
 from searchers.errors import IllegalEvent

@@ -11,7 +11,8 @@ import pytest
 from dray.config.custom import Custom
 from dray.config.load import load_config
 from dray.experiment import requests
-from dray.experiment.open_search import OpenSearch, open_search
+from dray.experiment.driver import OpenSearch
+from dray.experiment.open_search import open_search
 from dray.experiment.request_files import RequestFiles
 from dray.records.directory import ExperimentDirectory
 from searchers import Exited, Journal, Reported, Requested, Source, Started

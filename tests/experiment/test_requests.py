@@ -19,8 +19,8 @@ from dray.experiment.request_files import RequestFiles
 from searchers.errors import IllegalEvent
 from searchers.events import Create, Source
 from searchers.journal import Journal
-from searchers.records import action_from_json
 from searchers.space import parse as parse_space
+from tests.recorded_search import action_from_json
 from tests.records.test_result import Story, config, told
 
 
@@ -84,15 +84,6 @@ def test_a_fork_of_a_best_checkpoint_that_is_missing_is_an_error(story: Story, t
     with answering(story):
         assert trials.fork_trial(3, at="last", hparams={})["trial"] == 5
     assert [each.source for each in created(story)] == [Source(trial=3, step=10, batches=10)]
-
-
-def test_without_a_driver_a_request_waits_for_the_next_run(story: Story, trials: requests.Trials) -> None:
-    story.journal.close()
-    assert trials.fork_trial(3, hparams={"lr": 0.15}) == {"trial": None}
-    trials.stop_trial(4)
-    fork, stop = RequestFiles(story.directory).waiting()
-    assert (fork.source, fork.hparams) == (Source(trial=3, step=10, batches=10), {"lr": 0.15})
-    assert stop.trial == 4
 
 
 def test_a_value_that_no_config_may_have_is_an_error(story: Story, trials: requests.Trials) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import ray
 
+from dray.desk.messages import GroupEnded
 from dray.groups import group as groups
-from dray.groups.effects import ProcessesEnded
 from dray.groups.group import WorkerGroup
 from dray.groups.slots import Slots
 
@@ -44,9 +44,10 @@ def test_a_group_that_ray_no_longer_knows_has_ended(
     monkeypatch.setattr(ray, "is_initialized", lambda: is_initialized)
     monkeypatch.setattr(groups, "placement_group", lambda *arguments, **options: placed)
     monkeypatch.setattr(groups, "start_workers", lambda *arguments, **options: [worker])
-    heard: list[object] = []
+    heard: list[Any] = []
     spec: Any = SimpleNamespace(owner="o", group="g", start=1)
     slots = Slots(per_trial=1, gpu=False, cpus_per_slot=1, runtime_env={})
     group = WorkerGroup(spec, slots=slots, report=heard.append)
     assert group.ended(by=time.monotonic() + 10)
-    assert heard[1:] == [ProcessesEnded(group="g", start=1, dead={}, error=error)]
+    [_, ended] = heard
+    assert (type(ended), ended.start, ended.dead, ended.error) == (GroupEnded, 1, {}, error)

@@ -9,11 +9,11 @@ import pytest
 
 from dray.desk.effects import Reply, Tell
 from dray.desk.lease import Lease
-from dray.desk.messages import Departure, Unfit, WorkerUnfit
+from dray.desk.messages import Departure, GroupEnded, Unfit, WorkerUnfit
 from dray.desk.shares import Demand
 from dray.desk.wire import pack, unpack
 from dray.display.counts import Counts
-from dray.groups.effects import ClusterSeen, GroupPlaced, LookAtCluster, ProcessesEnded, StartGroup
+from dray.groups.effects import ClusterSeen, GroupPlaced, LookAtCluster, StartGroup
 from dray.groups.lender import LOOK_S, GroupKind, Lender, LenderEffect, OnPool, PoolClosed, PoolOpened, has_no_room
 from dray.groups.pool import IDLE_S, GroupsPlan
 from tests.groups.clusters import cluster, cpus
@@ -37,10 +37,9 @@ class Scene:
         self.lender = Lender(
             cluster({"CPU": float(slots)}),
             lambda: self.now,
-            plan=lambda owner, kind: GroupsPlan(owner=owner, slots=kind.slots, own_cluster=False, min_groups=0),
+            plan=GroupsPlan(is_servers=True),
             emit=self.effects.append,
             counts=Counts(),
-            shares_cluster=True,
         )
 
     def add(self, name: str, trials: int, of: GroupKind = KIND, **share: Any) -> None:
@@ -69,7 +68,7 @@ class Scene:
                     self.lender.desk.begun(None, lease)
             for reply in self.take(Reply):
                 if reply.value is None and (ended := self.up.pop(str(reply.call), None)) is not None:
-                    self.lender.on(ended[0], ProcessesEnded(group=str(reply.call), start=ended[1]))
+                    self.lender.on(ended[0], GroupEnded(group=str(reply.call), start=ended[1]))
 
     def ask(self, group: str, after: int) -> None:
         owner, start = self.up[group]

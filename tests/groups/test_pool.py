@@ -80,9 +80,10 @@ class World:
         self._to_place: list[StartGroup] = []
         self._asked: LookAtCluster | None = None
         self._up = set[int]()
-        made = GroupsPlan(owner="run", slots=slots, own_cluster=own, **plan)
         self.groups = Groups(
-            made,
+            "run",
+            slots,
+            GroupsPlan(own_cluster=own, **plan),
             self._view(),
             self.now,
             desk=self.desk,
@@ -165,7 +166,7 @@ class World:
 
     def ends(self, start: StartGroup, *, lost: bool = False, error: str = "") -> World:
         """It has ended by itself."""
-        dead = (0,) if lost and not error else ()
+        dead = {0: ""} if lost and not error else {}
         return self.on(GroupEnded(group=start.group, start=start.start, dead=dead, error=error))
 
     @property
@@ -421,13 +422,13 @@ def test_an_elastic_group_whose_slots_others_took_is_replaced_by_a_smaller_one()
 
 # ------------------------------------------------------------------------------------------- a server's groups
 def test_a_server_keeps_idle_groups_for_as_long_as_it_was_told_and_then_none() -> None:
-    world = World(4, own=False, idle_s=300.0, min_groups=0).bring_up(2).step(0).later(LOOK_S)
+    world = World(4, own=False, idle_s=300.0, is_servers=True).bring_up(2).step(0).later(LOOK_S)
     assert world.later(298.0).desk.told == []
     assert world.later(4 * LOOK_S).desk.told == [("retire_idle", "run", 2)]
 
 
 def test_groups_make_room_by_those_without_slots_first() -> None:
-    world = World(4, own=False, min_groups=0).bring_up(3)
+    world = World(4, own=False, is_servers=True).bring_up(3)
     world.has_slots = False
     world.ends(world.started[1], lost=True).later(2 * LOOK_S).step(1)
     assert world.groups.has_waiting

@@ -127,32 +127,6 @@ def saved_batches(path: Path, trial: int) -> int:
     return 0 if checkpoint is None else int(checkpoint.name.removeprefix("checkpoint_"))
 
 
-def in_the_middle(path: Path, record: Path, *, least: int = 1) -> list[Attempt]:
-    """The attempts, by processes that live, that are some batches past a checkpoint and not yet near the next one."""
-    found = []
-    for mine in attempts(record).values():
-        saved, latest = saved_batches(path, mine[-1].trial), mine[-1]
-        if latest.batches and _stat(latest.pid)[0] and least <= saved < latest.batches[-1] <= saved + 5:
-            found.append(latest)
-    return found
-
-
-def killed_in_the_middle(path: Path, record: Path) -> Attempt | None:
-    """Kill a process that is `in_the_middle`; its attempt, or None if there is none now.
-
-    It is halted before the second look, as it may train on between a look and its end.
-    """
-    for attempt in in_the_middle(path, record):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(attempt.pid, signal.SIGSTOP)
-            for halted in in_the_middle(path, record):
-                if halted.pid == attempt.pid:
-                    os.kill(halted.pid, signal.SIGKILL)
-                    return halted
-            os.kill(attempt.pid, signal.SIGCONT)
-    return None
-
-
 def promotion(trials: int, batches: int, **fields: Any) -> dict[str, Any]:
     """A searcher for `recorded`: ASHA that promotes every second trial, at 3 rungs, the last one at so many batches."""
     return {

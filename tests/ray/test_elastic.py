@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +24,6 @@ import dray
 from dray.config.load import load_config
 from dray.experiment.local import run_local
 from tests.ray.harness import TRIALS, descendants, journal, latest_checkpoint, lines, wait_for
-from tests.ray.test_preemption import drain
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -112,6 +113,19 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def drain(address: str, node: str) -> None:
+    """What a cloud's notice makes a node's own agent do: it has 20 seconds left."""
+    options = {
+        "--address": address,
+        "--node-id": node,
+        "--reason": "DRAIN_NODE_REASON_PREEMPTION",
+        "--reason-message": "spot",
+        "--deadline-remaining-seconds": "20",
+    }
+    words = [word for option in options.items() for word in option]
+    subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "drain-node", *words], check=True, capture_output=True)
 
 
 def kill(node: Any) -> None:

@@ -1,4 +1,4 @@
-"""Bugs in users' code, whichever way the entrypoint names it: one error each, that begins with the user's own line."""
+"""Bugs in users' programs: one error each, that begins with the user's own line; ranks that hang; a wrong metric."""
 
 from __future__ import annotations
 
@@ -10,33 +10,31 @@ import pytest
 import dray
 from dray.errors import ConfigError, ExperimentError
 from tests.bugs import (
-    CLASS,
     CRASHED_LAST,
     DEATH_OF_A_RANK,
     DIED,
     DIED_FIRST,
     DIED_LAST,
-    OF_A_CLASS,
-    OF_A_PROGRAM,
+    EXIT_3,
     OF_A_RANK,
-    OF_A_RANK_TOO,
     PROGRAM,
+    RAISES,
     check_error,
     model_dir,
 )
-from tests.ray.harness import journal, recorded
+from tests.ray.harness import TRIALS, journal, recorded, run_here, write_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 
-def run(entrypoint: str, bugs: list[str], directory: Path, *, slots: int = 1, **fields: Any) -> dray.Result:
+def run(bugs: list[str], directory: Path, *, slots: int = 1, **fields: Any) -> dray.Result:
     """A trial for each of the bugs, one after the other on the same worker group."""
     model = model_dir(directory)
     config = recorded(
         directory / "record",
         trials=1,
         batches=8,
-        entrypoint=entrypoint,
+        entrypoint=PROGRAM,
         searcher={"name": "grid", "metric": "error", "max_length": {"batches": 8}, "max_concurrent_trials": 1},
         resources={"slot": "cpu", "slots_per_trial": slots},
         max_restarts=0,
@@ -68,51 +66,59 @@ def check(result: dray.Result, expected: dict[str, list[str] | None]) -> None:
                 assert (printed.splitlines()[0], printed.splitlines()[-1]) == (where, "    | just before its end")
 
 
-@pytest.mark.long
-def test_bugs_of_a_class(tmp_path: Path) -> None:
-    expected = {**OF_A_CLASS, "batch: end": DIED, "none at last": None}
-    check(run(CLASS, list(expected), tmp_path), expected)
-
-
-def test_bugs_of_a_program(tmp_path: Path) -> None:
-    """All in one process, but for the one that dies of its."""
-    expected = {**OF_A_PROGRAM, "batch: end": DIED, "none at last": None}
-    check(run(PROGRAM, list(expected), tmp_path), expected)
-
-
-@pytest.mark.long
-def test_bugs_of_one_rank(tmp_path: Path) -> None:
-    check(run(PROGRAM, list(OF_A_RANK), tmp_path, slots=2), OF_A_RANK)
-
-
-@pytest.mark.long
-def test_more_bugs_of_one_rank(tmp_path: Path) -> None:
-    check(run(PROGRAM, list(OF_A_RANK_TOO), tmp_path, slots=2), OF_A_RANK_TOO)
-
-
-@pytest.mark.long
-def test_death_of_one_rank(tmp_path: Path) -> None:
-    check(run(PROGRAM, list(DEATH_OF_A_RANK), tmp_path, slots=2), DEATH_OF_A_RANK)
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("expected", "slots"),
+    [
+        # The bugs that end no process are those of tests/worker/test_bugs_in_trials.py.
+        ({"batch: exception": RAISES, "batch: end": DIED, "after: exit 3": EXIT_3, "none at last": None}, 1),
+        pytest.param(OF_A_RANK, 2, marks=pytest.mark.long),
+        pytest.param(DEATH_OF_A_RANK, 2, marks=pytest.mark.long),
+    ],
+    ids=["of a program", "of a rank", "death of a rank"],
+)
+def test_a_bug_is_one_error_that_begins_with_the_users_line(
+    expected: dict[str, list[str] | None], slots: int, tmp_path: Path
+) -> None:
+    check(run(list(expected), tmp_path, slots=slots), expected)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("bug", ["before: exit 0", "no fit"])
 def test_program_that_trains_on_one_rank_alone_is_told_of_the_other(bug: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"bugs.py ended on rank 1 without calling Trainer\.fit\(\)"):
-        run(PROGRAM, [bug], tmp_path, slots=2)
+        run([bug], tmp_path, slots=2)
 
 
 @pytest.mark.long
-def test_rank_that_never_comes_to_a_batch_ends_the_trial_after_the_timeout_of_collectives(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("bug", "timeouts", "says"),
+    [
+        ("batch: sleep", {"collective_timeout_s": 3}, "Timed out waiting 3000ms"),
+        (
+            "before: sleep",
+            {"hang_timeout_s": 5, "collective_timeout_s": 1},
+            "no batch trained or validated, and no checkpoint saved, for 5 s",
+        ),
+    ],
+)
+def test_a_rank_that_hangs_ends_the_trial(bug: str, timeouts: dict[str, int], says: str, tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="every trial failed"):
-        run(PROGRAM, ["batch: sleep"], tmp_path, slots=2, collective_timeout_s=3)
+        run([bug], tmp_path, slots=2, **timeouts)
     [gave_up] = [record for record in journal(tmp_path / "experiment") if record["event"] == "gave_up"]
-    assert "Timed out waiting 3000ms" in gave_up["error"]
+    assert says in gave_up["error"]
 
 
-@pytest.mark.long
-def test_rank_that_never_comes_to_train_is_a_trial_that_hangs(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match="every trial failed"):
-        run(PROGRAM, ["before: sleep"], tmp_path, slots=2, hang_timeout_s=5, collective_timeout_s=1)
-    [gave_up] = [record for record in journal(tmp_path / "experiment") if record["event"] == "gave_up"]
-    assert gave_up["error"].startswith("no batch trained or validated, and no checkpoint saved, for 5 s")
+@pytest.mark.api("8.16")
+def test_a_metric_that_the_trial_does_not_return_is_told_by_the_command(tmp_path: Path) -> None:
+    config = recorded(tmp_path / "record", trials=4, batches=10, resources={"slot": "cpu", "max_slots": 1})
+    config["searcher"]["metric"] = "accuracy"
+    path = tmp_path / "experiment"
+    said = run_here("create", write_config(tmp_path, config), TRIALS, "--path", path)
+    assert said.code == 1, "2 is for what is found before anything trains"
+    output = said.out + said.err
+    assert "searcher.metric: " in output
+    assert "'accuracy'" in output
+    assert "Traceback" not in output
+    # No trial was restarted over it, and none but the one that was running had to find out.
+    assert not [record for record in journal(path) if record["event"] == "restarted"]

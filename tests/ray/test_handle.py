@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dray.desk.connection import Endpoint
-from dray.experiment.results import results_of
+from dray.experiment.handle import results_of
 from searchers import ray_tune
 from searchers.ray_tune import TuneDriver
 

@@ -73,44 +73,33 @@ def story(drive: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory
     return Story(record=record, code=code, output=output, stopped=stopped, saved=saved, result=result)
 
 
-def test_exit_code_and_the_last_line_name_the_signal(story: Story) -> None:
+@pytest.mark.api("8.16")
+def test_running_trials_save_and_the_command_says_how_to_go_on(story: Story) -> None:
     assert story.code == 128 + signal.SIGTERM
     assert "dray: stopped by SIGTERM\n" in story.output
-
-
-@pytest.mark.api("8.16")
-def test_running_trials_save_all_that_they_have(story: Story) -> None:
+    assert f"resume with: dray experiment resume {story.result.path}\n" in story.output
+    assert "Traceback" not in story.output
     assert story.stopped
     assert story.saved == {trial: attempt.batches[-1] + 1 for trial, attempt in story.stopped.items()}
     assert all(0 < batches < BATCHES for batches in story.saved.values())
 
 
-def test_the_command_to_go_on_is_printed_on_a_line(story: Story) -> None:
-    assert f"resume with: dray experiment resume {story.result.path}\n" in story.output
-    assert "Traceback" not in story.output
-
-
-def test_no_batch_is_trained_twice(story: Story) -> None:
+def test_going_on_ends_every_trial_once_and_trains_no_batch_twice(story: Story) -> None:
     for mine in attempts(story.record).values():
         assert [batch for attempt in mine for batch in attempt.batches] == list(range(BATCHES))
-
-
-def test_going_on_ends_every_trial_once(story: Story) -> None:
     assert story.result.trials["state"].tolist() == ["COMPLETED"] * TRIAL_COUNT
     assert ends(story.result.path) == dict.fromkeys(range(TRIAL_COUNT), 1)
     assert not [record for record in journal(story.result.path) if record["event"] == "restarted"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cluster", ["shared", "own"])
 def test_trials_save_when_the_terminal_is_closed_long_before_their_next_report(
-    cluster: str, shared_cluster: str, drive: Callable[..., Driver], tmp_path: Path
+    drive: Callable[..., Driver], tmp_path: Path
 ) -> None:
     record, path = tmp_path / "record", tmp_path / "experiment"
     config = recorded(record, trials=1, batches=1000, pause_s=0.2, min_validation_period=None)
     terminal, inner = os.openpty()
-    address = {"RAY_ADDRESS": shared_cluster} if cluster == "shared" else OWN_CLUSTER
-    driver = drive("create", write_config(tmp_path, config), TRIALS, "--path", path, terminal=inner, **address)
+    driver = drive("create", write_config(tmp_path, config), TRIALS, "--path", path, terminal=inner, **OWN_CLUSTER)
     os.close(inner)
     os.set_blocking(terminal, False)
 

@@ -17,8 +17,6 @@ from torch import nn
 import dray
 from dray.config.load import load_config
 from dray.config.search import build_method
-from dray.records.directory import ExperimentDirectory
-from dray.records.listing import StoredExperiment
 from searchers.search import Search
 from tests.pytorch.test_tensorboard import scalars
 from tests.ray.harness import ROOT, STARTS_IN_S, Driver, ends, journal
@@ -48,22 +46,14 @@ def result(shared_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> dra
     return dray.Result(path)
 
 
-def test_all_64_trials_are_accounted_for(result: dray.Result) -> None:
-    assert result.trials["trial_id"].tolist() == list(range(64))
+def test_every_trial_ends_once_and_the_total_is_under_a_third_of_random_searchs(result: dray.Result) -> None:
     assert set(result.trials["state"]) == {"COMPLETED", "PRUNED"}
     assert ends(result.path) == dict.fromkeys(range(64), 1)
     assert result.trials["restarts"].eq(0).all()
-
-
-def test_lengths_are_those_of_the_rungs(result: dray.Result) -> None:
     lengths = result.trials["batches"] / EPOCH
     assert set(lengths) == {1, 4, 16}
     assert set(lengths[result.trials["state"] == "COMPLETED"]) == {16}
-
-
-def test_total_is_under_a_third_of_random_searchs(result: dray.Result) -> None:
-    epochs = result.trials["batches"].sum() / EPOCH
-    assert epochs <= 0.3 * 64 * 16
+    assert lengths.sum() <= 0.3 * 64 * 16
 
 
 def test_journal_replays_with_every_decision_the_rules(result: dray.Result) -> None:
@@ -98,14 +88,6 @@ def test_best_trial_reads_96_percent_of_the_held_out_digits(result: dray.Result)
     assert best.metric == result.trials["best_metric"].min()
 
 
-def test_best_checkpoint_opens_as_data_with_the_four_keys(result: dray.Result) -> None:
-    with result.best_trial.checkpoint.as_directory() as directory:
-        state = torch.load(f"{directory}/state-dict.pth", weights_only=True)
-    assert list(state) == ["models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict", "callbacks"]
-    [model] = state["models_state_dict"]
-    assert sorted(model) == ["0.bias", "0.weight", "2.bias", "2.weight"]
-
-
 def test_loaded_best_trial_gives_the_reported_metric_exactly(result: dray.Result) -> None:
     trial: Any = result.load_best_trial()
     trial.model.eval()
@@ -117,41 +99,6 @@ def test_loaded_best_trial_gives_the_reported_metric_exactly(result: dray.Result
             images, labels = held_out[start : start + 60]
             losses.append(nn.functional.cross_entropy(trial.model(images), labels).item())
     assert sum(losses) / len(losses) == result.best_trial.metric
-
-
-def test_trials_have_a_row_each_and_the_documented_columns(result: dray.Result) -> None:
-    assert list(result.trials.columns) == [
-        "trial_id",
-        "state",
-        "hparams.global_batch_size",
-        "hparams.lr",
-        "hparams.hidden",
-        "batches",
-        "metric",
-        "best_metric",
-        "best_batches",
-        "nan_since",
-        "restarts",
-        "started",
-        "ended",
-    ]
-    assert result.trials["hparams.hidden"].between(16, 256).all()
-    assert (result.trials["ended"] > result.trials["started"]).all()
-    assert (result.trials["metric"] >= result.trials["best_metric"]).all()
-
-
-def test_metrics_are_long_and_complete(result: dray.Result) -> None:
-    metrics = result.metrics
-    assert list(metrics.columns) == ["trial_id", "batches", "epochs", "kind", "name", "value", "time"]
-    assert not metrics.duplicated(["trial_id", "batches", "kind", "name"]).any()
-    found = set(zip(metrics["kind"], metrics["name"], strict=True))
-    assert found == {("training", "loss"), ("validation", "validation_loss"), ("validation", "accuracy")}
-    # A validation after each epoch, of every trial up to its own end.
-    losses = metrics[metrics["name"] == "validation_loss"]
-    counted = losses.groupby("trial_id")["batches"].apply(list)
-    for trial, batches in result.trials.set_index("trial_id")["batches"].items():
-        assert counted[trial] == list(range(EPOCH, batches + 1, EPOCH))
-    pd.testing.assert_series_equal(losses["epochs"], losses["batches"] / EPOCH, check_names=False)
 
 
 def test_time_of_each_worker_group_is_told_without_a_gap(result: dray.Result) -> None:
@@ -200,10 +147,3 @@ def test_command_ends_with_a_table_of_the_best_and_the_path(result: dray.Result,
         assert table.splitlines()[2].split()[0] == str(result.best_trial.trial_id)
         assert f"Results: {result.path}" in table
         assert "Traceback" not in output
-
-
-def test_the_list_has_the_best_of_all_validations(result: dray.Result) -> None:
-    overview = StoredExperiment.here(ExperimentDirectory(result.path)).overview()
-    smaller = load_config(result.path / "experiment.yaml").searcher.sign == 1
-    values = result.trials["best_metric"]
-    assert overview.best_metric == (values.min() if smaller else values.max())

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,13 +23,13 @@ from dray.cluster import internals
 from dray.cluster.connection import Cluster
 from dray.desk.failure import LOW_MEMORY
 from dray.desk.loop import EventLoop
+from dray.desk.messages import GroupEnded
 from dray.groups import group as lending
 from dray.groups.effects import (
     ClusterSeen,
     EndGroup,
     GroupPlaced,
     LookAtCluster,
-    ProcessesEnded,
     Release,
     Reserve,
     SlotsReserved,
@@ -109,7 +109,7 @@ class World:
 
     def ended(self) -> tuple[dict[int, str], str]:
         """The ranks that died, and the error, as the end of the group's processes is reported."""
-        end = self.hears(ProcessesEnded)
+        end = self.hears(GroupEnded)
         assert (end.group, end.start) == ("g", 1)
         return dict(end.dead), end.error
 
@@ -151,47 +151,17 @@ def test_processes_have_trains_context_and_end_with_their_group(world: World) ->
     wait_for(world.is_over, "its slots")
 
 
-def _none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray.train.v2._internal.execution.worker_group", None)
-
-
-def _needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.train.v2._internal.execution.worker_group import RayTrainWorker
-
-    monkeypatch.setattr(RayTrainWorker, "init_train_context", lambda self, replica_group: None)
-
-
-def _fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Worker:
-        def init_train_context(self, distributed_context: Any) -> None:
-            raise LookupError("no node health")
-
-    monkeypatch.setattr("ray.train.v2._internal.execution.worker_group.RayTrainWorker", Worker)
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (_none, "has no attribute 'init_train_context'"),
-        (_needs_more, "replica_group"),
-        (_fails, "no node health"),
-    ],
-)
 def test_groups_start_without_trains_context_where_ray_has_changed_it(
-    change: Callable[[pytest.MonkeyPatch], None],
-    why: str,
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change(monkeypatch)
+    monkeypatch.setitem(sys.modules, "ray.train.v2._internal.execution.worker_group", None)
     monkeypatch.setattr(internals, "_reported", set())
     world.start(slots=1, cpus=0.5)
     [process] = world.processes(1)
     assert "size" not in process
     assert process["error"]
     [line] = [line for line in caplog.messages if line.startswith(WITHOUT_TRAIN)]
-    assert why in line
+    assert "has no attribute 'init_train_context'" in line
     os.kill(process["pid"], signal.SIGKILL)
     world.hears(GroupPlaced)
     assert world.ended() == ({0: ""}, "")

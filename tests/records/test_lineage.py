@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dray.cli import app
-from dray.records.lineage import lineage, relatives
 from dray.records.overview import Overview
 from dray.records.result import Result
+from dray.records.trial_record import lineage, relatives
 from dray.text import fields_of
 from searchers.events import Requested, Source, Started
 from tests.records.repeated import repeated

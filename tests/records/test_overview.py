@@ -76,7 +76,7 @@ def test_the_curve_of_the_best_value_ends_at_the_best(tmp_path: Path) -> None:
         assert seen.curve[0] > seen.curve[-1] == float(f"{seen.best_metric:.4g}")
 
 
-def test_values_of_failed_trials_are_not_in_the_curve_also_in_retrospect(tmp_path: Path) -> None:
+def test_values_of_failed_trials_are_not_in_the_curve(tmp_path: Path) -> None:
     seen = StoredExperiment.here(happened(tmp_path / "one")).overview()
     assert seen.curve[-1] == seen.best_metric == 0.126
     assert min(seen.curve) == 0.126, "trial 1 had 0.01, and failed"
@@ -157,7 +157,7 @@ def test_what_draws_the_hyperparameters(searcher: dict[str, object], name: str |
     assert drawn_by(searcher) == name
 
 
-def test_hyperparameters_that_no_trial_has_read_are_in_the_overview_until_one_reads_them(tmp_path: Path) -> None:
+def test_unread_hyperparameters_are_in_the_overview(tmp_path: Path) -> None:
     directory = simulated(tmp_path / "whole", 4)
     reader = ExperimentReader(directory)
     reader.refresh()

@@ -60,7 +60,7 @@ MEANS = {1: 0.45, 2: 0.40, 3: 0.35}
 
 
 @pytest.mark.parametrize("source", [0, None])
-def test_trial_added_after_the_repeats_is_best_by_one_seed_if_it_is_better(source: int | None, tmp_path: Path) -> None:
+def test_trial_added_after_repeats_may_be_best_by_one_seed(source: int | None, tmp_path: Path) -> None:
     reader = read(tmp_path, runs(MEANS), later=[(source, 0.44, "completed"), (source, 0.47, "completed")])
     assert [trial.id for trial in reader.ranked()[:6]] == [14, 3, 15, 2, 1, 4], "behind it are those passed over"
     seen = reader.overview()
@@ -76,7 +76,7 @@ def test_value_of_a_later_trial_counts_only_if_it_has_completed(reason: Any, tmp
     assert "one seed" not in reader.repeats_summary()
 
 
-def test_every_answer_has_the_same_best_value_and_says_what_it_is(tmp_path: Path) -> None:
+def test_every_answer_has_the_same_best_value(tmp_path: Path) -> None:
     reader = read(tmp_path, runs(MEANS))
     best = Result(tmp_path / "experiment").best_trial
     overview = reader.overview()
@@ -132,7 +132,7 @@ def test_finalist_with_a_failed_or_diverged_repeat_comes_last(tmp_path: Path) ->
         assert summary(reader.finalists()) == what
 
 
-def test_best_trial_is_not_distinguished_from_one_whose_repeats_failed(tmp_path: Path) -> None:
+def test_best_is_not_distinguished_from_one_with_failed_repeats(tmp_path: Path) -> None:
     again = runs({1: 0.1, 2: 0.2, 3: 0.3})
     reader = read(tmp_path, {run: "errored" if run[0] != 3 else value for run, value in again.items()})
     what = "trial 3 is the best of 3 over 3 seeds; repeats of trials 1, 2 failed"
@@ -149,7 +149,7 @@ def test_finalists_are_compared_by_the_seeds_that_all_have(tmp_path: Path) -> No
         assert [len(each.values) for each in reader.finalists()] == [3, 3, 2]
 
 
-def test_best_trial_stays_that_of_the_search_until_the_first_seed_is_complete(tmp_path: Path) -> None:
+def test_best_trial_is_the_searchs_until_a_seed_is_complete(tmp_path: Path) -> None:
     reader = read(tmp_path, {(1, 1): 0.9, (2, 1): 0.8})
     assert (reader.overview().best_trial, reader.overview().best_metric) == (1, 0.1)
     assert (reader.overview().trials, reader.overview().total) == (14, 14)
@@ -245,7 +245,7 @@ def test_what_can_not_be_compared_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("means", [(0.0, 0.0, 9.0, 9.0), (0.0, 0.3, 9.0, 9.0)])
-def test_best_is_wrongly_distinguished_from_all_others_in_one_of_twenty_searches_at_most(
+def test_best_is_wrongly_distinguished_in_5_percent_at_most(
     means: tuple[float, ...],
 ) -> None:
     """Also where chance chooses between two that are equally good, the worst case."""

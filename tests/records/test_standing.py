@@ -44,7 +44,7 @@ def test_a_running_experiment_is_described_in_a_sentence(tmp_path: Path) -> None
     assert parts_of(story.result.standing)["best"] == parts["best"]
 
 
-def test_the_time_and_the_budget_left_are_told_while_it_can_go_on() -> None:
+def test_time_and_budget_left_are_shown_while_it_can_continue() -> None:
     budget = {"time": {"spent": 3600.0, "total": 7200.0}, "usd": {"spent": 22.0, "total": 25.0}}
     seen = Overview(name="a", path="", state="RUNNING", began=0.0, last=60.0, ran_s=60.0, left_s=2400.0, budget=budget)
     found = standing(seen, None, now=60.0)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from searchers import ASHA, AdaptiveASHA, Create, Done, MethodError, Pause, PromotionASHA, Resume, Stop
 from searchers.adaptive_asha import bracket_trials, bracket_weights
-from searchers.events import Reason
 from searchers.method import MAX_TRIALS
 from tests.searchers.helpers import leave, report
 
@@ -60,23 +59,6 @@ def test_done_when_every_bracket_is_done() -> None:
     assert method.progress({}) < 1
     assert leave(method, 2) == [Done(reason="completed")]
     assert method.progress({}) == 1
-
-
-@pytest.mark.parametrize(
-    ("reasons", "outcome"),
-    [
-        (["errored", "canceled", "completed"], "completed"),
-        (["canceled", "canceled", "errored"], "errored"),
-        (["errored", "canceled", "canceled"], "errored"),
-        (["canceled", "canceled", "canceled"], "canceled"),
-    ],
-)
-def test_reason_of_done(reasons: list[Reason], outcome: str) -> None:
-    method = two_brackets(max_trials=3)
-    method.start()
-    *before, last = [leave(method, trial, reason) for trial, reason in enumerate(reasons)]
-    assert before == [[], []]
-    assert last == [Done(reason=outcome)]  # type: ignore[arg-type]
 
 
 def test_promotion_uses_the_trial_numbers_of_the_search() -> None:
@@ -149,30 +131,6 @@ def test_invalid_trials_are_counted_over_all_brackets_and_an_extension_allows_mo
 
 
 # -------------------------------------------------------------------------------------------------------- configuration
-
-
-def test_all_invalid_fields_are_named_at_once() -> None:
-    with pytest.raises(MethodError) as caught:
-        AdaptiveASHA(
-            max_trials=0,
-            max_length=0,
-            divisor=1,
-            max_rungs=0,
-            mode="bold",  # type: ignore[arg-type]
-            bracket_rungs=[2, 0],
-            max_concurrent_trials=-1,
-            variant="stop",  # type: ignore[arg-type]
-        )
-    assert str(caught.value).splitlines() == [
-        "searcher.max_trials: must be an integer >= 1, got 0",
-        "searcher.max_length: must be an integer >= 1, got 0",
-        "searcher.max_rungs: must be an integer >= 1, got 0",
-        "searcher.divisor: must be > 1, got 1",
-        "searcher.mode: must be one of aggressive, standard, conservative, got 'bold'",
-        "searcher.bracket_rungs[1]: must be an integer >= 1, got 0",
-        "searcher.max_concurrent_trials: must be an integer >= 0, got -1",
-        "searcher.variant: must be one of stopping, promotion, got 'stop'",
-    ]
 
 
 @pytest.mark.parametrize(

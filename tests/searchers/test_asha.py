@@ -135,24 +135,6 @@ def test_trial_that_is_invalid_after_its_stop_is_replaced_once() -> None:
     assert leave(method, 3) == []
 
 
-@pytest.mark.parametrize(
-    ("reasons", "outcome"),
-    [
-        (["errored"] * 4, "errored"),
-        (["canceled"] * 4, "canceled"),
-        (["errored", "canceled", "canceled", "errored"], "errored"),
-        (["errored", "errored", "completed", "errored"], "completed"),
-        (["stopped", "canceled", "errored", "canceled"], "completed"),
-        (["diverged", "canceled", "errored", "canceled"], "completed"),
-    ],
-)
-def test_reason_of_done(reasons: list[Reason], outcome: str) -> None:
-    method = asha(max_trials=4)
-    *before, last = [leave(method, trial, reason) for trial, reason in enumerate(reasons)]
-    assert before == [[]] * 3
-    assert last == [Done(reason=outcome)]  # type: ignore[arg-type]
-
-
 # ------------------------------------------------------------------------------------------ differences from Determined
 
 
@@ -165,37 +147,7 @@ def test_trial_that_ends_by_itself_is_followed_by_a_new_one() -> None:
     assert leave(method, 5) == [Done(reason="completed")], "all six have been"
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, None])
-def test_nan_is_the_worst_even_as_the_first_value(bad: float | None) -> None:
-    method = asha(max_concurrent_trials=8)
-    assert report(method, 0, 1, bad) == [Stop(trial=0), Create(trial=8)], "even as the first in its rung"
-    assert report(method, 1, 1, 0.9) == [], "and the first real value goes on"
-    assert report(method, 2, 1, bad) == [Stop(trial=2), Create(trial=9)]
-    assert report(method, 3, 1, 0.8) == []
-    assert report(method, 4, 1, 0.85) == [Stop(trial=4), Create(trial=10)], "0.85 is second of five, and one is kept"
-    assert [value for _, value in ranked(method)[0]] == [math.inf, 0.9, math.inf, 0.8, 0.85]
-
-
 # -------------------------------------------------------------------------------------------------------- configuration
-
-
-def test_one_report_is_ranked_at_all_equal_rungs() -> None:
-    method = ASHA(max_trials=4, max_length=1, num_rungs=3)
-    method.start()
-    assert report(method, 0, 1, 0.5) == []
-    assert ranked(method) == [[(0, 0.5)]] * 3
-
-
-def test_all_invalid_fields_are_named_at_once() -> None:
-    with pytest.raises(MethodError) as caught:
-        ASHA(max_trials=0, max_length=1.5, num_rungs=True, divisor=1, max_concurrent_trials=-1)  # type: ignore[arg-type]
-    assert str(caught.value).splitlines() == [
-        "searcher.max_trials: must be an integer >= 1, got 0",
-        "searcher.max_length: must be an integer >= 1, got 1.5",
-        "searcher.num_rungs: must be an integer >= 1, got True",
-        "searcher.divisor: must be > 1, got 1",
-        "searcher.max_concurrent_trials: must be an integer >= 0, got -1",
-    ]
 
 
 @pytest.mark.parametrize("divisor", [1, 0, -4, 0.5, math.nan, math.inf, "4", None, True])

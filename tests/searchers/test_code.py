@@ -24,7 +24,7 @@ from searchers import (
 )
 from searchers.named_sampler import named_sampler
 from searchers.pbt import PBT
-from searchers.records import action_from_json, action_to_json, request_from_json, request_to_json
+from searchers.records import action_to_json, request_from_json, request_to_json
 
 SPACE = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "width": 8})
 LENGTH = 16
@@ -182,7 +182,7 @@ def test_population_based_training_copies_the_code_with_the_weights() -> None:
 def test_records_of_requests_have_their_code() -> None:
     request = Requested(id="1", hparams={"lr": 0.5}, code="c0de")
     assert request_from_json(request_to_json(request)) == request
-    assert action_from_json(action_to_json(Create(trial=3, code="c0de"))) == Create(trial=3, code="c0de")
+    assert action_to_json(Create(trial=3, code="c0de")) == {"action": "create", "trial": 3, "code": "c0de"}
     assert repr(Create(trial=3, code="c0de")) == "Create(trial=3, code='c0de')"
     with pytest.raises(ValueError, match="code must be a name, got 3"):
         request_from_json({"event": "requested", "code": 3})

@@ -14,9 +14,11 @@ from searchers import (
     AdaptiveASHA,
     Auto,
     Create,
+    Done,
     Exited,
     Grid,
     Method,
+    MethodError,
     PromotionASHA,
     RandomSearch,
     Reported,
@@ -25,10 +27,10 @@ from searchers import (
     Started,
     Stop,
 )
-from searchers.events import REPLACED, Action, Event
+from searchers.events import REPLACED, Action, DoneReason, Event, Reason
 from searchers.search import Record
 from searchers.testing import OBJECTIVES, Make, check_method, play, send
-from tests.searchers.helpers import new_search, report, state, to_run
+from tests.searchers.helpers import leave, new_search, report, state, to_run
 
 
 def methods(kind: Callable[..., Method], **cases: tuple[Any, ...]) -> dict[str, tuple[Make, int]]:
@@ -240,3 +242,86 @@ def test_contract_catches_a_broken_method(broken: type[ASHA], most: int, message
 
     with pytest.raises(AssertionError, match=message):
         check_method(make, max_creations=most, seeds=[0])
+
+
+def halved(kind: type[ASHA] | type[AdaptiveASHA], trials: int, **fields: Any) -> Method:
+    return kind(max_trials=trials, max_length=16, max_concurrent_trials=4, **fields)
+
+
+@pytest.mark.parametrize(
+    ("method", "reasons", "outcome"),
+    [
+        (halved(ASHA, 4, num_rungs=3), ["errored"] * 4, "errored"),
+        (halved(ASHA, 4, num_rungs=3), ["canceled"] * 4, "canceled"),
+        (halved(ASHA, 4, num_rungs=3), ["errored", "canceled", "canceled", "errored"], "errored"),
+        (halved(ASHA, 4, num_rungs=3), ["errored", "errored", "completed", "errored"], "completed"),
+        (halved(ASHA, 4, num_rungs=3), ["stopped", "canceled", "errored", "canceled"], "completed"),
+        (halved(ASHA, 4, num_rungs=3), ["diverged", "canceled", "errored", "canceled"], "completed"),
+        (halved(AdaptiveASHA, 3, bracket_rungs=[2, 1]), ["errored", "canceled", "completed"], "completed"),
+        (halved(AdaptiveASHA, 3, bracket_rungs=[2, 1]), ["canceled", "canceled", "errored"], "errored"),
+        (halved(AdaptiveASHA, 3, bracket_rungs=[2, 1]), ["canceled", "canceled", "canceled"], "canceled"),
+        (Grid(points=2), ["invalid_hp", "invalid_hp"], "invalid_hp"),
+        (Grid(points=2), ["invalid_hp", "canceled"], "canceled"),
+        (Grid(points=2), ["invalid_hp", "errored"], "errored"),
+        (Grid(points=2), ["canceled", "out_of_memory"], "errored"),
+        (Grid(points=2), ["invalid_hp", "stopped"], "completed"),
+        (Single(), ["errored"], "errored"),
+        (Single(), ["out_of_memory"], "errored"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Method) else None,
+)
+def test_reason_of_done(method: Method, reasons: list[Reason], outcome: DoneReason) -> None:
+    assert len(method.start()) == len(reasons)
+    *before, last = [leave(method, trial, reason) for trial, reason in enumerate(reasons)]
+    assert before == [[]] * len(before)
+    assert last == [Done(reason=outcome)]
+
+
+ZERO: dict[str, Any] = {"max_trials": 0, "max_length": 0, "max_concurrent_trials": -1}
+LEAST = {name: f"searcher.{name}: must be an integer >= {given + 1}, got {given}" for name, given in ZERO.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "says"),
+    [
+        (RandomSearch, ZERO, [LEAST["max_trials"], LEAST["max_concurrent_trials"], LEAST["max_length"]]),
+        (
+            Grid,
+            {"points": -1, "max_concurrent_trials": -1, "max_length": 0},
+            [
+                "searcher.points: must be an integer >= 0, got -1",
+                LEAST["max_concurrent_trials"],
+                LEAST["max_length"],
+            ],
+        ),
+        (
+            ASHA,
+            {**ZERO, "max_length": 1.5, "num_rungs": True, "divisor": 1},
+            [
+                LEAST["max_trials"],
+                "searcher.max_length: must be an integer >= 1, got 1.5",
+                "searcher.num_rungs: must be an integer >= 1, got True",
+                "searcher.divisor: must be > 1, got 1",
+                LEAST["max_concurrent_trials"],
+            ],
+        ),
+        (
+            AdaptiveASHA,
+            {**ZERO, "max_rungs": 0, "divisor": 1, "mode": "bold", "bracket_rungs": [2, 0], "variant": "stop"},
+            [
+                LEAST["max_trials"],
+                LEAST["max_length"],
+                "searcher.max_rungs: must be an integer >= 1, got 0",
+                "searcher.divisor: must be > 1, got 1",
+                "searcher.mode: must be one of aggressive, standard, conservative, got 'bold'",
+                "searcher.bracket_rungs[1]: must be an integer >= 1, got 0",
+                LEAST["max_concurrent_trials"],
+                "searcher.variant: must be one of stopping, promotion, got 'stop'",
+            ],
+        ),
+    ],
+)
+def test_all_invalid_fields_are_named_at_once(kind: Callable[..., Method], given: Any, says: list[str]) -> None:
+    with pytest.raises(MethodError) as caught:
+        kind(**given)
+    assert str(caught.value).splitlines() == says

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections.abc import Mapping
 from decimal import Decimal
 from enum import Enum
@@ -17,7 +18,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from searchers import ASHA, Exited, FirstPoints, MethodError, Reported, Search, SpaceError, Started, parse_space
+from searchers import (
+    ASHA,
+    Exited,
+    FieldError,
+    FirstPoints,
+    MethodError,
+    Reported,
+    Search,
+    SpaceError,
+    Started,
+    parse_space,
+)
 from searchers.errors import IllegalEvent
 from searchers.events import Event
 from searchers.search import Record
@@ -245,3 +257,9 @@ def test_a_point_outside_the_space_is_refused(change: dict[str, object], says: s
 def test_a_space_of_values_that_are_not_json_is_refused(spec: object, says: str) -> None:
     with pytest.raises(SpaceError, match=says):
         parse_space({"lr": spec})
+
+
+def test_field_errors_survive_pickling() -> None:
+    error = pickle.loads(pickle.dumps(SpaceError([("hyperparameters.lr", "is wrong"), ("b", "too")])))
+    assert isinstance(error, FieldError)
+    assert str(error) == "hyperparameters.lr: is wrong\nb: too"

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from searchers import Losses
-from searchers.pareto import ParetoOrder, crowding_distances, dominates, ordered
+from searchers.pareto import ParetoOrder, crowding_distances, dominates, pareto_order
 from searchers.rung import Rung
 
 
@@ -65,14 +65,14 @@ def test_order_is_the_documented_one_after_additions_and_removals(objectives: in
 
 def test_fronts_of_a_grid_are_its_diagonals() -> None:
     side = 5
-    order = ordered({x * side + y: Losses((x, y)) for x, y in itertools.product(range(side), repeat=2)})
+    order = pareto_order({x * side + y: Losses((x, y)) for x, y in itertools.product(range(side), repeat=2)})
     # (x, y) is dominated by chains of x + y points.
     assert all(order.front_of(x * side + y) == x + y + 1 for x, y in itertools.product(range(side), repeat=2))
     assert order.front == [0]
 
 
 def test_front_of_points_on_a_line_are_all_of_them() -> None:
-    order = ordered({trial: Losses((trial, 10 - trial)) for trial in range(11)})
+    order = pareto_order({trial: Losses((trial, 10 - trial)) for trial in range(11)})
     assert sorted(order.front) == list(range(11))
     assert set(order.front[:2]) == {0, 10}, "the ends come first"
 
@@ -84,7 +84,7 @@ def test_crowding_distance_does_not_depend_on_units() -> None:
 
 
 def test_equal_trials_are_ordered_by_number() -> None:
-    assert list(ordered({trial: Losses((1.0, 2.0)) for trial in (3, 1, 2)})) == [1, 2, 3]
+    assert list(pareto_order({trial: Losses((1.0, 2.0)) for trial in (3, 1, 2)})) == [1, 2, 3]
 
 
 def test_violation_comes_before_everything_else() -> None:
@@ -95,14 +95,14 @@ def test_violation_comes_before_everything_else() -> None:
         3: None,
         4: Losses((8.0, 8.0), (-1.0,)),
     }
-    order = ordered(losses)
+    order = pareto_order(losses)
     assert list(order) == [4, 1, 2, 0, 3]
     assert order.front == [4]
     assert [order.front_of(trial) for trial in range(5)] == [None, 2, None, None, 1]
 
 
 def test_no_front_without_a_trial_that_keeps_the_limits() -> None:
-    assert ordered({0: Losses((1.0,), (0.5,))}).front == []
+    assert pareto_order({0: Losses((1.0,), (0.5,))}).front == []
 
 
 @pytest.mark.parametrize("divisor", [2, 3, 1.5])

@@ -47,30 +47,6 @@ def test_trials_pause_until_one_is_among_the_best_quarter() -> None:
     ]
 
 
-def test_a_trial_promoted_at_once_is_not_paused() -> None:
-    method = asha()
-    assert first_rung(method, [0.5, 0.3, 0.4, 0.2])[3] == [], "0.2 is the best of four: its place is its own again"
-    assert report(method, 3, 4, 0.2) == [Pause(trial=3), Create(trial=4)]
-
-
-def test_a_report_that_passes_several_rungs_is_ranked_only_at_the_highest() -> None:
-    method = asha()
-    assert report(method, 0, 5, 0.1) == [Pause(trial=0), Create(trial=1)]
-    assert ranked(method) == [[], [(0, 0.1)], []]
-    assert report(method, 1, 16, 0.2) == [], "it completes by itself"
-    assert ranked(method) == [[], [(0, 0.1)], [(1, 0.2)]]
-    assert leave(method, 1) == [Create(trial=2)]
-    assert first_rung(method, [0.5, 0.6, 0.7, 0.8], first=2)[3] == [Pause(trial=5), Resume(trial=2)]
-
-
-def test_a_trial_that_ran_far_past_its_pause_is_ranked_only_where_it_has_come_to() -> None:
-    method = asha()
-    report(method, 0, 1, 0.2)
-    assert report(method, 0, 16, 0.1) == []
-    assert first_rung(method, [0.5, 0.5, 0.5], first=1)[2] == [Pause(trial=3), Resume(trial=0)], "only to complete"
-    assert ranked(method)[1:] == [[], [(0, 0.1)]]
-
-
 def test_a_trial_that_ran_past_its_pause_is_not_trained_twice() -> None:
     """The trial reached 4 before its pause at 1 took effect; that report counts when it is promoted."""
     method = asha()
@@ -124,23 +100,6 @@ def test_an_event_costs_a_bounded_number_of_heap_operations(monkeypatch: pytest.
 
 
 # -------------------------------------------------------------------------------------------------------------- the end
-
-
-def test_paused_trials_that_cannot_be_promoted_are_stopped_and_the_search_ends() -> None:
-    method = asha(max_trials=4)
-    answers = first_rung(method, [0.5, 0.3, 0.4, 0.6])
-    assert answers[3] == [Resume(trial=1), Stop(trial=0), Stop(trial=2), Stop(trial=3)]
-    # Rung 4 has one value and can get no other, so its best trial continues although floor(1 / 4) = 0.
-    assert report(method, 1, 4, 0.2) == []
-    assert report(method, 1, 16, 0.1) == []
-    assert leave(method, 0, "stopped") == leave(method, 2, "stopped") == leave(method, 3, "stopped") == []
-    assert leave(method, 1) == [Done(reason="completed")]
-
-
-def test_a_search_of_fewer_trials_than_the_divisor_trains_one_to_the_end() -> None:
-    method = asha(max_trials=3)
-    assert first_rung(method, [0.5, 0.3, 0.4])[2] == [Resume(trial=1), Stop(trial=0), Stop(trial=2)]
-    assert report(method, 1, 4, 0.3) == report(method, 1, 16, 0.3) == []
 
 
 # ------------------------------------------------------------------------------------------------------------ extension

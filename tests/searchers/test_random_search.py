@@ -72,28 +72,6 @@ def test_max_length_is_the_only_rung() -> None:
     assert RandomSearch(max_trials=1, max_length=9).rungs == Single(max_length=9).rungs == (9,)
 
 
-def test_single_is_one_trial() -> None:
-    method = Single()
-    assert method.start() == [Create(trial=0)]
-    assert leave(method, 0, "errored") == [Done(reason="errored")]
-
-
-def test_a_single_trial_that_runs_out_of_memory_is_not_replaced() -> None:
-    method = Single()
-    method.start()
-    assert leave(method, 0, "out_of_memory") == [Done(reason="errored")]
-
-
-def test_invalid_fields_are_named() -> None:
-    with pytest.raises(MethodError) as caught:
-        RandomSearch(max_trials=0, max_concurrent_trials=-1, max_length=0)
-    assert [path for path, _ in caught.value.faults] == [
-        "searcher.max_trials",
-        "searcher.max_concurrent_trials",
-        "searcher.max_length",
-    ]
-
-
 def test_progress_is_the_mean_over_max_trials() -> None:
     method = RandomSearch(max_trials=4, max_concurrent_trials=2)
     method.start()
@@ -193,25 +171,6 @@ def test_an_invalid_point_is_not_replaced() -> None:
     assert leave(method, 1) == [Done(reason="completed")]
 
 
-@pytest.mark.parametrize(
-    ("reasons", "outcome"),
-    [
-        (["invalid_hp", "invalid_hp"], "invalid_hp"),
-        (["invalid_hp", "canceled"], "canceled"),
-        (["invalid_hp", "errored"], "errored"),
-        (["canceled", "errored"], "errored"),
-        (["canceled", "out_of_memory"], "errored"),
-        (["invalid_hp", "stopped"], "completed"),
-    ],
-)
-def test_reason_of_done_of_a_grid(reasons: list[Reason], outcome: str) -> None:
-    method = Grid(points=2)
-    method.start()
-    first, last = [leave(method, trial, reason) for trial, reason in enumerate(reasons)]
-    assert first == []
-    assert last == [Done(reason=outcome)]  # type: ignore[arg-type]
-
-
 def test_a_grid_can_get_longer_but_not_larger() -> None:
     method = Grid(points=2, max_length=4)
     method.start()
@@ -223,13 +182,3 @@ def test_a_grid_can_get_longer_but_not_larger() -> None:
     assert state(method) == before
     assert method.extend(max_length=8) == [Resume(trial=0), Resume(trial=1)]
     assert method.rungs == (8,)
-
-
-def test_all_invalid_fields_of_a_grid_are_named_at_once() -> None:
-    with pytest.raises(MethodError) as caught:
-        Grid(points=-1, max_concurrent_trials=-1, max_length=0)
-    assert str(caught.value).splitlines() == [
-        "searcher.points: must be an integer >= 0, got -1",
-        "searcher.max_concurrent_trials: must be an integer >= 0, got -1",
-        "searcher.max_length: must be an integer >= 1, got 0",
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ from searchers import (
 from searchers.answers import carry_out
 from searchers.events import Action, Reason
 from searchers.previews import expected, preview
-from searchers.records import action_from_json, action_to_json
+from searchers.records import action_to_json
 from searchers.simulate import Curve, simulate
 from searchers.testing import check_method
 from tests.searchers.helpers import creates, leave, new_search, report
@@ -238,10 +237,8 @@ def test_stopped_repeat_ends_and_the_others_go_on() -> None:
 
 
 def test_create_of_a_repeat_is_recorded() -> None:
-    action = Create(trial=7, repeat=Repeat(trial=2, seed=3))
     record = {"action": "create", "trial": 7, "repeat": {"trial": 2, "seed": 3}}
-    assert action_to_json(action) == record
-    assert action_from_json(json.loads(json.dumps(record))) == action
+    assert action_to_json(Create(trial=7, repeat=Repeat(trial=2, seed=3))) == record
 
 
 def test_method_that_creates_no_trials_on_request_is_an_error() -> None:

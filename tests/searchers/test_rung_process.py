@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
 
-from searchers.rung_process import Array, Fit, Parameters, Results, RungProcess, _Density, fitted
+from searchers.rung_process import Array, Fit, Parameters, Results, RungProcess, _Density, fit_parameters
 
 AXES = np.array([0, 1, 2, 2])  # two numbers, and a category with two values
 
@@ -96,7 +96,7 @@ def test_how_well_a_rung_ranks_is_learned(tells: float, low: float, high: float)
         values=np.concatenate([first, last]) + rng.normal(0, 0.05, 80),
     )
     parameters = Parameters(AXES, 2)
-    theta = fitted(parameters, results, steps=50)
+    theta = fit_parameters(parameters, results, steps=50)
     assert low <= parameters.chain(theta)[0, 1] <= high
 
 
@@ -115,4 +115,4 @@ def test_a_fit_that_continues_with_more_results_ends_at_the_same_parameters_as_a
         for _ in range(8):
             fit.step()
     density = _Density(parameters, results)
-    assert density(fit.theta)[0] < density(fitted(parameters, results, steps=200))[0] + 0.1
+    assert density(fit.theta)[0] < density(fit_parameters(parameters, results, steps=200))[0] + 0.1

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+from random import Random
 
 import pytest
 
-from searchers import ASHA, Exited, Objectives, Reported, Search, SpaceError, Started, parse_space
+from searchers import (
+    ASHA,
+    Exited,
+    Metric,
+    Objectives,
+    PromotionASHA,
+    Reported,
+    Search,
+    SpaceError,
+    Started,
+    parse_space,
+)
 from searchers.named_sampler import named_sampler
 from searchers.samplers import Sampler
 from searchers.search import Record
 from searchers.space import Space
 from searchers.testing import OBJECTIVES, Extension, play, repeat
-from tests.searchers.fuzz import check_history
 from tests.searchers.helpers import LINE, needs_constraints, new_search
 
 MIXED = parse_space(
@@ -99,7 +110,57 @@ def test_a_replayed_search_gets_the_same_proposals(name: str, several: bool) -> 
     assert json.loads(json.dumps(rest)) == records[len(records) // 2 :]
 
 
+LOSS, SIZE, TIME = (Metric(name=name) for name in ("loss", "size", "time"))
+SEVERAL = (
+    OBJECTIVES,
+    Objectives((LOSS, SIZE, TIME)),
+    Objectives((LOSS, Metric(name="size", at_most=0.5), Metric(name="time", at_least=0.2, at_most=0.8))),
+    Objectives((SIZE, LOSS, Metric(name="size", at_least=0.3))),
+)
+SPACES = tuple(
+    parse_space(root)
+    for root in (
+        {"x": {"type": "double", "minval": 0, "maxval": 1}},
+        {
+            "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+            "n": {"type": "int", "minval": 1, "maxval": 3},
+            "x": {"type": "categorical", "vals": [{"a": {"type": "double", "minval": 0, "maxval": 1}}, {"b": 1}]},
+        },
+        {"x": {"type": "categorical", "vals": ["relu", None]}, "batch": 64},
+        {"x": 1},
+    )
+)
+
+
 @pytest.mark.parametrize("seed", [0, 3])
 def test_random_searches_with_several_objectives_are_replayed_with_the_same_proposals(seed: int) -> None:
-    """A few of the histories of tests/searchers/fuzz.py."""
-    assert check_history(seed) > 20
+    """With late, repeated, missing and non-finite reports, failures, extensions and requests."""
+    rng = Random(f"{seed}:several")
+    space, objectives, kind = rng.choice(SPACES), rng.choice(SEVERAL), rng.choice((PromotionASHA, PromotionASHA, ASHA))
+    concurrent, divisor = rng.choice((1, 4, 16)), rng.choice((2, 4))
+    extensions = rng.sample([Extension(max_length=64), Extension(max_trials=24)], rng.randrange(3))
+
+    def search(log: list[Record]) -> Search:
+        method = kind(
+            max_trials=16,
+            max_length=16,
+            num_rungs=3,
+            divisor=divisor,
+            max_concurrent_trials=concurrent,
+            pareto=True,
+        )
+        sampler = named_sampler("multi_fidelity", space, seed=seed, rungs=method.rungs, objectives=objectives)
+        return Search(
+            method, space, seed=seed, smaller_is_better=True, log=log.append, sampler=sampler, objectives=objectives
+        )
+
+    log: list[Record] = []
+    play(search(log), seed, extensions=extensions)
+    records: list[Record] = json.loads(json.dumps(log))
+    rest: list[Record] = []
+    cut = rng.randrange(len(records))
+    again = search(rest).replay(records[:cut])
+    for record in records[cut:]:
+        repeat(again, record)
+    assert json.loads(json.dumps(rest)) == records[cut:], f"seed {seed}: the replay of {cut} records proposes otherwise"
+    assert sum("hparams" in record for record in records) > 20

@@ -94,7 +94,7 @@ class Served:
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
         """Send one request, by default with the token."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             given = dict(self.headers if headers is None else headers)
             if isinstance(body, dict):

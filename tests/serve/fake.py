@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dray.code.load import check_entrypoint_file
+from dray.desk.shares import Demand
 from dray.records.directory import ExperimentDirectory
 from dray.serve.control import ExperimentState, QueueState, Share, Status, Submitted, Verb
 from dray.serve.draft import Draft
 from dray.serve.lanes import Lanes
+from dray.serve.queue import Queue
 from dray.serve.quota import Use
-from dray.serve.refusals import NotSubmitted, has_ended, is_running
+from dray.serve.refusals import NotSubmitted
+from dray.serve.scheduler import ProcessEnd, Scheduler, _Process
 
-ACTIVE = ("QUEUED", "RUNNING", "STOPPING")
-ENDED = ("COMPLETED", "STOPPED", "PAUSED", "ERROR")
+SINCE = 1_700_000_000.0
+WANTED: Mapping[str, Any] = {"PAUSED": "pause", "STOPPED": "stop", "STOPPING": "stop"}
 
 
 class FakeControl:
-    """As `dray.serve.control.Control`; nothing trains, and an experiment stays QUEUED until a test says otherwise.
+    """As `dray.serve.control.Control`, with the rules of the server's scheduler. Nothing trains: an experiment stays
+    QUEUED until a test says otherwise, and its process ends as soon as it gets a signal.
 
     Args:
         results: the results directory, in which `submit` makes experiments' directories.
@@ -36,63 +39,82 @@ class FakeControl:
         self.results = results
         self.calls: list[tuple[str, str]] = []
         self.extensions: list[Mapping[str, Any]] = []
-        self.requests: dict[str, str] = {}
-        self._all: dict[str, Submitted] = {}
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        self._queue = Queue((), lambda record: None, clock=lambda: SINCE)
+        self.scheduler = Scheduler(self._queue, lambda effect: None, is_preempted=lambda demand: True)
+        self._shown: dict[str, dict[str, Any]] = {}  # what only the desk of a real server knows
 
-    def put(self, name: str, state: ExperimentState = "QUEUED", **fields: object) -> Submitted:
+    def put(self, name: str, state: ExperimentState = "QUEUED", **fields: Any) -> Submitted:
         """Have an experiment of this name, or change it."""
-        before = self._all.get(name, Submitted(name=name, state=state, submitted=1_700_000_000.0, share=Share()))
-        self._all[name] = replace(before, state=state, **fields)  # type: ignore[arg-type]
-        return self._all[name]
+        with self.lock:
+            item = self._queue.find(name) or self._queue.add(self.results / name, Share())
+            item.state = state if state in ("COMPLETED", "ERROR") else WANTED.get(state, "run")  # type: ignore[assignment]
+            item.restarts = int(state == "RESTARTING")
+            up = state in ("RUNNING", "PREEMPTED", "STOPPING")
+            self._up.pop(name, None)
+            self._up.update({name: _Process(had_slots=True)} if up else {})
+            waits = {f"{name}-1": Demand(name=f"{name}-1", groups=1)} if state == "PREEMPTED" else {}
+            self.scheduler.demands = {
+                run: it for run, it in self.scheduler.demands.items() if run != f"{name}-1"
+            } | waits
+            shown = ("slots", "waiting", "why", "missing_secrets")
+            self._shown.setdefault(name, {}).update({field: fields.pop(field) for field in shown if field in fields})
+            for field, value in fields.items():
+                setattr(item, field, value)
+            return self._submitted(name)
+
+    @property
+    def _up(self) -> dict[str, _Process]:
+        return self.scheduler._processes  # noqa: SLF001
 
     def submit(self, draft: Draft, code: Path, owner: str = "", request: str = "") -> Submitted:
-        if request and request in self.requests:
-            return self._all[self.requests[request]]
+        if request and (found := self.scheduler.of_request(request)) is not None:
+            return found
         read = draft.read()
         checked = read.config
         check_entrypoint_file(checked.entrypoint, code)
-        with self._lock:
-            name = f"{checked.name}-{len(self._all) + 1}"
+        with self.lock:
+            name = f"{checked.name}-{len(self._queue.items()) + 1}"
             ExperimentDirectory.create(self.results / name, checked, code)
             asked = checked.resources
             share = Share(priority=asked.priority, weight=asked.weight, max_slots=asked.max_slots)
-            self.requests[request] = name
-            return self.put(name, share=share, owner=owner, missing_secrets=read.missing_secrets)
+            self.scheduler.submit(self.results / name, share, has_process=False, owner=owner, request=request)
+            return self.put(name, missing_secrets=read.missing_secrets)
 
     def experiments(self) -> list[Submitted]:
-        return [each for each in list(self._all.values()) if self._is_there(each.name)]
+        return [self.experiment(item.name) for item in self._queue.items() if self._is_there(item.name)]
 
     def experiment(self, name: str) -> Submitted:
-        if name not in self._all or not self._is_there(name):
+        if not self._is_there(name):
             raise NotSubmitted(f"{name} was not submitted to this server")
-        return self._all[name]
+        return self._submitted(name)
+
+    def _submitted(self, name: str) -> Submitted:
+        return replace(self.scheduler.experiment(name), **self._shown.get(name, {}))
 
     def act(self, name: str, verb: Verb) -> Submitted:
-        before = self.experiment(name).state
-        self.calls.append((verb, name))
-        if verb == "activate":
-            return self.put(name, "QUEUED" if before in ENDED else before)
-        if before in ("COMPLETED", "ERROR"):
-            raise has_ended(name, before)
-        now = self.put(name, "PAUSED" if verb == "pause" else "STOPPED")
-        return replace(now, state="STOPPING") if before == "RUNNING" and verb != "kill" else now
+        with self.lock:
+            self.experiment(name)
+            self.calls.append((verb, name))
+            answer = self.scheduler.act(name, verb)
+            if verb != "activate" and name in self._up:
+                self.scheduler.ended(name, ProcessEnd(kind="stopped"))
+                self.scheduler.settle(name, {})
+            return answer
 
     def extend(self, name: str, extension: Mapping[str, Any]) -> Submitted:
-        if self.experiment(name).state not in ENDED:
-            raise is_running(name)
-        self.calls.append(("extend", name))
-        self.extensions.append(extension)
-        return self.put(name, "QUEUED")
+        with self.lock:
+            answer = self.scheduler.extend(name, extension)
+            self.calls.append(("extend", name))
+            self.extensions.append(extension)
+            return answer
 
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
-        now = self.experiment(name)
-        share = {field: value for field, value in change.items() if field not in ("tags", "notes")}
-        words = {field: value for field, value in change.items() if field in ("tags", "notes")}
-        return self.put(name, now.state, share=replace(now.share, **share), **words)
+        self.scheduler.change(name, change)
+        return self.experiment(name)
 
     def queue(self, seconds: float) -> QueueState:
-        entries = [each for each in self.experiments() if each.state in (*ACTIVE, "PAUSED")]
+        entries = [each for each in self.experiments() if each.state in ("QUEUED", "RUNNING", "STOPPING", "PAUSED")]
         return QueueState(entries=entries, next=None, slots=2.0, lanes=Lanes().view(seconds, {"cpu": 2.0}))
 
     def foresee(self, shares: Mapping[str, Share]) -> list[str]:
@@ -107,11 +129,11 @@ class FakeControl:
             version="0.1.0",
             cluster="this machine",
             results=str(self.results),
-            since=1_700_000_000.0,
+            since=SINCE,
             slots=2.0,
             busy=1.0,
             groups=1,
-            experiments=dict(Counter(each.state for each in self.experiments())),
+            experiments=self.scheduler.counts(),
         )
 
     def _is_there(self, name: str) -> bool:

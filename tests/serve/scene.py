@@ -13,10 +13,10 @@ from typing import Any, ParamSpec, TypeVar
 from dray.cluster.view import ClusterView
 from dray.desk.desk import Desk
 from dray.desk.lease import Lease
-from dray.desk.messages import Departure, LeaseOutcome
+from dray.desk.messages import Departure, GroupEnded, LeaseOutcome
 from dray.desk.shares import Demand
 from dray.display.counts import Counts
-from dray.groups.effects import ClusterSeen, EndGroup, GroupPlaced, LookAtCluster, ProcessesEnded, StartGroup
+from dray.groups.effects import ClusterSeen, EndGroup, GroupPlaced, LookAtCluster, StartGroup
 from dray.groups.lender import GroupKind, Lender, OnPool, PoolOpened
 from dray.groups.pool import GroupsPlan
 from dray.serve.control import QueueState, Share, Status, Submitted, Verb
@@ -98,15 +98,15 @@ class SceneControl(FakeControl):
             quota_of=lambda owner: quota or Quota(),
             lanes=Lanes((), self.kept.append, clock=lambda: self.now),
         )
+        self.scheduler = self.core.scheduler
 
     def _lend(self, emit: Callable[[Any], None]) -> Lender:
         return Lender(
             self.view(),
             lambda: self.now,
-            plan=lambda owner, kind: GroupsPlan(owner=owner, slots=kind.slots, own_cluster=False, min_groups=0),
+            plan=GroupsPlan(is_servers=True),
             emit=emit,
             counts=Counts(),
-            shares_cluster=True,
         )
 
     def view(self) -> ClusterView:
@@ -144,7 +144,7 @@ class SceneControl(FakeControl):
                 for lease in list(client.leases.values()):
                     self.desk.bind(client.name, lease.number, b"")
                     self.desk.begun(None, lease.number)
-                    if lease.state == "moving" or client.closing:
+                    if lease.state in ("moving", "leaving") or client.closing:
                         self._leave(lease, "interrupted")
 
     def _carry_out(self, effect: Any) -> None:
@@ -174,7 +174,7 @@ class SceneControl(FakeControl):
     def _end(self, group: str, start: int) -> None:
         if group in self.up and self.up[group][1] == start:
             owner, start, _ = self.up.pop(group)
-            self.core.lender.on(owner, ProcessesEnded(group=group, start=start))
+            self.core.lender.on(owner, GroupEnded(group=group, start=start))
 
     def connect(self, name: str) -> None:
         """An experiment's process is up, and queues its trials."""

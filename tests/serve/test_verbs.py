@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -21,6 +21,7 @@ from dray.experiment.request_files import RequestFiles
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
 from dray.serve import address, in_directory
+from dray.serve.control import ACTIVE, ExperimentState
 from dray.serve.refusals import WrongState
 from searchers.events import Source
 from searchers.journal import Journal
@@ -260,17 +261,22 @@ def test_a_running_one_goes_on(place: Place, verb: str, dray: Dray) -> None:
 
 
 @everywhere
-def test_it_is_forked(place: Place, dray: Dray) -> None:
+@pytest.mark.parametrize("here", [False, True])
+def test_it_is_forked(place: Place, here: bool, dray: Dray) -> None:
     place.story.directory.code.mkdir()
     (place.story.directory.code / "train.py").write_text("print(1)\n")
     file = place.story.directory.config_file
     file.write_text(f"entrypoint: python3 train.py\n{file.read_text()}")
-    said = dray("e", "fork", "1", "--config", "searcher.max_trials=3", *["--detach"] * (place.kind == "server"))
+    if place.kind != "server":  # a server forks also what was not submitted to it
+        address.write(place.served.results, place.served.url, TOKEN)
+    way = ["--no-server" if here else "--detach"]
+    said = dray("e", "fork", "1", "--config", "searcher.max_trials=3", *way)
     [new] = [each for each in place.served.results.iterdir() if each.name[0] != "." and each != place.path]
     assert yaml.safe_load((new / "experiment.yaml").read_text())["searcher"]["max_trials"] == 3
     assert (new / "code" / "train.py").exists()
     assert said.code == 0
-    assert place.ran == ([] if place.kind == "server" else [{}])
+    assert place.ran == ([{}] if here else [])
+    assert len(place.served.control.experiments()) == (place.kind == "server") + (not here)
 
 
 EVERY_EXTENSION = {
@@ -298,6 +304,30 @@ def test_a_running_one_is_not_extended(place: Place, dray: Dray) -> None:
         place.story.journal = Journal(place.story.directory.journal)
     said = dray("e", "extend", "1", "--max-trials", 9).is_one_line()
     assert said == "dray: experiment is RUNNING; stop it first: dray experiment stop experiment\n"
+
+
+@pytest.mark.parametrize("state", get_args(ExperimentState))
+def test_the_page_offers_what_changes_something(served: Served, state: ExperimentState) -> None:
+    told(served.results, config())
+
+    def refuses(verb: str) -> bool:
+        served.control.put("experiment", state)
+        body = {"max_trials": 9} if verb == "extend" else None
+        status = served.api("POST", f"/experiments/experiment/{verb}", body).status
+        assert status in (200, 409)
+        return status == 409
+
+    served.control.put("experiment", state)
+    offered = served.api("GET", "/experiments/experiment").json["verbs"]
+    assert not any(refuses(verb) for verb in offered if verb != "delete")
+    assert ("kill" in offered, "delete" in offered) == (state in ACTIVE, state not in ACTIVE)
+    ended, waits = state in ("COMPLETED", "ERROR"), state in ("STOPPED", "PAUSED")
+    assert ("extend" in offered) == (ended or waits) <= (not refuses("extend"))
+    assert ("pause" in offered, "activate" in offered) == (
+        state in ACTIVE and state != "STOPPING",
+        waits or state == "ERROR",
+    )
+    assert [refuses(verb) for verb in ("stop", "pause", "kill")] == [ended] * 3
 
 
 # -------------------------------------------------------------------------------------------------------------- trials

@@ -20,7 +20,7 @@ from dray.desk.desk import CALLS as DESK_CALLS
 from dray.desk.desk import Desk
 from dray.desk.effects import After, Reply, Tell
 from dray.desk.loop import EventLoop
-from dray.desk.messages import DeskReport, LeaseGranted, LeaseOver, TrialLeft
+from dray.desk.messages import DeskReport, GroupEnded, LeaseGranted, LeaseOver, TrialLeft
 from dray.storage.checkpoints import CheckpointStore
 from dray.training.plan import Plan, Schedule
 from dray.training.progress import Progress
@@ -325,7 +325,7 @@ class Decider:
 
     def dead(self, group: str, start: int) -> None:
         """Handle Ray's report of a death."""
-        self.desk.group_ended("groups", group, start, {0: "killed"})
+        self.desk.group_ended("groups", GroupEnded(group=group, start=start, dead={0: "killed"}))
 
     # ------------------------------------------------------------------ calls of the trial
     def report(self, lease: int, report: DeskReport, wait: bool) -> str:

@@ -101,7 +101,7 @@ MISTAKES = {
         ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", None
     ),
     "a drained trial lost": Mistake(
-        Desk, "group_ended", 'lease.state in ("granted", "moving")', 'lease.state == "granted"', None
+        Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', None
     ),
     "a closed terminal that hung": Mistake(
         ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", None
@@ -119,14 +119,17 @@ MISTAKES = {
         "_left",
         "has_ended = self.search.trials[trial].ended or self._results.ends(trial)",
         "has_ended = False",
-        None,
+        6,
+        "alone",
+        "requests",
     ),
     "retention deletes what a paused trial needs": Mistake(
         driver,
         "checkpoints_needed",
         '2 if trial.state == "RUNNING" else 1',
         '2 if trial.state == "RUNNING" else 0',
-        None,
+        29,
+        "alone",
     ),
     "a drained trial lost that has saved": Mistake(
         Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted"', "if False", 18
@@ -171,7 +174,9 @@ MISTAKES = {
         1,
         options="budgets",
     ),
-    "one trial too many goes on from a rung": Mistake(Rung, "rank", "value <= -self._best_heap[0][0]", "True", 0),
+    "one trial too many goes on from a rung": Mistake(
+        Rung, "rank", "self.order.equals_one_of(trial, self._count())", "True", 0
+    ),
     "NaN goes on from a rung": Mistake(ASHA, "_report", "not (continues and value != math.inf)", "not continues", None),
     "a failed trial is not ranked": Mistake(
         ASHA, "_exit", "self._rank_exit(exited, next_rung=self._next.pop(exited.trial, 0))", "pass", 0

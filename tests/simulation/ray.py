@@ -15,8 +15,9 @@ from typing import Any
 
 from dray.cluster.connection import Cluster
 from dray.cluster.view import AutoscalerLimits, ClusterView, RayNode
-from dray.desk.connection import DeskUnreachable
-from dray.groups.effects import GroupPlaced, ProcessesEnded
+from dray.desk.calls import DeskUnreachable
+from dray.desk.messages import GroupEnded
+from dray.groups.effects import GroupPlaced
 from dray.groups.slots import Slots
 from dray.worker.spec import WorkerSpec
 from tests.simulation.kernel import Kernel, Process
@@ -231,7 +232,7 @@ class Group:
             died = self.process is not None and self.process.exit_code != 0
             dead = {0: why} if died else {}
             self._report(
-                ProcessesEnded(group=self._spec.group, start=self._spec.start, dead=dead, nodes=dict.fromkeys(dead, ""))
+                GroupEnded(group=self._spec.group, start=self._spec.start, dead=dead, nodes=dict.fromkeys(dead, ""))
             )
         self._ended.set()
 
@@ -251,7 +252,7 @@ class Group:
         self._nodes.ended(self)
         self._free()
         if first:
-            self._report(ProcessesEnded(group=self._spec.group, start=self._spec.start))
+            self._report(GroupEnded(group=self._spec.group, start=self._spec.start))
         self._ended.set()
 
     def ended(self, by: float) -> bool:

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from dray.desk.connection import Connection, DeskUnreachable
+from dray.desk.calls import DeskUnreachable
+from dray.desk.connection import Connection
 from dray.desk.loop import EventLoop
 from searchers.journal import Journal
 from tests.simulation.files import Disk

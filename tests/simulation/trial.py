@@ -12,7 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from dray.core import DistributedContext
-from dray.desk.connection import Connection, DeskUnreachable
+from dray.desk.calls import DeskUnreachable
+from dray.desk.connection import Connection
 from dray.desk.messages import Departure
 from dray.hosts import current_host
 from dray.training.checkpoint.files import Contents, read_progress

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dray import core
-from dray.desk.connection import DeskUnreachable
+from dray.desk.calls import DeskUnreachable
 from dray.desk.messages import DeskReport, Reply
 from dray.storage import checkpoints
 from dray.training.cluster_info import note_hparams_read, use_cluster_info

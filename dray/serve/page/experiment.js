@@ -9,7 +9,7 @@ import { Overview } from "./overview.js";
 import { Crumbs, Empty, State, Tabs, Waiting, lazy } from "./parts.js";
 import { askShare } from "./share.js";
 import { address, go } from "./url.js";
-import { ENDED, VERBS, allowed, askExtend, askFork, askNotes, askVerb, refusal } from "./verbs.js";
+import { VERBS, allowed, askExtend, askFork, askNotes, askVerb, refusal } from "./verbs.js";
 
 const FIRST_MS = 2500, QUIET = 4;
 const TABS = {
@@ -30,7 +30,7 @@ export function Experiment({ name, tab }) {
   useKeys([...Object.entries(TABS).map(([key, [label]], at) => [String(at + 1), label, () => go(address(name, null, key))]),
     ["b", "the best trial", () => best !== null && go(address(name, best))]]);
   useEffect(() => { document.title = `${about?.title ?? name} · dray`; }, [about?.title]);
-  const pace = about?.pace ? 1000 * about.pace * (ENDED.includes(about.state) ? QUIET : 1) : FIRST_MS;
+  const pace = about?.pace ? 1000 * about.pace * (about.verbs.includes("delete") ? QUIET : 1) : FIRST_MS;
   useEffect(() => setEvery(pace), [pace]);
   if (!Object.hasOwn(TABS, tab)) return html`<${NotFound} what=${`An experiment has no tab ${tab}.`} />`;
   if (error?.status === 404) return html`<${NotFound} what=${error.message} />`;

@@ -16,22 +16,16 @@ export const VERBS = {
   kill: ["Kill", true, "The processes end at once, without saving: what running trials have trained since their last checkpoints is lost. Checkpoints, metrics and logs are kept, and Activate continues from them. Use it where Stop takes too long.", "killed"],
   delete: ["Delete", true, "Gone for good, also in the object store: the config, code, metrics, logs and all checkpoints. This can't be undone. Forks of it keep their own.", "deleted"],
 };
-export const ENDED = ["PAUSED", "STOPPED", "COMPLETED", "PARTLY_FAILED", "ERROR"];
-const ACTIVE = ["QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING"];
-const ALLOWED = {
-  stop: ["QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "PAUSED"], pause: ["QUEUED", "RUNNING", "PREEMPTED", "RESTARTING"],
-  kill: ACTIVE, activate: ["PAUSED", "STOPPED", "ERROR"], extend: ENDED,
-};
-
 // Why a verb ("tag" and "extend" too) can't be used on an experiment of the list with one's token (`me`); "" if it can.
 export function refusal(it, verb, me) {
   const owner = it.submitted?.owner;
   if (me && me.scope !== "operate" && !(me.scope === "submit" && owner === me.name))
     return me.scope === "read" ? "your token may only look" : owner ? `it is ${owner}'s` : "it is the operator's";
   if (it.is_local) return "it is a local run";
-  if (verb === "delete") return (it.submitted ? ACTIVE.includes(it.state) : it.state === "RUNNING") ? `it is ${word(it.state)}; stop it first` : "";
+  if (verb === "tag" ? it.submitted : it.verbs.includes(verb)) return "";
+  if (verb === "delete") return `it is ${word(it.state)}; stop it first`;
   if (!it.submitted) return `it was not submitted to this server${it.state === "RUNNING" ? "; the command that runs it can stop it" : ""}`;
-  return verb === "tag" || ALLOWED[verb].includes(it.state) ? "" : `it is ${word(it.state)}`;
+  return `it is ${word(it.state)}`;
 }
 export const allowed = (it, me) => Object.keys(VERBS).filter(verb => !refusal(it, verb, me));
 

@@ -112,12 +112,3 @@ class Faulty(Recorded):
         if self.trial == 1 and batch_idx == 5:
             raise ArithmeticError("it always ends so")
         return super().train_batch(batch, epoch_idx, batch_idx)
-
-
-class FailsLate(Recorded):
-    """Trial 1 raises at batch 250."""
-
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
-        if self.trial == 1 and batch_idx == 250:
-            raise ArithmeticError("it always ends so")
-        return super().train_batch(batch, epoch_idx, batch_idx)

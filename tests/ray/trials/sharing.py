@@ -50,5 +50,3 @@ class Sharing(Recorded):
                     total = torch.cuda.get_device_properties(self.context.device).total_memory
                     torch.empty(total // 4, dtype=torch.uint8, device=self.context.device)
                     raise AssertionError("the trial can use the others' memory")
-                case "as if out of memory":
-                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
