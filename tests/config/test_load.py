@@ -21,8 +21,6 @@ from dray.errors import ConfigError
 from dray.training.units import Batch, Epoch, Records
 from tests.config.configs import ASHA_CONFIG, changed, faults
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "digits"
-
 
 def write(tmp_path: Path, text: str) -> Path:
     file = tmp_path / "config.yaml"
@@ -31,15 +29,6 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 # ------------------------------------------------------------------------------------------------- what is accepted
-
-
-@pytest.mark.parametrize("name", ["asha", "const", "random", "distributed", "adaptive", "promotion", "grid", "tpe"])
-def test_examples_are_valid_and_survive_a_round_trip(name: str, tmp_path: Path) -> None:
-    config = load_config(EXAMPLES / f"{name}.yaml")
-    assert config.name == f"digits-{name}"
-    stored = write(tmp_path, yaml.safe_dump(config.to_dict()))
-    assert load_config(stored) == config
-    assert load_config(config.to_dict()) == config
 
 
 def test_fields_have_determineds_defaults() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import dray.observers.observer
 from dray.observers.observer import Followed, News, Observers
-from dray.records.metrics import PACK_EVERY_S, MetricsLog
+from dray.records.metrics import PACK_EVERY_S, PACKED, TAIL, MetricsLog
 from searchers.events import Event, Exited, Reported, Started
 from tests.records.test_result import Story, config
 
@@ -221,6 +221,7 @@ def test_rows_that_were_packed_twice_between_two_looks_come_once(tmp_path: Path)
 
     log.append(0, [row(1, 0.5)])
     log.pack()
+    shutil.copyfile(story.directory.metrics / PACKED, story.directory.metrics / TAIL)  # a kill leaves it in both
     log.append(0, [row(2, 0.5)])
     assert seen() == [(0, [1, 2]), (1, []), (2, []), (3, [])]
     for batches in (3, 4):

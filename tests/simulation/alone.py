@@ -537,7 +537,7 @@ class Driver(Process):
         self._groups: dict[int, Group] = {}
         self._jobs: deque[Any] = deque()
         self._sending: set[int] = set()
-        self._handles = 0
+        self._handles, self._posted_at = 0, 0.0
         self._is_due = self._is_closing = self._has_ended = self._tune_ended = False
 
     def open(self) -> None:
@@ -647,7 +647,9 @@ class Driver(Process):
 
     # ------------------------------------------------------------------ its event loop
     def post(self, call: Callable[..., object], *args: Any) -> None:
-        self.world.at(self.world.delay(), self.post_now, call, *args)
+        """Call this in the loop, after earlier calls."""
+        self._posted_at = max(self._posted_at, self.world.now + self.world.delay())
+        self.world.at(self._posted_at - self.world.now, self.post_now, call, *args)
 
     def post_now(self, call: Callable[..., object], *args: Any) -> None:
         if self.is_alive:

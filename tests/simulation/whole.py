@@ -25,7 +25,7 @@ from dray.errors import ConfigError, ExperimentError
 from dray.experiment import experiment as experiments
 from dray.experiment import notify, prometheus, requests, run
 from dray.experiment.request_files import DIRECTORY as REQUESTS
-from dray.groups import lending, on_ray
+from dray.groups import lender_shell, on_ray
 from dray.records.directory import CODE_ID_LENGTH, ExperimentDirectory
 from dray.records.metrics import MetricsLog
 from dray.records.result import Result
@@ -242,7 +242,7 @@ class World(Trials):
             notify: {"deliver": self._deliver},
             run: {"POLL_S": 2.0},
             **with_clock(lambda: self.kernel.now, MetricsLog),
-            lending: {"POLL_S": 0.1},
+            lender_shell: {"POLL_S": 0.1},
         }
 
     # ------------------------------------------------------------------ processes
@@ -278,6 +278,11 @@ class World(Trials):
     def _has_ended(self, experiment: Experiment, process: Process) -> None:
         facts, how = experiment.facts, process.exit_code
         self.kernel.note(f"{process.name} has ended: {how} {facts.done}")
+        began, cut_off = self.nodes.began, self.nodes.cut_off
+        if how == 0 and (left := [each.name for each in began if each.owner is process and each.name not in cut_off]):
+            self.kernel.fail(f"{process.name} has ended before its groups {left}")
+        if how == 0 and (answered := facts.answers.keys() & {*experiment.waiting()}) and "full" not in self._kinds:
+            self.kernel.fail(f"{process.name} has left the requests {sorted(answered)}, which have an answer")
         if how != 0:
             facts.kills += 1
         elif facts.done and not experiment.waiting():
@@ -502,8 +507,6 @@ class World(Trials):
             is_exact = not self._drawn.faults and not experiment.facts.requests and not experiment.setup.extensions
             if not experiment.facts.given_up and "power" not in self._kinds:
                 experiment.facts.check_checkpoints(is_exact=is_exact)
-            if (left := experiment.facts.answers.keys() & {*experiment.waiting()}) and "full" not in self._kinds:
-                self.kernel.fail(f"{sorted(left)} have an answer, and are still there")
             experiment.facts.check_end(experiment.waiting(), is_extended=bool(experiment.setup.extensions))
         for node in self.nodes.nodes:
             if node.is_alive and node.free != node.slots:
