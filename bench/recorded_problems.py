@@ -17,9 +17,6 @@ logarithm because a median cross entropy may be twenty times the best one, which
 same. Regret is normalised: 0 is the best of many points, 1 the median one. Time is in epochs: all points of a task cost
 the same.
 
-curves/public_tables.py gives public tables the same form. A table with one training of each configuration has no
-deviations.
-
 Sources: Eggensperger et al., "Efficient Benchmarking of Hyperparameter Optimizers via Surrogates" (2015), for problems
 from recorded trainings; Geurts et al., "Extremely randomized trees" (2006).
 """

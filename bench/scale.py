@@ -227,9 +227,9 @@ def light(directory: Path, groups: int, trials: int, plain: int) -> None:
     from ray.cluster_utils import Cluster
 
     import dray
-    import dray.groups.lending
+    from dray.groups.on_ray import OnRay
 
-    dray.groups.lending.WorkerGroup = LightGroup  # type: ignore[attr-defined, assignment]
+    OnRay.group = LightGroup  # type: ignore[assignment]
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": groups, "include_dashboard": False})
     try:
         experiment = dray.Experiment(

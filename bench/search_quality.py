@@ -7,7 +7,6 @@ ways are in search_ways.py; those whose library is not installed are skipped. Th
   recorded    learning curves of small real tasks (recorded_problems.py), with three rungs (3, 9, 27 epochs), with four
               (1, 3, 9, 27), or with four of which the first is useless; a seed is one search on each development task
   kept        the same on the held-out tasks: only once, for the final figures of a finished method
-  tables      the same on your public tables (curves/public_tables.py), in the directory `--tables`
 
 Figure: the normalised regret of the incumbent, 0 for the best configuration and 1 for the median one; before the first
 report it is 1. There are two incumbents: the trial with the lowest report so far, and the trial with the lowest report
@@ -39,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from _measure import Paper, machine
-from recorded_problems import CURVES, KEPT, TUNE_ON, RecordedProblem, recording
+from recorded_problems import KEPT, TUNE_ON, RecordedProblem, recording
 from search_page import INCUMBENTS, Found, page, report
 from search_peers import Problem
 from search_problems import REGIMES, CurveProblem, Regime
@@ -69,10 +68,10 @@ class Case:
     task: str
     seed: int
 
-    def problem(self, tables: Path) -> tuple[Problem, Regime]:
+    def problem(self) -> tuple[Problem, Regime]:
         """The problem, and its cluster."""
         if self.problems != "synthetic":
-            recorded = recording(self.task, tables)
+            recorded = recording(self.task)
             useless = self.regime == "useless"
             return RecordedProblem(recorded, self.seed, num_rungs=RUNGS[self.regime], useless=useless), TABLES
         regime = REGIMES[self.regime]
@@ -80,9 +79,9 @@ class Case:
         return CurveProblem(self.seed, max_t=MAX_LENGTH, **given), regime
 
 
-def search(way: str, case: Case, tables: Path = CURVES) -> Found:
+def search(way: str, case: Case) -> Found:
     """Simulate a search of a case."""
-    problem, regime = case.problem(tables)
+    problem, regime = case.problem()
     method, sampler = WAYS[way].make(problem, regime.workers)
     whole = Search(
         method, problem.space, seed=problem.seed, smaller_is_better=True, log=lambda record: None, sampler=sampler
@@ -128,7 +127,7 @@ def search(way: str, case: Case, tables: Path = CURVES) -> Found:
     )
 
 
-def _search(unit: tuple[str, Case, Path]) -> Found:
+def _search(unit: tuple[str, Case]) -> Found:
     """In a process of its own."""
     _silence_peers()
     return search(*unit)
@@ -139,7 +138,7 @@ def _silence_peers() -> None:
     logging.disable(logging.WARNING)
 
 
-def searches(units: Sequence[tuple[str, Case, Path]], jobs: int, minutes: float) -> Iterator[Found]:
+def searches(units: Sequence[tuple[str, Case]], jobs: int, minutes: float) -> Iterator[Found]:
     """The outcomes of those that end in time, as they end."""
     ends = time.monotonic() + 60 * minutes
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
@@ -156,10 +155,7 @@ def searches(units: Sequence[tuple[str, Case, Path]], jobs: int, minutes: float)
 def main() -> None:
     """Read the command line, and search or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--problems", nargs="+", choices=["synthetic", "recorded", "kept", "tables"], default=["synthetic"]
-    )
-    parser.add_argument("--tables", type=Path, metavar="DIRECTORY", help="the public tables")
+    parser.add_argument("--problems", nargs="+", choices=["synthetic", "recorded", "kept"], default=["synthetic"])
     parser.add_argument("--tasks", nargs="+", help="of the tables (default: all)")
     parser.add_argument(
         "--regimes", nargs="+", choices=sorted({*REGIMES, *RUNGS}), help="default: base crossing useless three four"
@@ -179,8 +175,6 @@ def main() -> None:
     if options.page:
         page([found for file in options.page for found in kept(file) if found.way in options.ways])
         return
-    if ("tables" in options.problems) != (options.tables is not None):
-        parser.error("--tables DIRECTORY and --problems tables need each other")
     if "kept" in options.problems and options.tasks:
         parser.error("--tasks: the kept tasks are used once, all together")
 
@@ -193,17 +187,12 @@ def main() -> None:
         for problems in options.problems
         for regime in regimes
         if regime in (REGIMES if problems == "synthetic" else RUNGS)
-        for task in _tasks(problems, options.tables, options.tasks)
+        for task in _tasks(problems, options.tasks)
     ]
     known = {
         (found.way, Case(found.problems, found.regime, found.task, found.seed)): found for found in kept(options.keep)
     }
-    units = [
-        (way, case, options.tables if case.problems == "tables" else CURVES)
-        for case in cases
-        for way in ways
-        if (way, case) not in known
-    ]
+    units = [(way, case) for case in cases for way in ways if (way, case) not in known]
     began, results = time.monotonic(), [known[way, case] for case in cases for way in ways if (way, case) in known]
     for found in searches(units, options.jobs, options.minutes):
         results.append(found)
@@ -224,15 +213,12 @@ def _is_installed(way: str) -> bool:
     return True
 
 
-def _tasks(problems: str, tables: Path | None, tasks: Sequence[str] | None) -> Sequence[str]:
+def _tasks(problems: str, tasks: Sequence[str] | None) -> Sequence[str]:
     match problems:
         case "synthetic":
             return [""]
         case "kept":
             return KEPT
-        case "tables":
-            assert tables is not None
-            return tasks or sorted(path.stem for path in tables.glob("*.parquet"))
     return tasks or TUNE_ON
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -61,6 +62,7 @@ def device(*, gpu: bool) -> Device:
     return "cuda"
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """The versions of ``python``, ``dray``, ``ray``, ``torch``, and the ``cuda`` that torch was built for; "" means
     none. This imports neither Ray nor torch."""

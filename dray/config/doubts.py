@@ -70,10 +70,8 @@ def _range_meant(spec: Mapping[str, Any]) -> str:
         return f"{{type: categorical, vals: {json.dumps(values)}}}"
     ends = next((ends for ends in _ENDS if all(isinstance(spec.get(end), int | float) for end in ends)), None)
     if ends is None:
-        return "{type: double, minval: 0.1, maxval: 0.9}" if "distribution" in spec else ""
+        return ""
     low, high = (spec[end] for end in ends)
-    if "log" in str(spec.get("distribution", "")) or spec.get("log") is True or "base" in spec:
-        return _log_range(low, high, spec["base"] if isinstance(spec.get("base"), int | float) else 10)
     kind = "int" if isinstance(low, int) and isinstance(high, int) else "double"
     return f"{{type: {kind}, minval: {low!r}, maxval: {high!r}}}"
 

@@ -11,7 +11,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
-from dray.config.log_policies import LogPolicy
 from dray.config.resources import SlotRange
 from dray.config.schema import ExperimentConfig
 from dray.config.searcher import BY_METHOD
@@ -29,7 +28,7 @@ def _models(model: type[Section]) -> Iterator[type[Section]]:
     for field in model.model_fields.values():
         kinds = [each.unknown for each in field.metadata if isinstance(each, Kinds)]
         for each in kinds or _types(field.annotation):
-            if isinstance(each, type) and issubclass(each, Section) and each is not LogPolicy:
+            if isinstance(each, type) and issubclass(each, Section):
                 yield from _models(each)
 
 

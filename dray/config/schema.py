@@ -19,14 +19,13 @@ from pydantic import (
     PlainValidator,
     PrivateAttr,
     ValidationInfo,
-    WithJsonSchema,
     field_validator,
 )
 
 from dray.config.entrypoint import Entrypoint, as_written, parse_entrypoint
 from dray.config.isolation import Isolation, IsolationField
 from dray.config.length import Period
-from dray.config.log_policies import LogPolicy, policies, policies_schema
+from dray.config.log_policies import LogPolicy, policies
 from dray.config.notify import Notify
 from dray.config.resources import Resources, SlotRange, even_sizes
 from dray.config.searcher import BY_METHOD, ClassSearcher, Searcher
@@ -237,7 +236,7 @@ class ExperimentConfig(Section):
         "it, at its next rung, where NaN ranks last",
         examples=[True],
     )
-    log_policies: Annotated[list[LogPolicy], BeforeValidator(policies), WithJsonSchema(policies_schema())] = Field(
+    log_policies: Annotated[list[LogPolicy], AfterValidator(policies)] = Field(
         default_factory=list,
         description="reactions to lines in the log of a failed trial",
         examples=[[{"pattern": "CUDA out of memory", "action": "cancel_retries"}]],

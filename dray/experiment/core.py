@@ -19,7 +19,7 @@ from dray.experiment.driver import ExperimentDriver, OpenSearch
 from dray.groups.lender import GroupKind, Lender
 
 if TYPE_CHECKING:
-    from dray.groups.lent import LentGroups
+    from dray.groups.borrowed import BorrowedGroups
 
 OWN = (messages.WorkerArrived, messages.GroupReady, messages.GroupRetired, messages.GroupEnded)
 """Messages of the desk to the owner of the groups only. Messages about a lease go to both the owner and the driver."""
@@ -46,7 +46,7 @@ class RunCore:
         lender: the lender of the groups, set by the caller; it emits its effects to `effects.append`.
     """
 
-    lender: Lender | LentGroups
+    lender: Lender | BorrowedGroups
 
     def __init__(
         self,

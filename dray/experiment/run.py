@@ -39,10 +39,10 @@ from dray.experiment.notify import Notifier
 from dray.experiment.prometheus import Prometheus
 from dray.experiment.request_files import RequestFiles
 from dray.experiment.workers import check_prices, prepare_workers
+from dray.groups.borrowed import BorrowedGroups, GroupServer
 from dray.groups.effects import LookAtCluster
 from dray.groups.lender import Lender, OnPool, PoolClosed, PoolOpened
-from dray.groups.lending import Lending
-from dray.groups.lent import GroupServer, LentGroups
+from dray.groups.lender_shell import LenderShell
 from dray.groups.on_ray import OnRay
 from dray.groups.pool import GroupsPlan
 from dray.observers.observer import Observers
@@ -183,7 +183,7 @@ class Run:
             busy_slots=lambda: self._timeline.busy_slots,
         )
         self._cleaner = Cleaner(self.driver.retention, store_of=directory.store, post=self._loop.post)
-        self._lending: Lending | None = None
+        self._lender_shell: LenderShell | None = None
         self._lender = self._core.lender = self._new_lender(None if lent is None else lent.server)
         if lent is None:
             source = functools.partial(results_of, self._loop.endpoint)
@@ -192,15 +192,15 @@ class Run:
             self._tune = lent.tune
         self._tune.take = lambda results: self._loop.post(self.driver.decide, results)
 
-    def _new_lender(self, server: GroupServer | None) -> Lender | LentGroups:
+    def _new_lender(self, server: GroupServer | None) -> Lender | BorrowedGroups:
         workers, core = self._workers, self._core
         if server is not None:
             hear = functools.partial(self._loop.post, core.hear)
-            return LentGroups(server, self._name, workers.kind, self._loop.endpoint, workers.share, hear)
+            return BorrowedGroups(server, self._name, workers.kind, self._loop.endpoint, workers.share, hear)
         plan = GroupsPlan(max_slots=workers.max_slots, sizes=workers.sizes, own_cluster=self._cluster.own)
         view, emit = self._ray.look(self._ray.limits()), core.effects.append
         lender = Lender(view, time.monotonic, plan=plan, emit=emit, counts=self.driver.counts)
-        self._lending = Lending(
+        self._lender_shell = LenderShell(
             self._loop,
             lender,
             self._ray,
@@ -263,10 +263,10 @@ class Run:
         self._prometheus.update(at_once=True)
         if watch.answers(only_head=True):
             # On a shared cluster, workers release their resources first.
-            if self._lending is None:
+            if self._lender_shell is None:
                 self._lender.end()
             else:
-                self._lending.end(at_once=self._cluster.own or self._has_failed or gone)
+                self._lender_shell.end(at_once=self._cluster.own or self._has_failed or gone)
         self._loop.close()
         # Only now: until here groups may end, and trials may die.
         self._logs.shutdown()
@@ -350,8 +350,8 @@ class Run:
             case ReadLogs(left):
                 self._read_logs(left)
             case After() | PoolOpened() | OnPool() | PoolClosed() | LookAtCluster():
-                assert self._lending is not None
-                self._lending.perform(effect)
+                assert self._lender_shell is not None
+                self._lender_shell.perform(effect)
             case _:
                 self._heard(effect)
 
@@ -368,7 +368,7 @@ class Run:
                 if message.reason and self._config.resources.reuse_workers:
                     self._display.retired(message.group, message.trial, message.reason)
             case messages.LeaseGranted():
-                if self._lending is None:  # the group is this experiment's for the duration of the lease
+                if self._lender_shell is None:  # the group is this experiment's for the duration of the lease
                     self._timeline.starts(message.group, self._workers.kind.slots.taken, message.time)
                 gpu_type = message.gpu_type if self._workers.kind.slots.gpu else ""
                 slot_type = message.slot_type
@@ -382,7 +382,7 @@ class Run:
             case TrialLeft():
                 self._timeline.left(message.group, message.trial, message.time)
             case messages.LeaseOver():
-                if self._lending is None:
+                if self._lender_shell is None:
                     self._timeline.ends(message.group, message.time)
 
     def _notify(self, message: Message) -> None:

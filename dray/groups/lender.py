@@ -3,7 +3,7 @@
 A driver lends its own groups to its one experiment, a server lends its groups to all experiments. The number of groups
 of each kind follows from the waiting trials, and from each experiment's share.
 
-Pure, with a given clock: it passes effects to `emit`, and `dray.groups.lending` carries them out.
+Pure, with a given clock: it passes effects to `emit`, and `dray.groups.lender_shell` carries them out.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from dray.hosts.pace import Pace
+from dray.records.spending import Spent
 from dray.records.trial_record import TrialRecord
 from searchers.events import REPLACED
 from searchers.previews import Preview
-from searchers.views import END_STATES, State
+from searchers.views import END_STATES, TrialView
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -30,19 +30,6 @@ class _Stage:
     end: float
     length: float
     trials: float
-
-
-class Trained(Protocol):
-    """A trial: `searchers.views.TrialView`, or a reader's `TrialRecord`."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def state(self) -> State: ...
-    @property
-    def begin(self) -> float: ...
-    @property
-    def last_step(self) -> float | None: ...
 
 
 class Remaining(NamedTuple):
@@ -79,10 +66,9 @@ class Forecast:
         self._ends = [stage.end for stage in self._stages]
         self._trained = 0.0  # total length of ended trials
         self._valid = 0  # number of ended trials that are not replaced
-        self._pace = Pace()
-        self._busy_s = 0.0
-        self._last: tuple[float, float] | None = None  # time and total length at the last update
-        self._moved = 0
+        self._busy_s = 0.0  # time that trials have had workers, since the first progress
+        self._last = 0.0  # time of the last update
+        self._begun: tuple[float, float] | None = None  # time and total length before the first progress
         self.share = 0.0
         """Share of the search that is done, from 0 to 1; never decreases."""
         self.left_s: float | None = None
@@ -99,12 +85,12 @@ class Forecast:
 
     def update(
         self,
-        live: Iterable[Trained],
+        live: Iterable[TrialView | TrialRecord],
         steps: Mapping[int, float],
         groups: int,
         now: float,
         *,
-        ended: Iterable[Trained] = (),
+        ended: Iterable[TrialView | TrialRecord] = (),
         requested: int = 0,
     ) -> None:
         """Update the estimates; `now`: time in seconds, from a monotonic clock. The others as in `remaining`."""
@@ -112,11 +98,11 @@ class Forecast:
 
     def remaining(
         self,
-        live: Iterable[Trained],
+        live: Iterable[TrialView | TrialRecord],
         steps: Mapping[int, float],
         groups: int,
         *,
-        ended: Iterable[Trained] = (),
+        ended: Iterable[TrialView | TrialRecord] = (),
         requested: int = 0,
     ) -> Remaining:
         """What the search has yet to train.
@@ -160,26 +146,19 @@ class Forecast:
             total += min(unused, total)
         return Remaining(trained, total, longest, running)
 
-    def _reached(self, view: Trained, step: float = 0.0) -> float:
+    def _reached(self, view: TrialView | TrialRecord, step: float = 0.0) -> float:
         """The length that a trial has trained: the greater of its last report and `step`."""
         return min(max(view.last_step or 0.0, step), self._ends[-1])
 
     def _time(self, remaining: Remaining, groups: int, now: float) -> None:
-        """Estimate the time from the recent training speed of one group."""
-        trained = remaining.trained
-        if self._last is not None:
-            at, before = self._last
-            self._busy_s += remaining.running * (now - at)
-            self._moved += trained > before
-        self._last = now, trained
-        if not self._moved:  # time before the first progress is start-up time
-            self._pace.begin()
-        self._pace.note(now, trained, self._busy_s)
-        seconds, gained, busy_s = self._pace.recent()
-        if self._moved < 4 or seconds < FIRST_S or gained <= 0 or busy_s <= 0:
-            self.left_s = None
-            return
-        self.left_s = remaining.seconds(gained / busy_s, groups)
+        """Estimate the time from the training speed of one group in this run."""
+        if self._begun is None or remaining.trained <= self._begun[1]:  # it starts up
+            self._begun = now, remaining.trained
+        else:
+            self._busy_s += remaining.running * (now - self._last)
+        self._last, gained = now, remaining.trained - self._begun[1]
+        is_known = now - self._begun[0] >= FIRST_S and gained > 0 and self._busy_s > 0
+        self.left_s = remaining.seconds(gained / self._busy_s, groups) if is_known else None
 
 
 class TimeLeft:
@@ -274,7 +253,7 @@ def _step(trial: TrialRecord, unit: str) -> float:
     return 0.0
 
 
-def of_budget(budget: Mapping[str, Mapping[str, float]] | None, per_s: Mapping[str, float]) -> float:
+def of_budget(budget: Mapping[str, Spent] | None, per_s: Mapping[str, float]) -> float:
     """Seconds until a budget is spent, at the present rates; infinite without one."""
     left = [
         max(each["total"] - each["spent"], 0.0) / per_s[name]

@@ -79,11 +79,9 @@ class StoredExperiment:
 @contextmanager
 def open_experiment(experiment: Name) -> Iterator[StoredExperiment]:
     """Open an experiment, see `locate`. The copy of a remote one exists only within the block."""
-    where = locate(experiment)
-    location = Location.of(where)
+    location = Location.of(locate(experiment))
     if location.is_local:
-        directory, number = ExperimentDirectory.open(location.path), number_of(location.path)
-        yield StoredExperiment(directory=directory, where=where, is_copy=False, number=number)
+        yield StoredExperiment.here(ExperimentDirectory.open(location.path), number_of(location.path))
         return
     with scratch("look") as copies:
         directory = ExperimentDirectory(copies / location.name)
@@ -123,20 +121,19 @@ def local_overview(run: LocalRun) -> Overview:
     return Overview(
         name=run.path.name,
         path=str(run.path),
-        title=run.path.name,
         state=state,
         trials=1,
         ended=int(state in ("COMPLETED", "ERROR")),
         failed=int(state == "ERROR"),
         max_trials=1,
-        metric=compared_by(run.searcher).first.name if run.searcher else "",
-        best=None if run.best is None else run.best[0],
+        metric=compared_by(run.searcher).first.name if run.searcher else None,
+        best_metric=None if run.best is None else run.best[0],
         best_trial=None if run.best is None else 0,
-        best_by="" if run.best is None else "one seed",
+        best_by=None if run.best is None else "one seed",
         began=min(times, default=None),
         last=max(times, default=None),
         ran_s=max(times, default=0.0) - min(times, default=0.0),
-        failure=run.failure,
+        failure=run.failure or None,
         is_local=True,
     )
 

@@ -130,11 +130,6 @@ class Server:
             raise NotSubmitted(f"{name} was not submitted to the server")
         return submitted_from(found)
 
-    def diff(self, name: str, variant: str) -> str:
-        """What a variant changes in an experiment's code. Raises `NoExperiment` if there is none."""
-        found: str = self.request("GET", path_of(name, f"variants/{quote(variant, safe='')}"))["diff"]
-        return found
-
     def change(self, name: str, **fields: Any) -> Submitted:
         """Change some of ``priority``, ``weight``, ``max_slots``, ``tags`` and ``notes``; the others stay."""
         return submitted_from(self.request("PATCH", path_of(name), fields))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dray.code import archive
 from dray.config.storage import SECRETS
 from dray.config.yaml_file import check_limits, mapping_in, with_values
 from dray.errors import ConfigError
@@ -14,6 +16,7 @@ from dray.masking import MASK, PLACES, leaves
 from dray.records.directory import ExperimentDirectory
 from dray.records.secrets import unmasked, with_secrets
 from dray.serve.quota import ORIGIN, Quota, Use, fitted
+from dray.storage.disk import scratch
 from searchers.errors import FieldError
 
 if TYPE_CHECKING:
@@ -52,6 +55,20 @@ class Draft:
     config: str | Mapping[str, Any]
     forked: Path | None = None
     is_owner: bool = False
+
+    @contextmanager
+    def code(self) -> Iterator[Path]:
+        """A copy of the code of the experiment that is forked, within the block. Without any it is `BadInput`: its
+        class was sent from a notebook, say."""
+        from dray.serve.answers import BadInput  # aiohttp
+
+        assert self.forked is not None
+        directory = ExperimentDirectory(self.forked)
+        if not directory.has_code:
+            raise BadInput(f"{self.forked.name} has no copy of its code, so nothing else can run it")
+        with scratch("fork") as code:
+            archive.copy(directory.code, code)
+            yield code
 
     def read(self, allowance: Allowance | None = None) -> Read:
         """Parse and check the config. A `ConfigError` lists all faults."""

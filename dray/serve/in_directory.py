@@ -22,7 +22,6 @@ from dray.records.overview import COMPLETED, Overview
 from dray.serve.client import Server
 from dray.serve.control import EndVerb
 from dray.serve.draft import Draft
-from dray.serve.fork import code_of
 from dray.serve.refusals import WrongState, has_ended, is_running
 from dray.serve.verbs import Handle, OnServer
 from dray.storage import Location
@@ -39,7 +38,9 @@ class InDirectory(Trials, Handle):
         server: the one that its forks are submitted to; None: they run here.
     """
 
-    def __init__(self, where: str, answered: Callable[[Decided], None], server: Server | None = None) -> None:
+    def __init__(
+        self, where: str, answered: Callable[[Decided], None] = lambda decided: None, server: Server | None = None
+    ) -> None:
         location = Location.of(where)
         super().__init__(location.path if location.is_local else Path(location.name), answered)
         self._where, self.name, self.server = where, location.name, server
@@ -88,9 +89,11 @@ class InDirectory(Trials, Handle):
             return OnServer(self.server, self.name, self._answered).fork(changes)
         from dray.experiment.experiment import Experiment
 
-        with open_experiment(self._where) as stored, code_of(stored.directory) as code:
-            config = Draft(config=changes, forked=stored.directory.path, is_owner=True).read().config
-            return InDirectory(str(Experiment(config, model_dir=code).prepare().path), self._answered)
+        with open_experiment(self._where) as stored:
+            draft = Draft(config=changes, forked=stored.directory.path, is_owner=True)
+            with draft.code() as code:
+                made = Experiment(draft.read().config, model_dir=code).prepare()
+        return InDirectory(str(made.path), self._answered)
 
     def lines(self, say: Callable[[str], None] = lambda line: None) -> Iterator[str]:
         directory = ExperimentDirectory(self.path)

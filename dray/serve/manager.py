@@ -30,9 +30,9 @@ from dray.desk.effects import Say
 from dray.desk.loop import EventLoop
 from dray.display.counts import Counts
 from dray.errors import ConfigError
+from dray.groups.borrowed import GroupServer
 from dray.groups.lender import Lender, PoolClosed
-from dray.groups.lending import Lending
-from dray.groups.lent import GroupServer
+from dray.groups.lender_shell import LenderShell
 from dray.groups.on_ray import OnRay
 from dray.groups.pool import GroupsPlan
 from dray.records.directory import ExperimentDirectory, results_root
@@ -111,7 +111,7 @@ class Manager:
             quota_of=tokens.quota,
             lanes=Lanes(file.kept, file.keep),
         )
-        self._lending = Lending(self._loop, self._core.lender, on_ray, _Lines(say))
+        self._lender_shell = LenderShell(self._loop, self._core.lender, on_ray, _Lines(say))
         self._scheduler = self._core.scheduler
         self._meters = Meters(tokens)
         for item in self._queue.items():  # the last server may have been killed
@@ -151,7 +151,7 @@ class Manager:
         """End the worker groups and the event loop. No verb may be called any more."""
         self._watch.close()
         if self._watch.answers(only_head=True):
-            self._lending.end(at_once=True)
+            self._lender_shell.end(at_once=True)
         self._loop.close()
         self._journal.close()
         self._alerts.close()
@@ -196,7 +196,7 @@ class Manager:
             case _:
                 if isinstance(effect, PoolClosed) and effect.error:
                     self._say(f"no trials of this kind can run: {effect.error}")
-                self._lending.perform(effect)
+                self._lender_shell.perform(effect)
 
     def _start(self, name: str, command: commands.Open) -> None:
         try:
@@ -362,7 +362,7 @@ def why_full(results: Path) -> str:
 
 
 class _Lines:
-    """The display that `Lending` needs, without a screen."""
+    """The display that `LenderShell` needs, without a screen."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say

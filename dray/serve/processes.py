@@ -39,7 +39,7 @@ from dray.errors import ConfigError, ExperimentError, Fault, NoExperiment
 from dray.experiment.experiment import Experiment
 from dray.experiment.handle import results_of
 from dray.experiment.run import Lent
-from dray.groups.lent import GroupServer
+from dray.groups.borrowed import GroupServer
 from dray.groups.on_ray import OnRay
 from dray.records.spending import totals_of
 from dray.serve import creations

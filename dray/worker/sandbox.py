@@ -39,8 +39,8 @@ from dray.worker.log.tail import last_output, with_log_tail
 from dray.worker.log.trial_log import log_writer
 from dray.worker.log.writer import ENDING
 from dray.worker.ranks import Place
-from dray.worker.run_trial import log_path, lost_driver
 from dray.worker.spec import ExperimentSpec
+from dray.worker.trial import log_path, lost_driver
 
 LEAVE_S = 30.0
 """How long a child may take to end after it has left its lease."""
@@ -70,7 +70,7 @@ def run_in_sandbox(
     experiment: ExperimentSpec,
     place: Place,
 ) -> Departure:
-    """Run one lease, as `dray.worker.run_trial.run_trial` does. No process of the trial outlives this call."""
+    """Run one lease, as `dray.worker.trial.run_trial` does. No process of the trial outlives this call."""
     log = log_path(lease, 0)
     log.parent.mkdir(parents=True, exist_ok=True)
     kills = kills_of_kernel()

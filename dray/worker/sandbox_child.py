@@ -58,7 +58,7 @@ def run(inside: Inside, calls: Connection) -> Departure:
     from dray.worker.log.trial_log import TrialLog
     from dray.worker.process_group import joined
     from dray.worker.ranks import Ranks
-    from dray.worker.run_trial import log_path, run_logged
+    from dray.worker.trial import log_path, run_logged
     from dray.worker.unfit import unloaded
 
     lease, experiment, place = inside.lease, inside.experiment, inside.place

@@ -1,6 +1,6 @@
 """The loop of every rank of a worker group, from its start to the end of the experiment: lease after lease.
 
-One rank is one process on one slot. It asks the desk for a lease, runs the trial (`dray.worker.run_trial`), reports its
+One rank is one process on one slot. It asks the desk for a lease, runs the trial (`dray.worker.trial`), reports its
 outcome, restores the state of the process, and asks again.
 """
 
@@ -37,9 +37,9 @@ from dray.worker.isolation.snapshot import ProcessSnapshot, settings_now
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import gpu_of_worker, joined
 from dray.worker.ranks import Place, Ranks
-from dray.worker.run_trial import Program, log_path, lost_driver, run_trial
 from dray.worker.sandbox import run_in_sandbox
 from dray.worker.spec import ExperimentSpec, WorkerSpec
+from dray.worker.trial import Program, log_path, lost_driver, run_trial
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from dray.agents.answers import MOST_BYTES
 from dray.serve.client import Server
 from dray.serve.refusals import Invalid
 from tests.agents.conftest import TRIALS, Agent
-from tests.records.test_result import Story, config, told
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Served
 from tests.serve.test_api import CONFIG, model
@@ -183,15 +182,6 @@ def test_waiting_for_an_event_returns_at_the_first(digits: Path, up: Served, age
     assert not found["ended"]
     assert found["waited_s"] < 40
     assert found["events"]
-
-
-# ------------------------------------------------------------------------------------------------------------- trials
-@pytest.fixture
-def story(up: Served) -> Story:
-    """An experiment on the server; trial 3 runs, with a checkpoint at batch 10, where it was validated."""
-    found = told(up.results, config())
-    up.control.put("experiment", "RUNNING")
-    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ results

@@ -60,7 +60,7 @@ def test_both_incumbents_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     regime = Regime(noise=0.0, workers=1, trainings=2.99)
     monkeypatch.setattr(search_quality, "JITTER", 0.0)
-    monkeypatch.setattr(search_quality.Case, "problem", lambda case, tables: (Overfitting(), regime))
+    monkeypatch.setattr(search_quality.Case, "problem", lambda case: (Overfitting(), regime))
     monkeypatch.setitem(
         search_quality.WAYS, "all", Way("", lambda problem, workers: (Peer(problem, workers), InOrder()))
     )
@@ -143,7 +143,7 @@ def test_kept_searches_are_not_repeated(
     ran: list[tuple[str, int]] = []
 
     def searches(units: Any, jobs: int, minutes: float) -> Any:
-        for way, case, _ in units:
+        for way, case in units:
             ran.append((way, case.seed))
             yield search_quality.search(way, case)
 

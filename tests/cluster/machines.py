@@ -27,18 +27,20 @@ with_machines = [
 ]
 """The marks of a test whose script uses `Machine`."""
 
-# Its home has an environment with all that dray needs; dray itself is looked for in ~/dray. Of the repository it sees
-# Python's environment, if that lies there, and of what the hosts share only the results, as on a network file system.
+# Its home has an environment with all that dray needs; dray itself is looked for in ~/dray. Of the repository and of
+# the account it sees Python's environments, if they lie there; of what hosts share only the results, as on NFS.
 _LOG_IN = """
 set -e
 mount -t tmpfs none /run
-mkdir -p /run/sshd /run/python /mnt/dray_results
+mkdir -p /run/sshd /run/{{0,1}} /mnt/dray_results
 mount --bind {shared}/results /mnt/dray_results
-mount --bind {prefix} /run/python
+mount --bind {prefix} /run/0
+mount --bind {base} /run/1
 cp -r {shared}/etc {shared}/constraints.txt /run/
 for place in {home} {root}; do mount -t tmpfs none $place; done
-mkdir -p {prefix}
-mount --bind /run/python {prefix}
+mkdir -p {prefix} {base}
+mount --bind /run/0 {prefix}
+mount --bind /run/1 {base}
 umount {shared}
 export HOME={home}
 cp /etc/skel/.bashrc ~/
@@ -81,6 +83,7 @@ class Machine(Host):
             root=ROOT,
             sshd=_SSHD,
             prefix=sys.prefix,
+            base=sys.base_prefix,
             python=sys.executable,
             path=" ".join({sysconfig.get_path(kind) for kind in ("purelib", "platlib")}),
         )

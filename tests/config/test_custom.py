@@ -134,7 +134,7 @@ def test_class_of_the_models_directory_is_made_with_its_options(code: Path) -> N
     assert len(method.start()) == 3
 
 
-def test_sampler_is_made_with_the_space_the_seed_the_rungs_and_its_options(code: Path) -> None:
+def test_sampler_gets_the_space_the_seed_the_rungs_and_options(code: Path) -> None:
     chosen = {"name": "my_search:Sampler", "options": {"scale": 100}}
     loaded = load_config(config({**HALVES, "sampler": chosen, "points": [{"lr": 0.5}]}))
     search = build_search(loaded, lambda record: None, custom=Custom(directory=code))
@@ -202,7 +202,7 @@ def test_given_objects_must_fit_the_config(
     assert [found for found, _ in faults(caught.value)] == [path]
 
 
-def test_search_of_a_named_class_is_rebuilt_from_its_directory_alone(tmp_path: Path, code: Path) -> None:
+def test_search_of_a_named_class_is_rebuilt_from_its_directory(tmp_path: Path, code: Path) -> None:
     path = finished(tmp_path / "experiment", HALVES, Custom(directory=code))
     (code / "my_search.py").unlink()  # the experiment has a copy
     assert resume(path).run().trials["state"].tolist() == ["COMPLETED"] * 3

@@ -114,7 +114,7 @@ def test_a_misspelt_field_of_a_log_policy_is_an_error() -> None:
     policies = [{"pattern": "a", "action": "cancel_retries"}, {"patern": "a", "action": "cancel_retries"}]
     with pytest.raises(ConfigError) as caught:
         load_config(with_field("log_policies", policies))
-    assert caught.value.faults == (("log_policies[1]", "unknown field patern; did you mean pattern?"),)
+    assert caught.value.faults == (("log_policies[1].patern", "unknown field; did you mean pattern?"),)
     with pytest.raises(ConfigError, match=r"log_policies\[0\]: must have an action"):
         load_config(with_field("log_policies", [{"pattern": "a", "action": {"tpye": "cancel_retries"}}]))
 
@@ -127,7 +127,7 @@ def test_a_shared_file_system_has_no_path_in_containers(caplog: pytest.LogCaptur
     assert "\n  checkpoint_storage.container_path: trials run in Ray workers, without a container; " in warning
 
 
-def test_a_list_is_a_constant_and_a_warning_names_the_spaces_in_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_list_is_a_constant_and_spaces_in_it_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     size = {"type": "int", "minval": 1, "maxval": 4}
     layers = [8, size, {"kind": "conv", "size": size}, [[size]], {"type": "conv", "size": 3}]
     config = load_config(
@@ -152,7 +152,7 @@ def test_a_pattern_is_in_pythons_syntax(pattern: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(with_field("log_policies", policies))
     [(path, what)] = caught.value.faults
-    assert path == "log_policies[1]"
+    assert path == "log_policies[1].pattern"
     assert f"must be in Python's syntax, which has no [:alpha:], got {pattern!r}; write A-Za-z" in what
 
 
@@ -325,7 +325,7 @@ def test_log_policies_of_every_version(policy: dict[str, Any], asked: list[str])
     assert [(each.pattern, each.action) for each in kept] == [("a", "cancel_retries")] * ("cancel_retries" in asked)
 
 
-def test_time_in_batches_or_epochs_is_a_length_that_needs_no_metric() -> None:
+def test_time_in_batches_or_epochs_needs_no_metric() -> None:
     timed = {"name": "adaptive_asha", "metric": "loss", "max_trials": 4, "max_time": 100, "time_metric": "epochs"}
     config = load_config(with_field("searcher", {**timed, "max_time": 16}))
     assert (str(config.searcher.counted_length), config.searcher.counted_by) == ("16 epochs", None)

@@ -69,7 +69,7 @@ def test_launcher_may_name_a_class_or_a_file() -> None:
         "python3 -m determined.launch.autodeepspeed model_def:MyTrial",
     ],
 )
-def test_every_command_of_determined_that_names_a_class_is_that_class(entrypoint: Any) -> None:
+def test_determineds_commands_that_name_a_class_are_that_class(entrypoint: Any) -> None:
     assert str(parse_entrypoint(entrypoint)) == "model_def:MyTrial"
 
 

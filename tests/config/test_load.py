@@ -21,8 +21,6 @@ from dray.errors import ConfigError
 from dray.training.units import Batch, Epoch, Records
 from tests.config.configs import ASHA_CONFIG, changed, faults
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "digits"
-
 
 def write(tmp_path: Path, text: str) -> Path:
     file = tmp_path / "config.yaml"
@@ -31,15 +29,6 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 # ------------------------------------------------------------------------------------------------- what is accepted
-
-
-@pytest.mark.parametrize("name", ["asha", "const", "random", "distributed", "adaptive", "promotion", "grid", "tpe"])
-def test_examples_are_valid_and_survive_a_round_trip(name: str, tmp_path: Path) -> None:
-    config = load_config(EXAMPLES / f"{name}.yaml")
-    assert config.name == f"digits-{name}"
-    stored = write(tmp_path, yaml.safe_dump(config.to_dict()))
-    assert load_config(stored) == config
-    assert load_config(config.to_dict()) == config
 
 
 def test_fields_have_determineds_defaults() -> None:
@@ -237,7 +226,7 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
         ),
         ({"log_policies": {}}, "log_policies", "must be a list, got {} (a mapping)"),
         ({"log_policies": [{"action": "cancel_retries"}]}, "log_policies[0]", "must have a pattern; for example"),
-        ({"log_policies": [{"pattern": "(", "action": "signal"}]}, "log_policies[0]", "pattern must be a regular"),
+        ({"log_policies": [{"pattern": "(", "action": "signal"}]}, "log_policies[0].pattern", "must be a regular"),
         ({"log_policies": [{"pattern": "a", "action": "stop"}]}, "log_policies[0]", "action must be one of"),
         (
             {"profiling": {"begin_on_batch": 20, "end_after_batch": 19}},
@@ -318,7 +307,7 @@ def elastic(**changes: Any) -> dict[str, Any]:
 RANDOM = {"name": "random", "metric": "loss", "max_length": {"batches": 2}, "max_trials": 3}
 
 
-def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
+def test_trial_has_as_many_slots_as_divide_its_batch() -> None:
     config = load_config(elastic())
     assert config.slots_per_trial == (1, 2, 3, 4, 6)
     assert load_config(config.to_dict()) == config

@@ -139,9 +139,7 @@ def config_with(**searcher: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name", ["acc", "val_accuracy", "AUC", "BinaryAUROC", "f1", "F1-macro", "f1score", "mAP", "mIoU", "acc@1", "top5"]
 )
-def test_a_metric_whose_name_says_that_larger_is_better_is_warned_of_without_a_direction(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_metric_that_sounds_better_if_larger_needs_a_direction(name: str, caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(config_with(metric=name))
     several = load_config(config_with(metrics=[{"name": "loss"}, {"name": name}, {"name": name, "at_least": 0.5}]))
     assert [f"minimizes {name!r}" in text for text in caplog.messages] == [True, True]

@@ -36,7 +36,7 @@ def test_nothing_is_repeated_by_default() -> None:
     assert (config.repeat.seeds, config.repeat.top) == (3, 4)
 
 
-def test_single_trial_is_trained_with_several_seeds_one_after_another() -> None:
+def test_single_trial_is_trained_with_several_seeds_in_turn() -> None:
     method = build_method(load_config(changed(searcher=SINGLE, repeat={"seeds": 5, "for": "top 1"})))
     assert isinstance(method, Repeats)
     assert isinstance(method.method, Single)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from dray.config.custom import Custom
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, build_method, build_sampler, build_search
@@ -69,7 +68,7 @@ def test_promotion_is_another_variant_of_asha_by_either_spelling() -> None:
         assert type(build_method(load({**ASHA_3, **spelling}))) is ASHA
 
 
-def test_grid_has_a_trial_for_each_point_from_the_end_of_the_list() -> None:
+def test_grid_has_a_trial_for_each_point_the_last_first() -> None:
     space = {"lr": {**LR, "count": 4}, "size": {"type": "categorical", "vals": [1, 2]}, "seed": 3}
     loaded = load({"name": "grid", "max_length": {"epochs": 4}}, hyperparameters=space)
     assert isinstance(build_method(loaded), Grid)
@@ -83,7 +82,7 @@ def test_grid_has_a_trial_for_each_point_from_the_end_of_the_list() -> None:
     ]
 
 
-def test_a_large_grid_needs_a_larger_max_points_and_costs_nothing_until_its_trials_start() -> None:
+def test_a_large_grid_needs_a_larger_max_points() -> None:
     space = {
         name: {"type": "int", "minval": 0, "maxval": 999, "count": count} for name, count in (("a", 1000), ("b", 900))
     }
@@ -155,7 +154,7 @@ def test_adaptive_promotes_too() -> None:
     assert {type(bracket) for bracket in method.brackets} == {PromotionASHA}
 
 
-def test_rungs_are_in_the_unit_of_the_time_metric_whatever_the_length_says() -> None:
+def test_rungs_are_in_the_unit_of_the_time_metric() -> None:
     timed = {"name": "asha", "num_rungs": 3, "max_trials": 8, "max_time": 160, "time_metric": "seconds"}
     for length in ({}, {"max_length": {"epochs": 16}}):
         loaded = load({**timed, **length})
@@ -176,7 +175,7 @@ def test_sampler_is_a_name_or_a_name_and_options() -> None:
     assert load(ASHA_3).searcher.sampler.name == "random"
 
 
-def test_the_multi_fidelity_sampler_is_made_for_the_methods_rungs() -> None:
+def test_multi_fidelity_sampler_is_made_for_the_methods_rungs() -> None:
     sampler, same = (build_sampler(load({**ASHA_3, "sampler": "multi_fidelity"})) for _ in range(2))
     assert type(sampler).__name__ == "MultiFidelitySampler"
     method = build_method(load(ASHA_3))
@@ -219,35 +218,14 @@ def test_beliefs_are_for_multi_fidelity() -> None:
     assert set(faults(wrong)) == {"searcher.prior.lr.around", "searcher.prior.x"}
 
 
-def test_constraint_from_python_is_met_by_every_draw() -> None:
-    space = {"a": {"type": "int", "minval": 1, "maxval": 9}, "b": {"type": "int", "minval": 1, "maxval": 9}}
-    loaded = load({**ASHA_3, "max_trials": 16}, hyperparameters=space)
-    search = build_search(loaded, lambda record: None, custom=Custom(constraint=lambda point: point["a"] < point["b"]))  # type: ignore[operator]
-    search.start()
-    points = [search.params(trial) for trial in search.trials]
-    assert len(points) == 16
-    assert all(point["a"] < point["b"] for point in points)  # type: ignore[operator]
-
-
 def test_hyperparameters_may_be_optunas_distributions() -> None:
     optuna = pytest.importorskip("optuna")
-    spaces = {
-        "lr": optuna.distributions.FloatDistribution(1e-4, 1e-1, log=True),
-        "layers": optuna.distributions.IntDistribution(1, 4),
-        "name": optuna.distributions.CategoricalDistribution(["a", "b"]),
-        "batch": 64,
-    }
-    loaded = load(ASHA_3, hyperparameters=spaces)
-    draws = [loaded.space.sample(Random(n)) for n in range(200)]
-    assert {draw["layers"] for draw in draws} == {1, 2, 3, 4}
-    assert {draw["name"] for draw in draws} == {"a", "b"}
-    assert {draw["batch"] for draw in draws} == {64}
-    assert all(1e-4 <= draw["lr"] <= 1e-1 for draw in draws)  # type: ignore[operator]
-    below = sum(draw["lr"] < 10**-2.5 for draw in draws)  # type: ignore[operator, misc]
-    assert 70 < below < 130, "even in the exponent"
+    given = {"layers": optuna.distributions.IntDistribution(1, 4), "batch": 64}
+    draws = [load(ASHA_3, hyperparameters=given).space.sample(Random(n)) for n in range(50)]
+    assert {(draw["layers"], draw["batch"]) for draw in draws} == {(layers, 64) for layers in (1, 2, 3, 4)}
 
 
-def test_a_distribution_without_a_counterpart_is_a_fault_with_its_path() -> None:
+def test_unknown_distribution_is_a_fault_with_its_path() -> None:
     class Domain:
         """Neither library's."""
 
@@ -331,7 +309,7 @@ def test_a_fault_of_the_searcher_has_its_path(searcher: dict[str, Any], path: st
     assert what in found[path]
 
 
-def test_a_population_searches_batch_sizes_only_with_lengths_in_batches() -> None:
+def test_pbt_searches_batch_sizes_only_with_lengths_in_batches() -> None:
     sizes = {"lr": LR, "global_batch_size": {"type": "categorical", "vals": [32, 64]}}
     found = faults(PBT_8, hyperparameters=sizes)
     assert "must be a constant with pbt and lengths in epochs" in found["hyperparameters.global_batch_size"]

@@ -144,7 +144,7 @@ def several(*metrics: tuple[float, float, float]) -> Search:
     return made
 
 
-def test_line_and_picture_show_the_size_of_the_front_and_the_best_that_keeps_the_limits() -> None:
+def test_front_and_the_best_within_the_limits_are_shown() -> None:
     made = several((0.5, 3.0, 0.5), (0.25, 9.0, 0.5), (0.75, 4.0, 0.5), (0.1, 1.0, 2.0))
     assert "best error 0.25 (trial 1) · 2 trials on the Pareto front" in line(made)
     told = {trial: rows(trial, 1, value) for trial, value in enumerate((0.5, 0.25, 0.75, 0.1))}
@@ -154,13 +154,34 @@ def test_line_and_picture_show_the_size_of_the_front_and_the_best_that_keeps_the
     assert len(picture(made, told, height=9)) <= 9
 
 
-def test_line_shows_that_groups_are_starting() -> None:
-    assert line(search(), groups=0, wanted=1) == "digits · 0 of 8 trials ended · starting the first worker group · 0:00"
-    assert " · starting 1 of 2 worker groups · " in line(search(), groups=1)
-    assert "worker group" not in line(search())
+REASONS: list[Reason] = ["out_of_memory", "errored", "out_of_memory"]
+FAILED = [*(Exited(trial=trial, reason=reason) for trial, reason in enumerate(REASONS)), Started(trial=3)]
+
+
+@pytest.mark.parametrize(
+    ("events", "restarts", "groups", "shown"),
+    [
+        ([], {}, 0, "digits · 0 of 8 trials ended · starting the first worker group · 0:00"),
+        ([], {}, 1, "digits · 0 of 8 trials ended · 0 running · starting 1 of 2 worker groups · 0:00"),
+        ([Started(trial=0)], {0: 2, 3: 1}, 2, "digits · 0 of 8 trials ended · 1 running · 3 restarts · 0:00"),
+        (FAILED, {}, 2, "digits · 3 of 10 trials ended · 1 running · 1 failed · 2 out of memory · 0:00"),
+    ],
+)
+def test_line_counts_groups_that_start_restarts_and_failures(
+    events: list[Event], restarts: dict[int, int], groups: int, shown: str
+) -> None:
+    assert line(search(*events), groups=groups, counts=Counts(restarts=Counter(restarts))) == shown
+
+
+def test_line_shows_a_trials_share_and_no_groups_at_the_end() -> None:
     over = search(*ended(0, 0.5), method=RandomSearch(max_trials=1, max_concurrent_trials=1, max_length=10))
     assert over.done is not None
     assert "worker group" not in line(over, groups=0), "the last line in a notebook, which stays"
+    shown = Screen()
+    shown.display.begin(search(Started(trial=0), Started(trial=1)))
+    shown.display.shares("1/4 GPU")
+    shown.display.update(Counts(), 1, 1)
+    assert " · 2 running on 1/4 GPU each · " in shown.text
 
 
 def test_requested_trials_are_counted_in_the_total() -> None:
@@ -182,30 +203,12 @@ def test_line_shows_what_groups_wait_for_while_they_wait() -> None:
     assert "starting 2 of 3 worker groups" in shown.text
 
 
-def test_line_shows_each_trials_share_of_a_slot() -> None:
-    shown = Screen()
-    shown.display.begin(search(Started(trial=0), Started(trial=1)))
-    shown.display.shares("1/4 GPU")
-    shown.display.update(Counts(), 1, 1)
-    assert " · 2 running on 1/4 GPU each · " in shown.text
-
-
 @pytest.mark.api("8.16")
 def test_line_shows_trials_the_best_and_the_time() -> None:
     made = search(*ended(0, 0.5), *ended(1, 0.25), Started(trial=2))
     assert line(made) == "digits  25% · 2 of 8 trials ended · 1 running · best error 0.25 (trial 1) · 0:00"
     larger = search(*ended(0, 0.5), *ended(1, 0.25), smaller_is_better=False)
     assert "best error 0.5 (trial 0)" in line(larger, smaller_is_better=False)
-
-
-def test_line_shows_restarts() -> None:
-    assert " · 3 restarts · " in line(search(), counts=Counts(restarts=Counter({0: 2, 3: 1})))
-
-
-def test_line_counts_failed_trials_and_those_out_of_memory() -> None:
-    reasons: list[Reason] = ["out_of_memory", "errored", "out_of_memory"]
-    ends = [Exited(trial=trial, reason=reason) for trial, reason in enumerate(reasons)]
-    assert " · 1 failed · 2 out of memory · " in line(search(*ends, Started(trial=3)))
 
 
 def test_line_shows_diverged_trials_until_they_recover() -> None:
@@ -221,7 +224,7 @@ def test_line_shows_diverged_trials_until_they_recover() -> None:
     assert " · 2 running · 1 diverged (NaN) · " in shown.text.splitlines()[-1]
 
 
-def test_picture_has_the_best_trial_and_a_row_for_each_running_trial() -> None:
+def test_picture_has_the_best_and_a_row_for_each_running_trial() -> None:
     made = search(*ended(0, 0.5), Started(trial=1), Reported(trial=1, step=2, value=0.7), Started(trial=2))
     told = {1: [*rows(1, 1, 0.9), *rows(1, 2, 0.7, speed=312.4), *rows(1, 2.5)], 2: rows(2, 0.2, speed=9.87)}
     blank, bar, numbers, best, heading, *trials = picture(made, told)
@@ -331,7 +334,7 @@ def test_sparkline(values: list[float], drawn: str) -> None:
     assert sparkline(values) == drawn
 
 
-def test_without_a_terminal_a_line_is_printed_every_ten_seconds_and_later_every_minute() -> None:
+def test_without_a_terminal_a_line_is_printed_now_and_then() -> None:
     screen, made, seen = Screen(), search(), []
     with screen.display as shown:
         shown.begin(made)
@@ -345,7 +348,7 @@ def test_without_a_terminal_a_line_is_printed_every_ten_seconds_and_later_every_
     assert 30 < seen[1] < 120
 
 
-def test_on_a_terminal_the_picture_is_drawn_a_few_times_a_second_and_erased_at_the_end() -> None:
+def test_picture_is_redrawn_and_erased_at_the_end() -> None:
     screen = Screen(terminal=True)
     made = search()
     with screen.display as shown:
@@ -379,7 +382,7 @@ class FakeIPython:
         self.versions += 1
 
 
-def test_on_a_terminal_the_wait_for_ray_is_shown_before_the_first_picture() -> None:
+def test_wait_for_ray_is_shown_before_the_first_picture() -> None:
     screen, plain = Screen(terminal=True), Screen()
     for each in (screen, plain):
         with each.display:
@@ -423,7 +426,7 @@ def test_a_path_or_a_command_is_never_cut_into_lines() -> None:
     assert screen.text == f"resume with: dray experiment resume {LONG_PATH}\n"
 
 
-def test_an_interrupted_run_reports_its_progress_and_the_next_run_that_it_resumes() -> None:
+def test_interrupted_run_reports_its_progress() -> None:
     made, screen = search(), Screen()
     screen.display.begin(made)
     assert screen.text == ""
@@ -469,7 +472,7 @@ def test_a_failure_shows_the_users_frames(monkeypatch: pytest.MonkeyPatch) -> No
     assert screen.text == f"trial 3 failed:\n{trace}KeyError: 'lr'\n"
 
 
-def test_a_failure_outside_user_code_shows_its_last_line_and_only_so_many_are_shown() -> None:
+def test_failures_outside_user_code_show_one_line_each() -> None:
     screen = Screen()
     for trial in range(30):
         screen.display.failure(trial, TRACEBACK)
@@ -487,7 +490,7 @@ def ending(directory: ExperimentDirectory, **screen: Any) -> list[str]:
     return shown.text.splitlines()
 
 
-def test_end_says_what_failed_then_the_best_trials_and_where_they_are(tmp_path: Path) -> None:
+def test_end_shows_failures_then_the_best_trials(tmp_path: Path) -> None:
     assert ending(happened(tmp_path / "story")) == [
         "1 of 9 trials failed",
         "1 trial diverged: NaN since batch 20 (trial 4)",
@@ -509,9 +512,7 @@ def test_end_says_what_failed_then_the_best_trials_and_where_they_are(tmp_path: 
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_table_at_the_end_has_the_trial_that_the_run_was_asked_for_whatever_its_rank(
-    tmp_path: Path, known: bool
-) -> None:
+def test_table_at_the_end_has_the_requested_trial(tmp_path: Path, known: bool) -> None:
     reader = StoredExperiment.here(simulated(tmp_path / "digits-1", 14)).read()
     *_, worst = reader.eligible()
     assert len(reader.eligible()) > SHOWN_TRIALS
@@ -530,9 +531,7 @@ def test_table_of_the_best_fits(tmp_path: Path) -> None:
     assert lines[10] == "(not shown: net.hidden, accuracy, size)"
 
 
-def test_an_experiment_in_the_default_storage_is_called_by_its_number_or_else_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experiment_is_called_by_its_number_or_else_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path))
     path = tmp_path / "digits-1"
 

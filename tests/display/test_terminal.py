@@ -15,7 +15,7 @@ from rich.text import Text
 from dray.display.screens import stderr
 
 
-def test_drawing_and_printing_continue_when_the_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_continues_when_its_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     stream = os.fdopen(theirs, "w", buffering=1)
     monkeypatch.setenv("TERM", "xterm")

@@ -232,6 +232,17 @@ def test_the_handle_gets_each_result_once_and_those_of_a_trial_one_after_another
     assert [result.number for result in scene.replies()["fetch"]] == [3]
 
 
+def test_a_result_that_two_handles_pass_is_decided_on_once(scene: Scene) -> None:
+    scene.report(1)
+    first = scene.fetch() or []
+    scene.driver.on(LeaseOver(lease=1, group="g", trial=0))
+    scene.grant(3, 0)
+    scene.report(3)  # waits behind the first
+    for _ in range(2):
+        scene.driver.decide(first)
+    assert sum(scene.driver.counts.decisions.values()) == 1
+
+
 def test_a_new_handle_gets_unanswered_results_again_and_the_call_of_the_dead_one_ends(scene: Scene) -> None:
     scene.report(1)
     first = scene.fetch(7)

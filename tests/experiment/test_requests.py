@@ -86,15 +86,6 @@ def test_a_fork_of_a_best_checkpoint_that_is_missing_is_an_error(story: Story, t
     assert [each.source for each in created(story)] == [Source(trial=3, step=10, batches=10)]
 
 
-def test_without_a_driver_a_request_waits_for_the_next_run(story: Story, trials: requests.Trials) -> None:
-    story.journal.close()
-    assert trials.fork_trial(3, hparams={"lr": 0.15}) == {"trial": None}
-    trials.stop_trial(4)
-    fork, stop = RequestFiles(story.directory).waiting()
-    assert (fork.source, fork.hparams) == (Source(trial=3, step=10, batches=10), {"lr": 0.15})
-    assert stop.trial == 4
-
-
 def test_a_value_that_no_config_may_have_is_an_error(story: Story, trials: requests.Trials) -> None:
     with pytest.raises(ValueError, match=r"hyperparameters\.lr: a hyperparameter is <object") as raised:
         trials.add_trial({"lr": object()})

@@ -173,6 +173,16 @@ def test_checkpoints_that_the_policy_drops_are_removed_and_recorded(experiment: 
     assert [record["value"] for record in experiment.records if record["event"] == "saved"] == [0.5, 0.25, 0.75, None]
 
 
+def test_a_deletion_that_is_no_longer_wanted_is_not_carried_out(tmp_path: Path) -> None:
+    posted, store = queue.SimpleQueue[Callable[[], None]](), CheckpointStore(tmp_path)
+    retention = Retention(Policy(), needs=lambda trial: 0, emit=lambda effect: None)
+    cleaner = Cleaner(retention, store_of=lambda trial: store, post=posted.put)
+    checkpoint = store.commit(store.stage(10), 10)
+    cleaner.put(Prune([], [Saved(trial=0, batches=10, checkpoint=checkpoint)]))
+    posted.get(timeout=30)
+    assert dict(store.listed()) == {10: checkpoint}
+
+
 def test_an_ended_trial_needs_no_checkpoint(experiment: Experiment) -> None:
     experiment.needs[0] = 2
     experiment.begin(Policy(trial_best=0, trial_latest=0))

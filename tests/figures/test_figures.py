@@ -45,7 +45,7 @@ def looked(path: Path) -> FigureData:
 # ------------------------------------------------------------------ figures
 
 
-def test_choices_are_in_the_order_of_the_config_and_missing_ones_are_told(path: Path) -> None:
+def test_choices_are_in_the_order_of_the_config(path: Path) -> None:
     report = data_of(path)
     report.domains["optimizer"] = Categorical(vals=(128, "sgd", 32, "adam"))
     changed = {0: 32, 1: None, 2: float("nan"), 3: 128, 4: "another"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayActorError
 
-from dray.checks import node
+from dray.cluster import node_check as node
 from dray.desk.failure import LOW_MEMORY
 from dray.groups.group import oom_kills, why_it_died
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,6 @@ import yaml
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
-
-Hparams = Mapping[str, Any]
-
-
-def _one_json(hparams: Hparams) -> list[str]:
-    return ["--hparams", json.dumps(hparams)]
-
-
-def _one_each(hparams: Hparams) -> list[str]:
-    return [f"--{name}={value}" for name, value in hparams.items() if name != "global_batch_size"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +20,8 @@ class Model:
     Args:
         name: of the directory.
         config: its experiment file.
-        command: what its user calls without a cluster, after ``python3``; none where a class is the entrypoint.
-        arguments: the rest of that command, which says the hyperparameters that otherwise the search says.
+        command: what its user calls without a cluster, after ``python3``, but for ``--hparams`` and their JSON; none
+            where a class is the entrypoint.
         launched: the command is for torchrun, also with one process.
         shuffled: it has a data loader with ``shuffle=True``, whose order is not the same with Determined: see
             `reference.py`.
@@ -41,7 +30,6 @@ class Model:
     name: str
     config: str
     command: Sequence[str] = ()
-    arguments: Callable[[Hparams], list[str]] = field(default=lambda hparams: [])
     launched: bool = False
     shuffled: bool = False
 
@@ -72,20 +60,11 @@ MODELS = {
     model.name: model
     for model in (
         Model(name="digits_class", config="config.yaml", shuffled=True),
-        Model(
-            name="digits_script",
-            config="grid.yaml",
-            command=["train.py", "--epochs=2"],
-            arguments=_one_each,
-            shuffled=True,
-        ),
-        Model(name="launched_script", config="random.yaml", command=["train.py", "--epochs=3"], arguments=_one_json),
-        Model(name="launched_trial", config="adaptive.yaml", shuffled=True),
+        Model(name="launched_script", config="random.yaml", command=["train.py", "--epochs=3"]),
         Model(
             name="core_api",
             config="adaptive.yaml",
             command=["train.py", "--epochs=4"],
-            arguments=_one_json,
             launched=True,
         ),
         Model(name="reducers", config="adaptive.yaml", shuffled=True),

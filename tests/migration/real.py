@@ -14,7 +14,7 @@ from dray.config.load import load_config
 from dray.config.search import build_search
 from searchers.events import Create, Exited, Started
 from searchers.journal import Journal
-from tests.migration.models import HERE, Hparams, Model
+from tests.migration.models import HERE, Model
 
 PYTHON = Path(os.environ.get("DETERMINED_PYTHON", HERE.parents[1] / "build" / "determined" / "bin" / "python"))
 TAKES_AT_MOST_S = 200
@@ -41,7 +41,7 @@ def planned(model: Model) -> dict[int, tuple[dict[str, Any], int]]:
     return found
 
 
-def run(model: Model, hparams: Hparams, seed: int, slots: int, scratch: Path) -> dict[str, Any]:
+def run(model: Model, hparams: Mapping[str, Any], seed: int, slots: int, scratch: Path) -> dict[str, Any]:
     """Train one trial in Determined's local mode, with as many processes as slots; what `reference.py` wrote down.
 
     Raises:
@@ -56,7 +56,7 @@ def run(model: Model, hparams: Hparams, seed: int, slots: int, scratch: Path) ->
         "seed": seed,
         "class": None if model.command else config["entrypoint"].split()[-1],
         "shuffled": model.shuffled,
-        "command": [*model.command, *model.arguments(hparams)],
+        "command": [*model.command, "--hparams", json.dumps(hparams)],
     }
     (scratch / "spec.json").write_text(json.dumps(spec))
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={slots}"]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import dray
 
@@ -54,6 +53,8 @@ def _each_batch(reported: dict[int, Numbers], trial_dir: Path) -> dict[int, Numb
 
 
 def _scalars(directory: Path, names: Iterable[str]) -> dict[int, Numbers]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # here: it takes a second
+
     events = EventAccumulator(str(directory), size_guidance={"scalars": 0})
     events.Reload()
     found: dict[int, Numbers] = {}

@@ -162,21 +162,29 @@ def test_mlflow_gets_what_is_missing_and_nothing_twice(server: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_mlflow_gets_the_parameters_of_runs_that_a_killed_driver_had_only_created(
+def test_mlflow_has_everything_once_wherever_drivers_were_killed(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient
 
     story = told(tmp_path, with_loggers([{"mlflow": {"tracking_uri": server, "experiment_name": "killed"}}]))
-    log_batch = MlflowClient.log_batch
-    for of_trials in (False, True):  # once for the search's run, once for a trial's
+    story.happen(Exited(trial=3, reason="completed"))
+    left = 0
 
-        def die(self: Any, run: str, metrics: Any = (), params: Any = (), **more: Any) -> Any:
-            if params and (not of_trials or any(param.key == "lr" for param in params)):  # noqa: B023 - called here
+    def dying(send: Any) -> Any:
+        def request(*arguments: Any, **more: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
                 raise Killed
-            return log_batch(self, run, metrics=metrics, params=params, **more)
+            return send(*arguments, **more)
 
-        monkeypatch.setattr(MlflowClient, "log_batch", die)
+        return request
+
+    for name in ("create_run", "log_batch", "set_tag", "set_terminated", "update_run"):
+        monkeypatch.setattr(MlflowClient, name, dying(getattr(MlflowClient, name)))
+    for requests in (1, 2, 3, 4, 5, 5, 5):
+        left = requests
         with pytest.raises(Killed):
             write(story)
     monkeypatch.undo()
@@ -186,43 +194,12 @@ def test_mlflow_gets_the_parameters_of_runs_that_a_killed_driver_had_only_create
         trial: {"lr", "net.depth", "net.norm", "layers"} for trial in range(4)
     }
     assert read.parent.data.params["searcher.max_trials"] == "4"
+    assert read.states()[3] == ("FINISHED", "COMPLETED")
+    assert read.history(0, "validation/error") == [(10, 0.25), (20, 0.5)]
 
 
 @pytest.mark.slow
-def test_mlflow_ends_the_runs_of_trials_whose_end_a_killed_driver_had_half_written(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mlflow import MlflowClient
-
-    story = told(tmp_path, with_loggers([{"mlflow": {"tracking_uri": server, "experiment_name": "half"}}]))
-    write(story)
-    story.clock += 1
-    story.happen(Exited(trial=3, reason="completed"))
-    requests = 0
-
-    def counted(name: str) -> None:
-        send = getattr(MlflowClient, name)
-
-        def die_at_the_second(self: Any, run: str, *arguments: Any, **more: Any) -> Any:
-            nonlocal requests
-            if run == ending and (requests := requests + 1) > 1:
-                raise Killed
-            return send(self, run, *arguments, **more)
-
-        monkeypatch.setattr(MlflowClient, name, die_at_the_second)
-
-    ending = MLflow(server, "half").trials[3].info.run_id
-    for name in ("set_tag", "set_terminated"):  # in whichever order they come
-        counted(name)
-    with pytest.raises(Killed):
-        write(story)
-    monkeypatch.undo()
-    write(story)
-    assert MLflow(server, "half").states()[3] == ("FINISHED", "COMPLETED")
-
-
-@pytest.mark.slow
-def test_mlflow_has_the_config_and_the_best_trial_of_a_search_that_is_over(server: str, tmp_path: Path) -> None:
+def test_mlflow_has_the_config_and_the_best_trial_at_the_end(server: str, tmp_path: Path) -> None:
     story = told(tmp_path, with_loggers({"mlflow": {"tracking_uri": server, "experiment_name": "over"}}))
     while story.search.done is None:
         last = next(view.id for view in story.search.trials.values() if not view.ended)

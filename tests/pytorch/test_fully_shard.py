@@ -19,6 +19,8 @@ from dray.training.parallel import fully_shard
 from dray.training.parallel.mesh import MeshShape, mesh_shape
 from tests.pytorch.fakes import FakeHost, OneWeight
 
+pytestmark = pytest.mark.slow  # FullyShard imports FSDP, a quarter of the time to collect the fast tests
+
 
 def test_an_optimizer_on_the_cpu_gets_its_ranks_share_of_the_cores_unless_the_user_has_chosen(tmp_path: Path) -> None:
     by_ray = {"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "8"}

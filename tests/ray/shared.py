@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 from ray._private.state import GlobalState
 from ray._raylet import GcsClientOptions
@@ -43,7 +44,7 @@ class SharedCluster:
         if self._cluster is None:
             only_what_is_needed = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
             node = {"num_cpus": CPUS, **only_what_is_needed, **forked_workers()}
-            self._cluster = Cluster(initialize_head=True, head_node_args=node)
+            self._cluster = _started(node)
         return str(self._cluster.address)
 
     def shutdown(self) -> None:
@@ -57,6 +58,16 @@ class SharedCluster:
         # `ray.init` would do it, in a second.
         state._initialize_global_state(GcsClientOptions.create(self._cluster.address, None, **any_cluster))  # noqa: SLF001
         return state
+
+
+def _started(node: dict[str, Any], tries: int = 3) -> Cluster:
+    """A cluster with this head. On a busy machine Ray gives up after half a minute, without a setting for it."""
+    try:
+        return Cluster(initialize_head=True, head_node_args=node)
+    except Exception as error:
+        if tries == 1 or "timed out during startup" not in str(error):
+            raise
+        return _started(node, tries - 1)
 
 
 def _users(state: GlobalState) -> str:

@@ -51,6 +51,6 @@ def test_the_picture_stays_in_its_cell(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "IPython.display", cell)
     monkeypatch.setattr("ray.tune.progress_reporter.IS_NOTEBOOK", True)
     monkeypatch.setattr(display, "Console", lambda **given: Console(**in_notebook | given))
-    config = recorded(tmp_path / "record", trials=1, batches=10)
+    config = recorded(tmp_path / "record", trials=2, batches=10)
     dray.Experiment(config, model_dir=TRIALS, path=tmp_path / "experiment").run()
-    assert [shown for shown in cell.outputs.values() if "of 1 trials ended" in shown], cell.outputs
+    assert [shown for shown in cell.outputs.values() if "of 2 trials ended" in shown], cell.outputs

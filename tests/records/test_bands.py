@@ -26,7 +26,7 @@ def test_quartiles_of_lines_are_lines() -> None:
     assert (found.trials, found.of, found.exact, found.not_finite) == ([5, 5, 5], 5, True, 0)
 
 
-def test_curves_at_other_places_count_with_the_straight_line_between_their_points() -> None:
+def test_curves_are_interpolated_between_their_points() -> None:
     curves = [*lines([1, 1, 1], [0.0, 10.0]), *lines([1, 1], [0.0, 4.0, 10.0])]
     found = band(curves)
     assert found.x == [0, 4, 10]

@@ -37,7 +37,7 @@ def wrong(said: list[tuple[str, str, str, str, damage.Said]]) -> list[tuple[str,
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_no_damage_of_any_file_is_a_traceback_or_takes_others_down(tmp_path: Path) -> None:
+def test_no_damaged_file_is_a_traceback_or_takes_others_down(tmp_path: Path) -> None:
     assert not wrong(list(damage.cells(tmp_path)))
 
 
@@ -60,7 +60,7 @@ def _mutations(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_record_of_the_journal_with_other_fields_is_the_error_of_its_line_or_harmless(tmp_path: Path) -> None:
+def test_changed_journal_record_is_an_error_of_its_line(tmp_path: Path) -> None:
     directory = happened(tmp_path / "one")
     records = read_journal(directory.journal)
     more = {
@@ -96,7 +96,7 @@ def test_a_record_of_the_journal_with_other_fields_is_the_error_of_its_line_or_h
     assert not [each for each in said if not each.startswith(f"{directory.journal}: line ") or "\n" in each]
 
 
-def test_a_row_of_metrics_with_other_fields_is_left_out_or_harmless(tmp_path: Path) -> None:
+def test_changed_row_of_metrics_is_left_out(tmp_path: Path) -> None:
     directory = happened(tmp_path / "one")
     kinds = ("training", "loss"), ("validation", "validation_loss")
     for kind, name in kinds:
@@ -107,7 +107,7 @@ def test_a_row_of_metrics_with_other_fields_is_left_out_or_harmless(tmp_path: Pa
             read_metrics(directory.metrics)
 
 
-def test_a_report_of_a_local_run_with_other_fields_is_left_out_or_harmless(tmp_path: Path) -> None:
+def test_changed_report_of_a_local_run_is_left_out(tmp_path: Path) -> None:
     for value in OTHER:
         report = {"batches": 1, "time": 1.0, "training": {"loss": value}}
         (tmp_path / "metrics.jsonl").write_text(json.dumps(report) + "\n")
@@ -116,7 +116,7 @@ def test_a_report_of_a_local_run_with_other_fields_is_left_out_or_harmless(tmp_p
 
 
 @pytest.mark.parametrize("file", [*ROWS, "experiment.yaml", "trial_0/logs/rank_0.log"])
-def test_a_pipe_or_a_device_in_place_of_a_file_keeps_nobody_waiting(file: str, tmp_path: Path) -> None:
+def test_pipe_in_place_of_a_file_keeps_nobody_waiting(file: str, tmp_path: Path) -> None:
     damage.make(tmp_path)
     path = tmp_path / damage.NAME / file
     for make in (lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero")):
@@ -145,7 +145,7 @@ def test_whatever_is_wrong_with_one_experiment_others_are_listed(
     assert there["other-2"].why == ""
 
 
-def test_a_row_of_a_timeline_with_other_fields_is_left_out_or_harmless(tmp_path: Path) -> None:
+def test_changed_row_of_a_timeline_is_left_out(tmp_path: Path) -> None:
     timeline = Timeline(tmp_path)
     timeline.starts("g", 1, 1.0)
     timeline.arrived("g", 2.0)
@@ -191,7 +191,7 @@ def test_a_damaged_config_is_one_line_that_names_it(how: str, tmp_path: Path) ->
         assert "\n" not in str(raised.value)
 
 
-def test_an_error_with_letters_that_no_terminal_can_write_is_shown(tmp_path: Path) -> None:
+def test_error_that_no_terminal_can_write_is_shown(tmp_path: Path) -> None:
     damage.make(tmp_path)
     directory = ExperimentDirectory(tmp_path / damage.NAME)
     failure = {"event": "gave_up", "trial": 1, "error": "OSError: no b\udcff/\ud83d→", "batches": 3, "time": 1.7e9 + 99}

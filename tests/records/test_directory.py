@@ -52,7 +52,7 @@ def test_a_new_directory_survives_a_power_failure(tmp_path: Path, code: Path, mo
     assert all((left / name).read_bytes() == (directory.path / name).read_bytes() for name in files(left))
 
 
-def test_results_inside_the_models_directory_are_not_copied_into_themselves(code: Path) -> None:
+def test_results_inside_the_model_directory_are_not_copied(code: Path) -> None:
     directory = ExperimentDirectory.create(code / "results", CONFIG, code)
     assert files(directory.code) == ["model_def.py", "parts/layers.py"]
 
@@ -130,7 +130,7 @@ def test_an_experiment_without_storage_uses_the_environments(monkeypatch: pytest
         where(CONFIG)
 
 
-def test_checkpoints_in_an_object_store_are_below_the_experiments_name(tmp_path: Path) -> None:
+def test_checkpoints_in_a_store_are_below_the_experiments_name(tmp_path: Path) -> None:
     storage = {"type": "s3", "bucket": "bucket", "prefix": "results", "access_key": "KEY", "secret_key": "S3CR3T"}
     config = load_config({**CONFIG.to_dict(), "checkpoint_storage": storage})
     ExperimentDirectory.create(tmp_path / "digits-1", config, None)

@@ -118,7 +118,7 @@ def test_a_silent_driver_is_replaced_and_ends_when_it_finds_out(
     assert mine.is_held()
 
 
-def test_while_it_runs_the_thread_of_a_driver_finds_out_by_itself(first: ExperimentDirectory, lock_of: Lock) -> None:
+def test_running_driver_finds_out_that_it_was_replaced(first: ExperimentDirectory, lock_of: Lock) -> None:
     lock = lock_of(first)
     found = read_driver(RemoteDirectory(first.storage))
     assert found is not None
@@ -141,9 +141,7 @@ def test_the_same_directory_goes_on_at_once(
     assert caplog.text == ""
 
 
-def test_a_directory_that_was_continued_elsewhere_is_too_old_to_go_on(
-    first: ExperimentDirectory, lock_of: Lock
-) -> None:
+def test_directory_that_was_continued_elsewhere_is_too_old(first: ExperimentDirectory, lock_of: Lock) -> None:
     lock = lock_of(first)
     copied(first, lock)
     lock.close()
@@ -156,7 +154,7 @@ def test_a_directory_that_was_continued_elsewhere_is_too_old_to_go_on(
     assert lock_of(first).is_held(), "as the error says"
 
 
-def test_a_driver_that_died_before_its_first_copy_keeps_nobody_out(
+def test_driver_that_died_before_its_first_copy_locks_nobody_out(
     first: ExperimentDirectory, lock_of: Lock, tmp_path: Path
 ) -> None:
     dies(lock_of(first))
@@ -238,7 +236,7 @@ def test_from_anywhere_one_sees_whether_a_driver_runs(
     assert states() == ["UNKNOWN"] * 2
 
 
-def test_a_heartbeat_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+def test_heartbeat_replaced_while_it_is_read_is_read_again(tmp_path: Path) -> None:
     class Replaced(RemoteDirectory):
         reads = 0
 

@@ -76,7 +76,7 @@ def search(method: Method, *events: Event) -> Search:
     return made
 
 
-def test_no_time_is_forecast_until_trials_have_trained_for_a_while() -> None:
+def test_no_time_left_until_trials_have_trained_for_a_while() -> None:
     method = RandomSearch(max_trials=8, max_concurrent_trials=2, max_length=10)
     made = search(method, Started(trial=0), Started(trial=1))
     forecast, first = Forecast(preview(method)), None
@@ -101,7 +101,7 @@ def test_trials_are_counted_if_the_search_sets_no_lengths() -> None:
 
 
 @pytest.mark.parametrize(("reason", "share"), [*((reason, 0.25) for reason in REPLACED), ("errored", 0.5)])
-def test_a_failed_trial_is_no_work_left_and_a_replaced_one_none_done(reason: Reason, share: float) -> None:
+def test_failed_trials_are_no_work_left_replaced_ones_none_done(reason: Reason, share: float) -> None:
     method = RandomSearch(max_trials=2, max_concurrent_trials=2, max_length=10)
     forecast = Forecast(preview(method))
     made = search(method, Started(trial=0), Exited(trial=0, reason=reason), Started(trial=1))
@@ -118,7 +118,7 @@ def test_an_extended_search_has_more_to_do() -> None:
     assert forecast.share == 0.25
 
 
-def test_a_trial_that_begins_from_another_has_not_trained_that_length_itself() -> None:
+def test_length_of_a_forks_source_is_not_its_own_training() -> None:
     method = PBT(max_length=8, population=2, interval=2, quantile=0.5)
     made = search(method, Started(trial=0), Started(trial=1))
     for trial in (0, 1):
@@ -131,7 +131,7 @@ def test_a_trial_that_begins_from_another_has_not_trained_that_length_itself() -
     assert forecast.share == (2 + 2 + 2) / (2 + 2 + 2 + 6 + 4)
 
 
-def test_requested_trials_are_trained_besides_those_that_the_search_creates() -> None:
+def test_requested_trials_add_to_those_of_the_search() -> None:
     method = RandomSearch(max_trials=4, max_concurrent_trials=1, max_length=10)
     forecast = Forecast(preview(method))
     search = Search(method, parse({}), seed=0, smaller_is_better=True, log=lambda record: None)

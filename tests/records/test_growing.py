@@ -94,7 +94,7 @@ def test_an_experiment_that_has_reported_nothing_has_no_rows(tmp_path: Path) -> 
     assert new(GrowingMetrics(tmp_path / "metrics")) == ([], [])
 
 
-def test_rows_are_read_that_were_moved_from_the_first_tail_since_there_was_none(tmp_path: Path, clock: Clock) -> None:
+def test_rows_moved_from_the_first_tail_are_read(tmp_path: Path, clock: Clock) -> None:
     reader = GrowingMetrics(tmp_path)
     assert new(reader) == ([], [])
     log = MetricsLog(tmp_path, clock=clock)

@@ -36,7 +36,7 @@ def ends(directory: ExperimentDirectory) -> Iterator[int]:
         yield end
 
 
-def test_an_overview_agrees_with_a_replay_of_the_journal_at_any_time(tmp_path: Path) -> None:
+def test_overview_agrees_with_a_replay_of_the_journal(tmp_path: Path) -> None:
     directory = simulated(tmp_path / "one", 12, failures=0.05)
     config = load_config(directory.config_file)
     states = set()
@@ -82,7 +82,7 @@ def test_a_search_in_which_every_trial_failed_is_an_error(tmp_path: Path) -> Non
     assert StoredExperiment.here(directory).overview().state == "ERROR"
 
 
-def test_an_experiment_that_can_not_run_is_an_error_until_it_is_resumed(tmp_path: Path) -> None:
+def test_experiment_that_cannot_run_is_an_error_until_resumed(tmp_path: Path) -> None:
     directory = simulated(tmp_path / "one", 4)
     directory.journal.unlink()
     with Journal(directory.journal) as journal:
@@ -94,7 +94,7 @@ def test_an_experiment_that_can_not_run_is_an_error_until_it_is_resumed(tmp_path
     with Journal(directory.journal) as journal:
         journal.append({"event": "opened", "time": 3})
     overview = StoredExperiment.here(directory).overview()
-    assert (overview.state, overview.why) == ("STOPPED", "")
+    assert (overview.state, overview.why) == ("STOPPED", None)
 
 
 def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

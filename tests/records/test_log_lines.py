@@ -47,7 +47,7 @@ def test_each_line_is_found_by_its_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_growing_file_is_counted_on_and_one_that_is_replaced_anew(tmp_path: Path) -> None:
+def test_growing_file_is_counted_on_and_a_replaced_one_anew(tmp_path: Path) -> None:
     path = tmp_path / "rank_0.log"
     path.write_text("one\ntwo\nhal")
     file = FileLines(path)

@@ -39,7 +39,7 @@ def test_start_of_a_trial_shows_what_is_searched(space: Any, drawn: Any, shown: 
     assert list(event_lines(config, records)) == [f"trial 3 started{shown}"]
 
 
-def test_what_a_driver_has_said_of_all_trials_is_in_the_log_of_a_server_too() -> None:
+def test_what_a_driver_says_of_all_trials_is_in_the_log() -> None:
     searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 1}}
     config = load_config({"entrypoint": "a:A", "searcher": searcher, "hyperparameters": {"global_batch_size": 16}})
     records = [

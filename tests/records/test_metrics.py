@@ -43,7 +43,7 @@ def test_rows_can_be_read_as_soon_as_they_are_appended(tmp_path: Path) -> None:
     assert read_metrics(tmp_path).equals(table)
 
 
-def test_columns_and_types_are_those_of_the_documents_even_without_rows(tmp_path: Path) -> None:
+def test_columns_and_types_are_documented_even_without_rows(tmp_path: Path) -> None:
     empty = read_metrics(tmp_path)
     assert empty.empty
     MetricsLog(tmp_path).append(0, [row(1)])
@@ -159,7 +159,7 @@ def test_a_part_is_on_the_disk_before_it_replaces_another(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("killed_in", ["write", "replace", "rename"])
-def test_a_process_killed_while_packing_neither_loses_nor_repeats_rows(
+def test_kill_while_packing_neither_loses_nor_repeats_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_in: str
 ) -> None:
     log = MetricsLog(tmp_path)
@@ -257,7 +257,7 @@ def test_one_metric_is_read_from_parts_and_tail(tmp_path: Path, small_parts: Non
     assert metrics_log.read_series(tmp_path, kind, "none").empty
 
 
-def test_rows_are_sorted_even_if_their_key_needs_more_than_64_bits(tmp_path: Path) -> None:
+def test_rows_are_sorted_even_by_a_key_of_more_than_64_bits(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path)
     log.append(2**26, [row(2**40), row(3), row(3, value=0.7)])
     log.append(0, [row(2**40)])

@@ -90,9 +90,7 @@ def test_trials_unknown_to_the_copy_start_from_scratch(experiment: ExperimentDir
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_a_copy_whose_journal_was_cut_is_refused_and_keeps_its_checkpoints(
-    experiment: ExperimentDirectory, elsewhere: Path, left: int
-) -> None:
+def test_copy_with_a_cut_journal_is_refused(experiment: ExperimentDirectory, elsewhere: Path, left: int) -> None:
     with Journal(experiment.journal) as journal:
         journal.append({"event": "exited", "trial": 0})
     place = RemoteDirectory(copied(experiment).storage)
@@ -180,7 +178,7 @@ def test_each_outage_is_reported_once_and_its_end(
     assert RemoteDirectory(experiment.storage).read("journal.jsonl") == experiment.journal.read_bytes()
 
 
-def test_a_last_copy_that_fails_is_always_reported_with_what_is_missing(
+def test_failed_last_copy_is_reported_with_what_is_missing(
     experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also in an outage that was reported before."""
@@ -238,7 +236,7 @@ def test_bytes_sent_are_linear_in_time_however_long_the_journal(
     assert steps.waits[-1] == pytest.approx(final / 1000, rel=0.1)
 
 
-def test_a_journal_of_a_usual_size_is_never_older_than_ten_seconds(
+def test_copy_of_a_usual_journal_is_at_most_ten_seconds_old(
     experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = Steps(*[lambda: grow(experiment, 400_000)] * 20)
@@ -247,9 +245,7 @@ def test_a_journal_of_a_usual_size_is_never_older_than_ten_seconds(
     assert set(steps.waits) == {mirror.FIRST_S, mirror.EVERY_S}
 
 
-def test_a_search_that_is_done_but_not_copied_says_so_and_is_copied_by_resuming_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resuming_copies_a_completed_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left to train, so this needs no Ray."""
     code = tmp_path / "model"
     code.mkdir()

@@ -63,9 +63,7 @@ def test_what_is_read_piece_by_piece_is_what_is_read_at_once(tmp_path: Path, sev
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_batches_trained_since_the_last_report_count_once_the_trial_has_told_of_them(
-    tmp_path: Path, packed: bool
-) -> None:
+def test_system_metrics_count_as_trained_batches(tmp_path: Path, packed: bool) -> None:
     directory = happened(tmp_path / "one")
     reader = StoredExperiment.here(directory).read()
     trial = next(each for each in reader.ranked() if each.batches)
@@ -80,7 +78,7 @@ def test_batches_trained_since_the_last_report_count_once_the_trial_has_told_of_
     assert set(reader.metrics) == metrics
 
 
-def test_a_line_that_did_not_reach_the_disk_whole_is_read_once_it_is_written_again(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_read_once_it_is_rewritten(tmp_path: Path) -> None:
     directory = happened(tmp_path / "one")
     lines = directory.journal.read_bytes().splitlines(keepends=True)
     directory.journal.write_bytes(b"".join(lines[:-1]) + b'{"event": "exi\n')

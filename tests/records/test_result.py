@@ -145,7 +145,7 @@ def test_times_are_those_of_the_first_start_and_of_the_end(story: Story) -> None
     assert rows["ended"].isna().tolist() == [False, False, False, True, True]
 
 
-def test_best_trial_is_ranked_by_its_best_validation_not_its_last(story: Story) -> None:
+def test_best_trial_is_ranked_by_its_best_validation(story: Story) -> None:
     best = story.result.best_trial
     assert (best.trial_id, best.metric, best.best_batches, best.batches) == (0, 0.25, 10, 20)
     assert best.hparams == story.search.trials[0].hparams
@@ -158,7 +158,7 @@ def test_largest_is_the_best_if_the_search_maximises(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["not kept", "no manifest", "cut", "changed"])
-def test_another_checkpoint_replaces_the_best_one_only_on_request(story: Story, fault: str) -> None:
+def test_another_checkpoint_is_used_only_on_request(story: Story, fault: str) -> None:
     story.validate(3, 15, 0.125, save=False)
     place, store = story.directory.trial(3) / "checkpoint_15", story.directory.store(3)
     if fault != "not kept":

@@ -50,7 +50,7 @@ def test_a_rung_that_ranks_and_one_with_no_trials_beyond_it() -> None:
     )
 
 
-def test_a_rung_that_one_trial_has_reached_is_described_in_the_singular() -> None:
+def test_rung_that_one_trial_has_reached_is_in_the_singular() -> None:
     rung = RungEstimate(length=1, trials=1, compared=0, correlation=None, continues=1 / 3)
     assert rung.sentence("epochs") == (
         "1 epoch: rank correlation with the next rung not known (0 of 1 trial), 33% continue"
@@ -66,7 +66,7 @@ def test_repeats_are_not_compared_at_rungs() -> None:
 
 
 @pytest.mark.parametrize(("skips", "share"), [(True, 1.0), (False, 1 / 3)])
-def test_more_continue_from_a_useless_rung_only_if_it_may_be_skipped(skips: bool, share: float) -> None:
+def test_more_continue_from_a_useless_rung_if_it_may_be_skipped(skips: bool, share: float) -> None:
     first, _ = rung_estimates(config({**ASHA, "skip_uninformative_rungs": skips}), journal(0.0))
     assert first.correlation == pytest.approx(0, abs=0.2)
     assert first.continues == pytest.approx(share)

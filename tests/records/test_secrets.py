@@ -68,7 +68,7 @@ def test_secrets_are_only_in_the_owners_file(tmp_path: Path, caplog: pytest.LogC
     assert (directory.code / "train.py").read_text() == "import dray\n"
 
 
-def test_credentials_of_a_store_are_not_in_the_copy_of_the_code_either(tmp_path: Path) -> None:
+def test_credentials_of_a_store_are_not_in_the_copied_code(tmp_path: Path) -> None:
     code = model_dir(tmp_path)
     storage = {"type": "s3", "bucket": "bucket", "access_key": "AKIA0123456789", "secret_key": TOKEN}
     config = load_config({**CONFIG, "data": {}, "checkpoint_storage": storage})
@@ -171,7 +171,7 @@ def test_a_file_too_large_for_code_is_not_searched(tmp_path: Path) -> None:
         ({"loggers": {"mlflow": {"tracking_uri": f"http://me:{TOKEN}@mlflow"}}}, "loggers.mlflow.tracking_uri"),
     ],
 )
-def test_a_config_that_would_show_secrets_is_refused_without_showing_them(fields: dict[str, Any], path: str) -> None:
+def test_refusing_a_config_with_secrets_does_not_show_them(fields: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError) as told:
         load_config({**CONFIG, **fields})
     assert [fault.path for fault in told.value.faults] == [path]
@@ -179,7 +179,7 @@ def test_a_config_that_would_show_secrets_is_refused_without_showing_them(fields
 
 
 @pytest.mark.parametrize("field", ["source_checkpoint_uuid", "source_trial_id"])
-def test_the_source_of_trials_is_stored_and_so_has_no_credentials(field: str, tmp_path: Path) -> None:
+def test_source_checkpoint_may_not_contain_credentials(field: str, tmp_path: Path) -> None:
     searcher = {**CONFIG["searcher"], field: f"s3://KEY:{TOKEN}@bucket/trial_1/checkpoint_2"}
     with pytest.raises(ConfigError, match=rf"searcher\.{field}: must not contain credentials") as told:
         Experiment({**CONFIG, "searcher": searcher}, model_dir=model_dir(tmp_path))

@@ -38,7 +38,7 @@ def spent(records: list[dict[str, Any]]) -> dict[str, float]:
     return dict(found.at(1000.0).spent)
 
 
-def test_slots_count_from_the_first_process_to_the_end_of_the_group_or_of_the_run() -> None:
+def test_slots_count_from_the_first_process_to_the_groups_end() -> None:
     # Group b never had a trial: its slots have the highest price.
     slot_s = 2 * 60 + 0.5 * 60
     assert spent(RUN) == pytest.approx({"time": 100, "slot_hours": slot_s / 3600, "usd": (120 * 1.8 + 30 * 3.6) / 3600})

@@ -108,7 +108,7 @@ SPACE: dict[str, Any] = {
 }
 
 
-def test_categories_are_shown_by_their_values_and_branches_by_their_names(tmp_path: Path) -> None:
+def test_categories_are_shown_by_value_and_branches_by_name(tmp_path: Path) -> None:
     base = config().to_dict()
     base["searcher"] |= {"max_trials": 40, "max_concurrent_trials": 0}
     story = Story(tmp_path / "experiment", load_config({**base, "hyperparameters": SPACE}))
@@ -138,7 +138,7 @@ def test_categories_are_shown_by_their_values_and_branches_by_their_names(tmp_pa
     assert seen == {"sgd", "adam", "lion"}
 
 
-def test_a_paused_trial_runs_and_one_that_continues_after_its_end_has_no_value(tmp_path: Path) -> None:
+def test_paused_and_continuing_trials_run_in_the_study(tmp_path: Path) -> None:
     base = config().to_dict()
     searcher = {
         "name": "asha",

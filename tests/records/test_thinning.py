@@ -41,7 +41,7 @@ def test_what_room_is_left_is_evenly_spread() -> None:
     assert max(steps) <= 2 * 1000 / 40
 
 
-def test_a_long_series_keeps_one_spike_and_one_nan_among_its_points() -> None:
+def test_a_long_series_keeps_one_spike_and_one_nan() -> None:
     values = [1 / i for i in range(1, 30_001)]
     values[12_344], values[20_000] = 100.0, math.nan
     kept = thinned(values, 400)

@@ -86,7 +86,7 @@ def test_reported_phases_fit_their_lease_and_gaps_are_waiting(tmp_path: Path) ->
     ]
 
 
-def test_a_group_that_dies_is_started_again_and_its_trial_continues_elsewhere(tmp_path: Path) -> None:
+def test_trial_of_a_dead_group_continues_in_another(tmp_path: Path) -> None:
     found = read(
         tmp_path,
         "0 starts g; 0 starts h; 1 joined g; 1 granted g 0; 4 left g 0; 4 ends g; 4 starts g; 5 joined h; "
@@ -178,7 +178,7 @@ def test_the_timeline_is_read_while_the_driver_writes(tmp_path: Path, monkeypatc
     assert read_timeline(tmp_path, system()).equals(table), "the torn line is cut off"
 
 
-def test_a_groups_gpu_type_counts_from_its_start_and_a_trial_has_all_that_it_ran_on(tmp_path: Path) -> None:
+def test_trial_has_all_gpu_types_that_it_ran_on(tmp_path: Path) -> None:
     # g died; the next group of the name is elsewhere.
     write(
         tmp_path,

@@ -70,7 +70,7 @@ def test_report_has_what_the_experiment_has(path: Path, tmp_path: Path) -> None:
         assert len(written.answers["/curves", metric, "individual"]["curves"]) == len(trials)
 
 
-def test_metrics_whose_curves_are_too_large_are_left_out_and_counted(
+def test_metrics_with_too_large_curves_are_left_out(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "MAX_CURVES", 1)
@@ -94,7 +94,7 @@ def test_report_of_a_running_experiment_with_hostile_text(tmp_path: Path) -> Non
     assert Written(write_report(story.directory.path)).about["state"] == "STOPPED"
 
 
-def test_report_says_what_failed_and_diverged_and_neither_is_the_best(tmp_path: Path) -> None:
+def test_report_shows_what_failed_and_diverged(tmp_path: Path) -> None:
     story = told(tmp_path, config())
     story.validate(1, 10, 0.125)  # better than all others, but it failed
     story.validate(3, 20, math.nan)

@@ -121,15 +121,6 @@ def test_an_experiment_is_followed_to_its_end(up: Served, config: Path, dray: Dr
         assert said.out.startswith(f"digits-1, submitted to {up.url}\n")
 
 
-@pytest.mark.parametrize(("state", "code"), [("ERROR", 1), ("STOPPED", 1), ("PAUSED", 1)])
-def test_an_end_that_is_none_has_its_exit_code(up: Served, config: Path, dray: Dray, state: str, code: int) -> None:
-    error = "every trial failed" if state == "ERROR" else ""
-    soon(lambda: up.control.put("digits-1", state, error=error), once=lambda: is_queued(up))  # type: ignore[arg-type]
-    said = dray("e", "create", config)
-    assert said.code == code
-    assert ("every trial failed" if state == "ERROR" else f"is {state}; continue it with: dray exper") in said.err
-
-
 def test_faults_are_reported_as_without_a_server(up: Served, config: Path, dray: Dray) -> None:
     for old, new in (("batches: 4", "batchs: 4"), ("priority: 10", "priority: 0"), ("name: digits", "name: 'dig")):
         config.write_text(CONFIG.replace(old, new))
@@ -291,12 +282,3 @@ def test_tags_and_notes_are_set(digits: Served, dray: Dray) -> None:
     assert (kept.tags, kept.notes) == (("baseline", "paper"), "the first")
     assert dray("e", "set", "tags", "1").err == "digits-1: 0 tags\n"
     assert digits.control.experiment("digits-1").tags == ()
-
-
-def test_it_is_forked(up: Served, config: Path, dray: Dray) -> None:
-    assert dray("e", "create", config, "--detach").code == 0
-    changes = ("--config", "searcher.max_length.batches=8", "--config", "description=again")
-    said = dray("e", "fork", "digits-1", *changes, "--detach")
-    assert (said.code, said.out) == (0, "digits-2\n")
-    assert "batches: 8" in (up.results / "digits-2" / "experiment.yaml").read_text()
-    assert "must be FIELD=VALUE" in dray("e", "fork", "digits-1", "--config", "lr").err

@@ -3,8 +3,8 @@
     python -m tests.simulation SEED [--kind commit] [--no-faults] [--requests] [--lines desk/stream.py]
     python -m tests.simulation FIRST END [--kind commit] [--requests] [--processes 2]
 
-`--kind`: `whole` experiments, some of them on a server, or the path of a `commit`. A failing schedule is shrunk first.
-A range prints a line for each failing seed, and at the end the number of each event.
+`--kind`: `whole` experiments, some of them on a server; the path of a `commit`; or the cores `alone`. A failing
+schedule is shrunk first. A range prints a line for each failing seed, and at the end the number of each event.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PART = 50
 
 def replay(seed: Seed, *, whole: bool) -> None:
     """Print every event."""
-    schedule = seed.schedule() if seed.kind == "whole" else None
+    schedule = None if seed.kind == "commit" else seed.schedule()
     if schedule is not None and not whole and outcome_of(seed).why:
         schedule = shrunk(seed, schedule)
     outcome = outcome_of(seed, schedule, logs=True)
@@ -47,7 +47,7 @@ def simulate(seeds: range, seed: Seed) -> Counter[str]:
         outcome = outcome_of(each)
         if outcome.why:
             print(f"seed {number}: {outcome.why}", flush=True)
-        if each.kind == "whole":
+        if each.kind != "commit":
             schedule = each.schedule()
             counts.update(f"fault: {fault.kind}" for fault in schedule.faults)
             counts += Counter({"of a server": schedule.server, "experiments": len(schedule.setups)})
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
     parser.add_argument("seed", type=int)
     parser.add_argument("end", type=int, nargs="?", help="run all seeds from the first to before this one")
-    parser.add_argument("--kind", choices=["whole", "commit"], default="whole")
+    parser.add_argument("--kind", choices=["whole", "commit", "alone"], default="whole")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--no-faults", action="store_true", help="nothing goes wrong")
     for name, (_, what) in OPTIONS.items():

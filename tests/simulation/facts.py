@@ -122,9 +122,10 @@ class Facts:
         data = data[: data.rfind(b"\n") + 1]
         self._read += len(data)
         for line in data.splitlines():
-            self._written(json.loads(line))
+            self.written(json.loads(line))
 
-    def _written(self, record: Mapping[str, Any]) -> None:
+    def written(self, record: Mapping[str, Any]) -> None:
+        """Take a record that has reached the disk."""
         trial, event = record.get("trial", -1), record.get("event")
         self._gains.written(record, self.repeats)
         if self._rungs is not None:

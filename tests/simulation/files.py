@@ -364,7 +364,9 @@ def _pwrite(number: int, data: Any, offset: int) -> int:
 
 
 def _fsync(number: int) -> None:
-    if (disk := _of_descriptor(number)) is None:
+    """Of any descriptor: one that was opened for reading will do."""
+    _of_descriptor(number)  # raises in a process that has ended
+    if (disk := _of_process(os.readlink(f"/proc/self/fd/{number}"))) is None:
         _real["fsync"](number)
     else:
         disk.sync(number)

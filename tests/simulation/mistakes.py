@@ -32,15 +32,16 @@ from dray.experiment.notify import Notifier
 from dray.experiment.request_files import RequestFiles
 from dray.experiment.results import PendingResults
 from dray.experiment.retention import Retention
+from dray.experiment.reuse import Reuse
 from dray.experiment.run import Run
-from dray.groups.lending import Lending
+from dray.groups.lender_shell import LenderShell
 from dray.groups.shell import GroupsShell
 from dray.records.spending import Spending
 from dray.storage import checkpoints
 from dray.storage.checkpoints import CheckpointStore
 from dray.training.checkpoint.joint import JointCheckpoint
 from dray.training.checkpoint.saver import Saver
-from dray.worker import run_trial
+from dray.worker import trial as worker_trial
 from dray.worker.host import RayHost
 from dray.worker.link import TrialLink
 from searchers.asha import ASHA
@@ -97,6 +98,26 @@ class Mistake(NamedTuple):
 
 MISTAKES = {
     # ------------------------------------------------------------------ what decides
+    "a lease for a start that has ended": Mistake(
+        Desk, "next_lease", "client is None or start in self._ended_starts", "client is None", None, "alone"
+    ),
+    "a request read twice": Mistake(
+        ExperimentDriver, "request", "if request.id in self._requested or", "if", None, "alone", "requests"
+    ),
+    "a drained trial lost that another rank has left alone": Mistake(
+        Desk,
+        "leave",
+        "departure.is_failure or departure.alone or rank == 0",
+        "departure.is_failure or rank == 0",
+        None,
+        "alone",
+    ),
+    "a failure that an earlier trial in its process has caused counts": Mistake(
+        Reuse, "withhold", "if not left.reused", "if True", 0, options="once"
+    ),
+    "a used group for a trial that needs a new one": Mistake(
+        Desk, "_match", "if group.used and trial in client.new:", "if False:", 0, options="once"
+    ),
     "a trial queued that has ended": Mistake(
         ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", None
     ),
@@ -119,14 +140,17 @@ MISTAKES = {
         "_left",
         "has_ended = self.search.trials[trial].ended or self._results.ends(trial)",
         "has_ended = False",
-        None,
+        6,
+        "alone",
+        "requests",
     ),
     "retention deletes what a paused trial needs": Mistake(
         driver,
         "checkpoints_needed",
         '2 if trial.state == "RUNNING" else 1',
         '2 if trial.state == "RUNNING" else 0',
-        None,
+        29,
+        "alone",
     ),
     "a drained trial lost that has saved": Mistake(
         Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted"', "if False", 18
@@ -171,8 +195,12 @@ MISTAKES = {
         1,
         options="budgets",
     ),
-    "one trial too many goes on from a rung": Mistake(Rung, "rank", "value <= -self._best_heap[0][0]", "True", 0),
-    "NaN goes on from a rung": Mistake(ASHA, "_report", "not (continues and value != math.inf)", "not continues", None),
+    "one trial too many goes on from a rung": Mistake(
+        Rung, "rank", "self.order.equals_one_of(trial, self._count())", "True", 0
+    ),
+    "NaN goes on from a rung": Mistake(
+        ASHA, "_report", "not (continues and value != math.inf)", "not continues", 129, "alone", "requests"
+    ),
     "a failed trial is not ranked": Mistake(
         ASHA, "_exit", "self._rank_exit(exited, next_rung=self._next.pop(exited.trial, 0))", "pass", 0
     ),
@@ -191,10 +219,10 @@ MISTAKES = {
     ),
     "a record that nobody waits for": Mistake(Run, "_write", "if any(each.wait for each in records):", "if False:", 0),
     "trials that may not save at the end of a run": Mistake(
-        Run, "_close", "self._loop.post(self.driver.close)", "pass", None
+        Run, "_close", "self._loop.post(self.driver.close)", "pass", 95
     ),
     "an answered request that stays": Mistake(
-        Run, "_perform", "self._requests.remove(request_id)", "pass", None, options="requests"
+        Run, "_perform", "self._requests.remove(request_id)", "pass", 0, options="requests"
     ),
     "a request that is read only once": Mistake(RequestFiles, "waiting", "*.json", "*.none", None, options="requests"),
     "a failure whose logs are never read": Mistake(Run, "_read_logs", "self._logs.submit(read)", "pass", 0),
@@ -217,9 +245,9 @@ MISTAKES = {
     "a checkpoint that a killed driver has not noted is never found": Mistake(
         Cleaner, "_examine", "if store.find(batches) is not None:", "if False:", None
     ),
-    "a group's death that nobody hears of": Mistake(Lending, "_heard", "self._lender.on(owner, event)", "pass", 0),
+    "a group's death that nobody hears of": Mistake(LenderShell, "_heard", "self._lender.on(owner, event)", "pass", 0),
     "groups that are not ended": Mistake(GroupsShell, "_act", "group.end()", "pass", 5),
-    "groups that do not end with the run": Mistake(GroupsShell, "close", "group.end()", "pass", None),
+    "groups that do not end with the run": Mistake(GroupsShell, "close", "group.end()", "pass", 0),
     "a call that comes before the decider is lost": Mistake(
         EventLoop, "_take", "self._early.append(call)", "pass", None
     ),
@@ -270,7 +298,7 @@ MISTAKES = {
         TrialLink, "stop_requested", "self._stop.done() and self._stop.result()", "False", None, "commit"
     ),
     "a driver that is lost fails the trial": Mistake(
-        run_trial,
+        worker_trial,
         "lost_driver",
         'Failure(kind="node", batches=batches)',
         'Failure(kind="error", batches=batches)',

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.simulation import commit, served, whole
+from tests.simulation import alone, commit, served, whole
 from tests.simulation.schedule import Schedule, drawn
 
-Kind = Literal["commit", "whole"]
+Kind = Literal["alone", "commit", "whole"]
 _MEMORY = Path("/dev/shm")
 _ROOT = Path(tempfile.mkdtemp(prefix="dray-simulation-", dir=_MEMORY if _MEMORY.is_dir() else None))
 atexit.register(shutil.rmtree, _ROOT, ignore_errors=True)
@@ -57,6 +57,8 @@ def outcome_of(seed: Seed, schedule: Schedule | None = None, *, logs: bool = Fal
     options: dict[str, Any] = {"lines": lines, "preempt_in": seed.preempt_in}
     if seed.kind == "commit":
         world: Any = commit.World(seed.number, root, **options)
+    elif seed.kind == "alone":
+        world = alone.Alone(schedule or seed.schedule(), root, **options)
     else:
         schedule = schedule or seed.schedule()
         world = (served.Served if schedule.server else whole.World)(schedule, root, **options)
@@ -68,7 +70,7 @@ def outcome_of(seed: Seed, schedule: Schedule | None = None, *, logs: bool = Fal
         why = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}"
     finally:
         world.clean()
-    if seed.number % 20 == 0:
+    if seed.number % 50 == 0:
         gc.collect()
     kernel = world.kernel
     return Outcome(why=why, steps=kernel.steps, switches=kernel.switches, digest=kernel.digest, lines=lines or [])

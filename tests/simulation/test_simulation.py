@@ -19,9 +19,14 @@ def failures(seeds: Iterable[int], kind: Kind = "whole", options: str = "") -> l
 
 
 def test_a_schedule_is_the_same_each_time() -> None:
-    for kind in ("commit", "whole"):
+    for kind in ("alone", "commit", "whole"):
         seed = Seed(number=3, kind=kind, options=frozenset({"requests"}))
         assert outcome_of(seed).digest == outcome_of(seed).digest
+
+
+def test_decisions_survive_schedules_of_faults() -> None:
+    assert not failures(range(50), "alone")
+    assert not failures(range(25), "alone", "requests alerts")
 
 
 def test_commits_survive_schedules_of_faults() -> None:
@@ -34,6 +39,12 @@ def test_experiments_survive_schedules_of_faults() -> None:
 
 def test_experiments_survive_requests_budgets_and_alerts() -> None:
     assert not failures(range(2), options="requests budgets alerts")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["", "requests alerts", "repeats requests"])
+def test_decisions_survive_many_schedules_of_faults(options: str) -> None:
+    assert not failures(range(50, 200), "alone", options)
 
 
 @pytest.mark.slow

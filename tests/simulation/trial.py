@@ -22,7 +22,8 @@ from dray.training.host import Report
 from dray.training.loop import Outcome, Publish, Train, Validate, drive
 from dray.training.plan import Plan
 from dray.training.progress import Progress
-from dray.worker import hang, run_trial, serve
+from dray.worker import hang, serve
+from dray.worker import trial as worker_trial
 from dray.worker.host import RayHost
 from dray.worker.log.trial_log import TrialLog
 from dray.worker.ranks import Place
@@ -45,8 +46,8 @@ class OwnProcess:
 
 def run_in_place(program: Any, code: Any, lease: Any, *given: Any, is_reused: bool) -> Departure:
     """In place of `run_trial`: simulated processes share their output."""
-    log = TrialLog(run_trial.log_path(lease, 0), -1, flush=lambda: None)
-    return run_trial.run_logged(program, code, lease, *given, log, is_reused=is_reused)
+    log = TrialLog(worker_trial.log_path(lease, 0), -1, flush=lambda: None)
+    return worker_trial.run_logged(program, code, lease, *given, log, is_reused=is_reused)
 
 
 class Trials:
@@ -207,7 +208,7 @@ def replaced(trials: Trials) -> dict[Any, dict[str, Any]]:
     """What a schedule replaces in dray, by module."""
     watchdog = SimpleNamespace(dump_traceback_later=lambda *_, **__: None, cancel_dump_traceback_later=lambda: None)
     return {
-        run_trial: {"train_class": trials.train},
+        worker_trial: {"train_class": trials.train},
         serve: {"_load": load},
         hang: {"faulthandler": watchdog},
     }

@@ -25,7 +25,7 @@ from dray.errors import ConfigError, ExperimentError
 from dray.experiment import experiment as experiments
 from dray.experiment import notify, prometheus, requests, run
 from dray.experiment.request_files import DIRECTORY as REQUESTS
-from dray.groups import lending, on_ray
+from dray.groups import lender_shell, on_ray
 from dray.records.directory import CODE_ID_LENGTH, ExperimentDirectory
 from dray.records.metrics import MetricsLog
 from dray.records.result import Result
@@ -53,6 +53,9 @@ VARIANTS = ("a" * CODE_ID_LENGTH, "b" * CODE_ID_LENGTH)
 """The variants of the code that a person has added."""
 SLOW_S = 8.0
 """How late a driver may notice what it has spent: it looks every two seconds here."""
+STOPPED_S = 100.0
+"""How long a driver may take to end after a signal, if its connections last."""
+MAX_RUNS = 100
 GROWTH = 3
 """The factor by which a user extends a budget that is spent."""
 
@@ -123,6 +126,8 @@ class Experiment:
         if self.is_running:
             self.world.kernel.fail(f"{current.process.name} drives {self.name}, as {self.process} does")
         self.runs += 1
+        if self.runs > MAX_RUNS:
+            self.world.kernel.fail(f"{self.name} is not done after {MAX_RUNS} runs")
         self.process, self._began = current.process, self.world.kernel.now
         current.process.on_end.append(self._ends)
 
@@ -186,10 +191,11 @@ class World(Trials):
         self.root, self._drawn = root / f"whole-{drawn.seed}", drawn
         self.net = Net(self.kernel, slow_s=drawn.slow_s)
         self.nodes = Nodes(self.kernel, self.random, drawn.nodes)
-        has_power = any(fault.kind == "power" for fault in drawn.faults)
+        self._kinds = {fault.kind for fault in drawn.faults}
+        has_power = "power" in self._kinds
         self.disk = Disk(self.kernel, self.root, changed=self._on_change, synced=self._on_sync, forgets=has_power)
         # Budgets are measured by the machine's clock.
-        self.accounts = not drawn.server and all(fault.kind != "clock" for fault in drawn.faults)
+        self.accounts = not drawn.server and "clock" not in self._kinds
         self.experiments = {
             f"experiment-{number}": Experiment(self, f"experiment-{number}", setup)
             for number, setup in enumerate(drawn.setups)
@@ -236,7 +242,7 @@ class World(Trials):
             notify: {"deliver": self._deliver},
             run: {"POLL_S": 2.0},
             **with_clock(lambda: self.kernel.now, MetricsLog),
-            lending: {"POLL_S": 0.1},
+            lender_shell: {"POLL_S": 0.1},
         }
 
     # ------------------------------------------------------------------ processes
@@ -272,6 +278,11 @@ class World(Trials):
     def _has_ended(self, experiment: Experiment, process: Process) -> None:
         facts, how = experiment.facts, process.exit_code
         self.kernel.note(f"{process.name} has ended: {how} {facts.done}")
+        began, cut_off = self.nodes.began, self.nodes.cut_off
+        if how == 0 and (left := [each.name for each in began if each.owner is process and each.name not in cut_off]):
+            self.kernel.fail(f"{process.name} has ended before its groups {left}")
+        if how == 0 and (answered := facts.answers.keys() & {*experiment.waiting()}) and "full" not in self._kinds:
+            self.kernel.fail(f"{process.name} has left the requests {sorted(answered)}, which have an answer")
         if how != 0:
             facts.kills += 1
         elif facts.done and not experiment.waiting():
@@ -432,6 +443,8 @@ class World(Trials):
                     machine.full_until = kernel.now + 30 * which
             case "stop" if driver:
                 kernel.deliver(driver, 2)
+                if not self._kinds & {"cut", "dead"}:
+                    kernel.at(STOPPED_S, self._check_stopped, driver)
             case "dead" if worker:
                 self._declare_dead(worker, which)
             case "clock":
@@ -442,6 +455,10 @@ class World(Trials):
                 target = _one([each for each in self.experiments.values() if not each.is_over], which)
                 if target is not None and target.facts.created:
                     self._request(target, which)
+
+    def _check_stopped(self, driver: Process) -> None:
+        if driver.is_alive:
+            self.kernel.fail(f"{driver.name} has not ended {STOPPED_S:.0f} s after a signal")
 
     def _declare_dead(self, worker: Process, which: float) -> None:
         """Ray loses a machine, whose processes live on, perhaps cut off from the others for minutes."""
@@ -488,7 +505,7 @@ class World(Trials):
     def _check_end(self) -> None:
         for experiment in self.experiments.values():
             is_exact = not self._drawn.faults and not experiment.facts.requests and not experiment.setup.extensions
-            if not experiment.facts.given_up and not any(each.kind == "power" for each in self._drawn.faults):
+            if not experiment.facts.given_up and "power" not in self._kinds:
                 experiment.facts.check_checkpoints(is_exact=is_exact)
             experiment.facts.check_end(experiment.waiting(), is_extended=bool(experiment.setup.extensions))
         for node in self.nodes.nodes:

@@ -42,6 +42,7 @@ class SlowHost:
         self.committed: list[int] = []
         self.threads: list[threading.Thread] = []
         self.fault: BaseException | None = None
+        self.stops = False
         if free:
             self.gate.set()
 
@@ -49,7 +50,7 @@ class SlowHost:
         return self.store.stage(batches)
 
     def publish(self, report: Report) -> bool:
-        return False
+        return self.stops
 
     def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         self.threads.append(threading.current_thread())
@@ -123,6 +124,15 @@ def test_the_next_one_waits_for_the_last(host: SlowHost) -> None:
     mine.finish()
     assert host.committed == [1, 2]
     assert threading.main_thread() not in host.threads
+
+
+def test_a_stop_that_comes_after_a_background_write_is_heard(host: SlowHost) -> None:
+    mine, host.stops = Saver(host), True
+    save(mine, {"x": torch.zeros(3)})
+    assert not mine.publish(Report(batches=1, decides=True))
+    host.gate.set()
+    assert mine.answer()
+    assert not mine.answer()
 
 
 def test_callers_that_ask_for_it_wait(host: SlowHost) -> None:

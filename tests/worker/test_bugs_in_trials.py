@@ -18,7 +18,7 @@ from dray.training.parallel.distributed import DistributedContext
 from dray.training.units import Batch
 from dray.worker.process_group import outliving_programs
 from dray.worker.ranks import Place
-from dray.worker.run_trial import run_trial
+from dray.worker.trial import run_trial
 from tests.bugs import CLASS, OF_A_CLASS, OF_A_PROGRAM, PROGRAM, check_error, model_dir
 from tests.model_code import imports_undone
 from tests.ray.harness import recorded

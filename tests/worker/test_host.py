@@ -97,6 +97,16 @@ class Judge:
     def saved(self, *about: object) -> None: ...
 
 
+def test_a_restart_sends_the_rows_that_only_its_checkpoint_has(tmp_path: Path) -> None:
+    lost, desk = host_in(tmp_path, Judge()), Judge()
+    lost.publish(Report(batches=2, training={"loss": 0.5}))
+    lost.commit(lost.new_checkpoint(4), Report(batches=4, training={"loss": 0.25}), {})
+    unfinished = lost.new_checkpoint(5)
+    host_in(tmp_path, desk).resume()
+    assert [[row["batches"] for row in report.rows] for report in desk.reports] == [[2, 4]]
+    assert not unfinished.exists()
+
+
 def test_a_trial_with_long_steps_says_each_minute_how_far_it_is_but_not_past_a_pending_decision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from dray.worker import link
 from dray.worker.host import RayHost
 from dray.worker.lease import DriverLost, LeaseLost
 from dray.worker.link import TrialLink
-from dray.worker.run_trial import lost_driver
+from dray.worker.trial import lost_driver
 from tests.workers import SETTINGS, lease_in
 
 

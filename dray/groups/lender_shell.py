@@ -38,7 +38,7 @@ class Announcer(Protocol):
         """Show the reason why groups wait; "" if none waits."""
 
 
-class Lending:
+class LenderShell:
     """Starts and ends groups on Ray, as a `Lender` decides.
 
     Args:

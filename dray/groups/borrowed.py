@@ -32,7 +32,7 @@ class GroupServer:
         return Cluster(own=False, local=self.local, description=f"the Ray cluster of the server at {self.address}")
 
 
-class LentGroups:
+class BorrowedGroups:
     """Replaces a `dray.groups.lender.Lender` in an experiment on a server, which starts and ends the groups.
 
     Args:

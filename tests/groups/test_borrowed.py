@@ -13,8 +13,8 @@ from dray.desk.connection import Call, Connection, ConnectionLost
 from dray.desk.loop import EventLoop
 from dray.desk.wire import Malformed
 from dray.errors import ConfigError
+from dray.groups.borrowed import BorrowedGroups, GroupServer
 from dray.groups.capacity import find_slots
-from dray.groups.lent import GroupServer, LentGroups
 from tests.groups.clusters import HEAD_NODE, cluster
 from tests.ray.harness import wait_for
 
@@ -44,9 +44,9 @@ def loop() -> Iterator[EventLoop]:
     loop.close()
 
 
-def lent(loop: EventLoop) -> LentGroups:
+def lent(loop: EventLoop) -> BorrowedGroups:
     server = GroupServer(address="", endpoint=loop.endpoint, local=True)
-    return LentGroups(server, "run-1", None, loop.endpoint, {}, lambda message: None)  # type: ignore[arg-type]
+    return BorrowedGroups(server, "run-1", None, loop.endpoint, {}, lambda message: None)  # type: ignore[arg-type]
 
 
 def test_one_that_its_server_has_forgotten_does_not_wait_forever(loop: EventLoop) -> None:
