@@ -47,7 +47,7 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "repository", **{"model/const.yaml": config}, **model(0.9))
 
 
-def test_the_first_commit_with_other_code_is_named_also_if_comments_follow(repository: Repository) -> None:
+def test_first_commit_with_other_code_is_named_despite_comments(repository: Repository) -> None:
     repository.commit("a comment", **model(0.9, "a"))
     repository.commit("worse", **model(0.5))
     repository.commit("another comment", **model(0.5, "b"))
@@ -83,7 +83,7 @@ def test_commits_that_do_not_run_are_in_the_range(repository: Repository) -> Non
     assert (found.verdict.good, found.verdict.bad) == (0, 2)
 
 
-def test_the_verdict_is_told_with_the_commit_and_the_metric_on_both_sides(repository: Repository) -> None:
+def test_verdict_has_the_commit_and_the_metric_on_both_sides(repository: Repository) -> None:
     repository.commit("a comment", **model(0.9, "a"))
     worse = repository.commit("worse", **model(0.5))
     goal, history = Goal(metric="accuracy"), repository.history("HEAD~2")
@@ -104,7 +104,7 @@ def test_the_verdict_is_told_with_the_commit_and_the_metric_on_both_sides(reposi
         told(history, searched(history, goal)[0], goal)
 
 
-def test_a_commits_own_config_is_run_as_one_trial_with_the_seed_of_all() -> None:
+def test_a_commits_config_is_run_as_one_trial_with_the_seed_of_all() -> None:
     text = """
 name: mine
 hyperparameters: {lr: 1e-3}

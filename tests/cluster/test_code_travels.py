@@ -14,7 +14,7 @@ from tests.ray.harness import lines
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, *isolated]
 
 
-def test_a_resumed_experiment_sends_the_code_and_the_dray_that_it_began_with(tmp_path: Path) -> None:
+def test_a_resumed_experiment_sends_the_code_that_it_began_with(tmp_path: Path) -> None:
     ran = run_isolated(travels.__file__, tmp_path, home=tmp_path / "home")
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
     said = (tmp_path / "said.txt").read_text()

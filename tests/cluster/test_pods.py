@@ -15,7 +15,7 @@ from tests.ray.harness import attempts
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, *isolated]
 
 
-def test_a_suspended_and_then_deleted_job_continues_in_other_pods_and_trains_no_batch_twice(tmp_path: Path) -> None:
+def test_a_suspended_and_deleted_job_trains_each_batch_exactly_once(tmp_path: Path) -> None:
     ran = run_isolated(pods.__file__, tmp_path, home=tmp_path / "home")
     assert ran.returncode == 0, f"{ran.stdout[-9000:]}\n{ran.stderr[-9000:]}"
     seen = json.loads((tmp_path / "seen.json").read_text())

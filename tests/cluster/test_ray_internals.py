@@ -14,6 +14,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,9 +183,25 @@ def private_of_ray(tree: ast.Module) -> Iterator[str]:
                 yield name
 
 
-@pytest.mark.parametrize("name", [name for _, cost, name, _ in NAMES if cost == _SLOWER])
-def test_a_ray_without_a_name_starts_and_one_line_says_what_that_costs(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_only_functions_import_private_names_of_rays() -> None:
+    for path in [*(ROOT / "dray").rglob("*.py"), *(ROOT / "searchers").rglob("*.py")]:
+        imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert list(private_of_ray(ast.Module(imports, []))) == [], f"where one is missing, {path} can't be imported"
+
+
+BLOCKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    _SLOWER: lambda: internals.quick_start(lambda: ""),
+    "other machines can reach": internals.keep_loopback,
+    "Ray prints its messages": lambda: internals.print_to(lambda data: None),
+}
+"""Blocks in which names of Ray are replaced, by the beginning of the cost of their absence."""
+
+
+@pytest.mark.parametrize(
+    ("begin", "name"), [(begin, name) for _, cost, name, _ in NAMES for begin in BLOCKS if cost.startswith(begin)]
+)
+def test_a_ray_without_a_name_starts_and_says_what_that_costs(
+    begin: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from ray._private import services
 
@@ -192,15 +209,29 @@ def test_a_ray_without_a_name_starts_and_one_line_says_what_that_costs(
     monkeypatch.delattr(f"{module}.{attribute}")
     monkeypatch.setattr(internals, "_reported", set())
     for _ in range(2):
-        with internals.quick_start(lambda: ""):
-            if "start_api_server" not in name:
+        with BLOCKS[begin]():
+            if begin == _SLOWER and "start_api_server" not in name:
                 assert services.start_api_server() == ("", None), "the other names are still used"
     [line] = caplog.messages
-    assert line.startswith(f"{_SLOWER}, because Ray {ray.__version__} has changed an internal that dray uses: ")
+    assert re.match(f"{begin}.*, because Ray {ray.__version__} has changed an internal that dray uses: ", line)
     assert line.endswith(f"has no attribute '{attribute}'")
 
 
-def test_a_ray_whose_parameters_have_changed_starts_without_the_changes(
+@pytest.mark.parametrize("name", ["context.TrainRunContext", "worker_group.RayTrainWorker"])
+def test_workers_start_without_trains_internals_which_has_its_cost(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from dray.groups import train_workers
+
+    monkeypatch.delattr(f"ray.train.v2._internal.execution.{name}")
+    monkeypatch.setattr(internals, "_reported", set())
+    worker = train_workers._actor_class()
+    assert worker().execute(int, "3") == 3
+    assert train_workers._enter_train(worker, "name", [train_workers.Worker(worker(), "node")], []) == []
+    assert caplog.text.count(train_workers.WITHOUT_TRAIN) == 1
+
+
+def test_a_ray_with_other_parameters_starts_without_our_changes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from ray._private import parameter
@@ -236,7 +267,7 @@ def test_what_a_running_cluster_lacks_is_left_out(
 
 
 @pytest.mark.parametrize("error", [KeyError("working_dir"), ValueError("not a number"), AssertionError(), None])
-def test_a_private_function_that_has_changed_costs_no_more_than_one_that_is_missing(
+def test_a_changed_private_function_costs_no_more_than_a_missing_one(
     error: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def changed(*_: object, **__: object) -> dict[str, str]:
@@ -269,7 +300,7 @@ def test_ray_may_ask_for_a_loopback_address_with_more_arguments() -> None:
         assert resolve("127.0.0.1", family=4) == "127.0.0.1"
 
 
-def test_a_worker_of_trains_that_has_become_an_actor_class_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_of_trains_that_is_an_actor_class_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.train.v2._internal.execution import worker_group
 
     from dray.groups.train_workers import _actor_class
@@ -278,7 +309,7 @@ def test_a_worker_of_trains_that_has_become_an_actor_class_is_not_used(monkeypat
     assert _actor_class()().execute(int, "3") == 3
 
 
-def test_the_head_has_the_method_that_is_called_by_its_name_on_the_wire() -> None:
+def test_the_head_has_the_method_that_is_called_by_its_wire_name() -> None:
     from ray.core.generated.gcs_service_pb2 import DESCRIPTOR
 
     package, _, service = internals.NODES_METHOD.strip("/").partition("/")[0].rpartition(".")
@@ -318,7 +349,7 @@ def test_trains_workers_need_nothing_that_dray_does_not_give() -> None:
     assert needed == set(str(given).split(", ")), "see dray/groups/train_workers.py"
 
 
-def test_tune_still_keeps_the_results_of_an_actor_where_they_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+def test_tune_still_keeps_results_of_actors_where_they_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
     from ray.air.execution._internal.actor_manager import RayActorManager
     from ray.tune.execution.tune_controller import TuneController
 
@@ -336,7 +367,7 @@ def test_tune_still_keeps_the_results_of_an_actor_where_they_are_dropped(caplog:
     assert "the driver needs about 1 kB more memory per trial" in caplog.text
 
 
-def test_tune_still_means_the_same_by_what_its_searchers_and_trials_say() -> None:
+def test_tune_still_means_the_same_by_its_states_and_names() -> None:
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.experiment import Trial
     from ray.tune.integration.ray_train import CHECKPOINT_PATH_KEY
@@ -353,7 +384,7 @@ def test_tune_still_means_the_same_by_what_its_searchers_and_trials_say() -> Non
     assert source.index(".on_trial_add(") < source.index("status_str_map[trial.status]"), "see searchers/tune_trials.py"
 
 
-def test_processes_of_a_cluster_that_dray_starts_get_no_signal_of_its_group_and_die_with_it() -> None:
+def test_rays_processes_get_no_signal_of_drays_group_and_die_with_it() -> None:
     from ray._private import services
 
     from dray.cluster.connection import _keep_signals

@@ -46,7 +46,7 @@ def test_ray_that_does_not_start_is_one_error_with_what_to_do(starts: list[BaseE
     assert starts == [None]
 
 
-def test_a_ray_that_is_too_old_is_one_error_with_the_versions_that_work(
+def test_too_old_a_ray_is_one_error_with_the_versions_that_work(
     starts: list[BaseException | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("ray.runtime_context.RuntimeContext.get_session_name")

@@ -73,7 +73,7 @@ def test_on_demand_machines_start_while_there_are_no_spot_ones(tmp_path: Path) -
     assert most == [{"spot": 0, "on_demand": 2}, {"spot": 2, "on_demand": 0}]
 
 
-def test_a_search_runs_on_the_types_of_gpus_that_it_asks_for_and_says_which(tmp_path: Path) -> None:
+def test_a_search_runs_on_the_gpu_types_that_it_asks_for(tmp_path: Path) -> None:
     found = seen("gpu_types", tmp_path, nodes=4)
     assert found["types"] == ["A100", "L4", "L4"], "the only A100, and what comes next"
     assert found["spent"].keys() - {""} == {"A100", "L4"}

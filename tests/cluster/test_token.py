@@ -115,7 +115,7 @@ def head() -> Iterator[Head]:
     server.stop(None)
 
 
-def test_a_head_that_refuses_the_token_is_found_out_before_ray_connects(
+def test_a_head_that_refuses_the_token_is_found_before_ray_connects(
     head: Head, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     why = "it requires a token, and this process has none; export RAY_AUTH_MODE=token"

@@ -46,7 +46,7 @@ def test_draining_nodes_are_reported_while_there_are_any(head: socket.socket, mo
 
 
 @pytest.mark.parametrize("alive", [0, 1])
-def test_a_process_that_does_not_answer_is_reported_once_and_the_head_asked_nothing(
+def test_a_silent_process_is_reported_once_and_the_head_asked_nothing(
     head: socket.socket, monkeypatch: pytest.MonkeyPatch, alive: int
 ) -> None:
     asked: list[int] = []

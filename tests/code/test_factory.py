@@ -57,7 +57,7 @@ def test_class_is_imported_from_its_directory(directory: Path) -> None:
     assert found is sys.modules["my_model"].MyTrial
 
 
-def test_code_that_was_removed_is_missing_also_where_it_is_not_imported(tmp_path: Path) -> None:
+def test_removed_code_is_missing_also_where_it_is_not_imported(tmp_path: Path) -> None:
     gone = FromDirectory(entrypoint=parse_entrypoint("my_model:MyTrial"), directory=str(tmp_path / "gone"))
     with pytest.raises(EntrypointError, match=f"no such directory any more: {tmp_path}/gone; restore it"):
         gone.place()
@@ -92,7 +92,7 @@ def cloudpickle_of(directory: Path, script: str, name: str) -> bytes:
 
 
 @pytest.mark.slow
-def test_class_of_a_script_comes_with_what_lies_beside_the_script_and_runs_there(
+def test_a_scripts_class_comes_with_the_code_beside_it_and_runs_there(
     directory: Path, sent: Archived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir("/")
@@ -103,7 +103,7 @@ def test_class_of_a_script_comes_with_what_lies_beside_the_script_and_runs_there
 
 
 @pytest.mark.slow
-def test_modules_that_a_scripts_class_needs_and_no_worker_has_are_reported(directory: Path) -> None:
+def test_modules_that_no_worker_has_for_a_scripts_class_are_reported(directory: Path) -> None:
     load = Sent(name="Scripts", pickled=script_class(directory, "Scripts"), home=None)
     with pytest.raises(
         EntrypointError, match=r"trial: Scripts can't be loaded on a worker: .*No module named 'my_model'"
@@ -113,9 +113,7 @@ def test_modules_that_a_scripts_class_needs_and_no_worker_has_are_reported(direc
 
 @pytest.mark.parametrize("module", ["my_model", "my_package.deep", "my_package.deep.model"])
 @pytest.mark.parametrize("name", ["MyTrial", "MyTrial.Inner"])
-def test_place_of_an_importable_class_is_the_directory_to_import_it_from(
-    directory: Path, module: str, name: str
-) -> None:
+def test_place_of_an_importable_class_is_where_to_import_it_from(directory: Path, module: str, name: str) -> None:
     place = place_of(attrgetter(name)(imported(directory, module)))
     assert place == (ClassName(module, name), directory)
     entrypoint, code = place

@@ -52,7 +52,7 @@ def test_environments_and_caches_are_known_whatever_their_name(root: Path, marks
     assert code_of(root).files == ALL
 
 
-def test_other_experiments_are_left_out_and_directories_that_only_look_like_one_are_not(root: Path) -> None:
+def test_other_experiments_are_left_out_not_what_looks_like_one(root: Path) -> None:
     write(root, "results/e/experiment.yaml", "results/e/journal.jsonl", "results/e/trial_0/state.pth")
     write(root, "templates/experiment.yaml")
     assert code_of(root).files == (*ALL, "templates/experiment.yaml")

@@ -109,9 +109,7 @@ def test_module_that_raises_is_reported_with_its_own_traceback(tmp_path: Path, t
         "python3 -m my_model",
     ],
 )
-def test_syntax_error_is_reported_before_anything_runs_however_it_is_named(
-    tmp_path: Path, entrypoint: str | list[str]
-) -> None:
+def test_syntax_error_is_reported_before_anything_runs(tmp_path: Path, entrypoint: str | list[str]) -> None:
     write(tmp_path, "my_model", "x = 1\nclass MyTrial(:\n")
     with pytest.raises(EntrypointError) as caught:
         check_entrypoint(parse_entrypoint(entrypoint), tmp_path)

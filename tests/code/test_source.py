@@ -124,7 +124,7 @@ def test_a_module_whose_name_is_too_long_for_a_file_is_missing(tmp_path: Path, m
     assert fault(tmp_path, "", f"{module}:Trial").startswith("no module aaaa" if "." not in module else "no module a.a")
 
 
-def test_installed_modules_are_looked_into_without_importing_their_packages(
+def test_installed_modules_are_read_without_importing_their_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed, model = tmp_path / "installed", tmp_path / "model"

@@ -40,7 +40,7 @@ def test_directory_without_a_hook_is_left_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_hook_runs_in_the_models_directory_and_its_exports_are_taken_over(tmp_path: Path) -> None:
+def test_hook_runs_in_the_models_directory_and_its_exports_stay(tmp_path: Path) -> None:
     os.environ["MY_OLD"] = "x"
     directory = model(
         tmp_path, 'echo "$PWD" > where\nexport MY_DATA="a=b\nc"\nunset MY_OLD\nexport PYTHONPATH=/my/place\nMINE=1\n'
@@ -67,7 +67,7 @@ def test_failure_is_reported_with_the_end_of_the_output(tmp_path: Path, hook: st
     assert str(caught.value) == f"exited with code {code}; fix the script, whose output ends with:\n    | half a way"
 
 
-def test_hook_runs_once_for_all_processes_of_a_run_and_all_have_its_exports(tmp_path: Path) -> None:
+def test_hook_runs_once_a_run_and_all_processes_have_its_exports(tmp_path: Path) -> None:
     directory = model(tmp_path, "echo x >> count\nexport MY_DATA=there\n")
     code = (
         "import os, sys; from pathlib import Path; from dray.code.startup_hook import run_startup_hook_once;"

@@ -96,7 +96,7 @@ def test_image_classifier_learns(tmp_path: Path) -> None:
     assert found[-1]["accuracy"] > 0.85
 
 
-def test_augmentation_moves_each_image_independently_and_within_its_bounds() -> None:
+def test_augmentation_moves_each_image_by_itself_within_its_bounds() -> None:
     images = module("images.md", "images.py")
     dot = torch.zeros(64, 1, 33, 33)
     dot[:, :, 16, 16] = 1  # in the middle: turning and scaling leave it there

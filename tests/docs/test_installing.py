@@ -40,7 +40,7 @@ def build(source: Path, to: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_sdist_and_wheel_are_complete_and_equal_wherever_they_are_built(tmp_path: Path) -> None:
+def test_sdist_and_wheel_are_complete_and_equal_wherever_built(tmp_path: Path) -> None:
     # As the page writes it, with the address of this repository.
     requirement = f"{NAME} @ git+file://localhost{ROOT}@{git('rev-parse', 'HEAD').strip()}"
     command = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-index", *OFFLINE.split(), "-w", tmp_path, requirement]

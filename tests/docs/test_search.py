@@ -37,7 +37,7 @@ def test_each_row_has_its_methods_fields() -> None:
     assert own[" `adaptive_asha` "] - {"asha", "num_rungs"} == more
 
 
-def test_conditional_hyperparameters_exist_where_their_value_is_chosen() -> None:
+def test_conditional_hyperparameters_exist_where_chosen() -> None:
     [snippet] = [each for each in blocks("yaml", page="search.md") if "momentum" in each.text]
     space = parse_space(yaml.safe_load(snippet.text)["hyperparameters"])
     seen = [space.sample(Random(n))["optimizer"] for n in range(50)]

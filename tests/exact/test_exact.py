@@ -97,7 +97,7 @@ def test_equal_trials_are_the_same_in_all_batches(first: Side, tmp_path: Path) -
     assert parting(first, again, 3).batches == 3
 
 
-def test_a_change_of_the_gradients_is_found_at_its_batch_with_its_size(first: Side, tmp_path: Path) -> None:
+def test_a_change_of_gradients_is_found_at_its_batch_with_its_size(first: Side, tmp_path: Path) -> None:
     """The gradient is -2 (1 - w), and 1 - w is (1 - 2 lr) ** 5 after five batches; half of it is added."""
     change = (BACKWARD, "        self.context.backward(loss * (1.5 if batch_idx == 5 else 1))\n")
     found = parting(first, side(experiment(tmp_path / "second", change)))

@@ -40,7 +40,7 @@ def model_def() -> Iterator[ModuleType]:
         yield importlib.import_module("model_def")
 
 
-def test_text_comes_back_but_for_tabs_and_characters_of_other_alphabets(data: ModuleType) -> None:
+def test_text_comes_back_but_for_tabs_and_foreign_letters(data: ModuleType) -> None:
     text = "def f(x):\n    return {x: '~'}  # \\\n"
     assert data.decode(data.encode(text)) == text
     assert data.decode(data.encode("a\tb")) == "a   b"
@@ -79,7 +79,7 @@ def test_learning_rate_goes_up_by_optimizer_steps_and_then_down(model_def: Modul
 
 
 @pytest.mark.api("2.19", "2.20", "5.4")
-def test_optimizer_and_schedule_step_every_second_batch_on_clipped_means(model_def: ModuleType, tmp_path: Path) -> None:
+def test_optimizer_and_schedule_step_every_second_batch(model_def: ModuleType, tmp_path: Path) -> None:
     host = FakeHost(tmp_path, max_length=pytorch.Batch(6))
     with use_host(host), pytorch.init(hparams=SMALL, aggregation_frequency=2) as context:
         trial = model_def.GPTTrial(context)

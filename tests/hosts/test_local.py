@@ -68,9 +68,7 @@ def test_nothing_is_written_before_the_first_report(home: Path) -> None:
     assert not home.exists()
 
 
-def test_a_directory_that_can_not_be_written_to_is_found_before_the_first_batch(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_directory_is_found_before_the_first_batch(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home.parent / "file").touch()
     monkeypatch.setenv("DRAY_HOME", str(home.parent / "file"))
     with pytorch.init() as context:
@@ -96,9 +94,7 @@ def test_an_id_and_a_path_both_name_a_checkpoint(home: Path) -> None:
 
 
 @pytest.mark.api("9.7")
-def test_last_is_the_checkpoint_of_the_newest_run_of_the_name_that_has_a_valid_one(
-    home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_last_is_the_newest_valid_checkpoint_of_runs_of_that_name(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "dray")
 
     def last(length: int, name: str | None = "digits") -> int:
@@ -322,7 +318,7 @@ def test_a_seeded_program_gets_the_same_order_each_time(home: Path) -> None:
 
 
 @pytest.mark.api("9.10")
-def test_a_store_below_the_working_directory_is_not_copied_into_itself(
+def test_a_store_in_the_working_directory_is_not_copied_into_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -67,9 +67,7 @@ def test_a_file_gets_a_line_per_validation_and_how_to_resume(home: Path, capsys:
     are_lines(err.splitlines(), home)
 
 
-def test_a_terminal_gets_a_bar_with_speed_time_left_and_the_latest_metrics(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_a_bar_with_speed_time_left_and_metrics(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "POLL_S", 0.001)
     with terminal(columns=120) as screen:
 

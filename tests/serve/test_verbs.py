@@ -22,7 +22,9 @@ from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
 from dray.serve import address, in_directory
 from dray.serve.control import ACTIVE, ExperimentState
+from dray.serve.in_directory import InDirectory
 from dray.serve.refusals import WrongState
+from dray.serve.verbs import OnServer
 from searchers.events import Source
 from searchers.journal import Journal
 from tests.agents.conftest import Agent, agent
@@ -213,7 +215,7 @@ def test_in_an_object_store_it_is_only_read(tmp_path: Path, monkeypatch: pytest.
     story = told(tmp_path, config())
     copy = StoredExperiment(directory=story.directory, where="s3://bucket/experiment", is_copy=True)
     monkeypatch.setattr(in_directory, "open_experiment", lambda where: nullcontext(copy))
-    it = in_directory.InDirectory("s3://bucket/experiment", print)
+    it = InDirectory("s3://bucket/experiment", print)
     for verb in (
         it.stop,
         it.pause,
@@ -227,10 +229,23 @@ def test_in_an_object_store_it_is_only_read(tmp_path: Path, monkeypatch: pytest.
 
 
 # -------------------------------------------------------------------------------------------------------------- begins
+@pytest.fixture
+def when_followed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Something happens as soon as a command follows an experiment."""
+
+    def then(act: Callable[[], object]) -> None:
+        for kind in (OnServer, InDirectory):
+            monkeypatch.setattr(kind, "lines", lambda it, say, lines=kind.lines: (act(), lines(it, say))[1])
+
+    return then
+
+
 @pytest.mark.parametrize("place", ["server", "directory"], indirect=True)
 @pytest.mark.parametrize("state", ["STOPPED", "COMPLETED", "ERROR"])
 @pytest.mark.parametrize("verb", ["activate", "resume --detach", "resume", "extend --max-trials 9"])
-def test_it_runs_again(place: Place, state: str, verb: str, dray: Dray) -> None:
+def test_it_runs_again(
+    place: Place, state: str, verb: str, dray: Dray, when_followed: Callable[[Callable[[], object]], None]
+) -> None:
     place.ends(state)
     before = Journal.read(place.story.directory.journal)
     if place.kind == "directory":
@@ -240,7 +255,7 @@ def test_it_runs_again(place: Place, state: str, verb: str, dray: Dray) -> None:
             return
         assert (said.code, place.ran) == (3, [{"max_trials": 9} if "extend" in verb else {}])
         return
-    threading.Timer(0.5, place.served.control.put, ("experiment", "COMPLETED")).start()
+    when_followed(lambda: place.served.control.put("experiment", "COMPLETED"))
     said = dray("e", verb.split()[0], "1", *verb.split()[1:])
     assert place.served.control.calls == [("extend" if "extend" in verb else "activate", "experiment")]
     assert said.err.startswith("experiment is QUEUED\n")
@@ -251,9 +266,10 @@ def test_it_runs_again(place: Place, state: str, verb: str, dray: Dray) -> None:
 
 @pytest.mark.parametrize("place", ["server", "driver"], indirect=True)
 @pytest.mark.parametrize("verb", ["activate", "resume"])
-def test_a_running_one_goes_on(place: Place, verb: str, dray: Dray) -> None:
-    if verb == "resume":  # which follows it
-        threading.Timer(0.5, place.ends, ("COMPLETED",)).start()
+def test_a_running_one_goes_on(
+    place: Place, verb: str, dray: Dray, when_followed: Callable[[Callable[[], object]], None]
+) -> None:
+    when_followed(lambda: place.ends("COMPLETED"))
     said = dray("e", verb, "1")
     assert (said.code, said.err.splitlines()[0]) == (3 if verb == "resume" else 0, "experiment is RUNNING")
     assert ("enough" in said.out, "started" in said.out) == (verb == "resume", False), "only its new lines"

@@ -49,7 +49,7 @@ def test_what_is_no_file_is_missing(tmp_path: Path, put: Callable[[Path], object
     assert store.latest() == str(before)
 
 
-def test_a_checkpoint_that_has_just_been_found_is_opened_without_another_verification(tmp_path: Path) -> None:
+def test_a_checkpoint_just_found_is_not_verified_again_when_opened(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     path = save(store, 5)
     latest = store.latest()
@@ -121,7 +121,7 @@ def test_symbolic_links_are_not_followed_nor_pipes_opened(tmp_path: Path) -> Non
     force_to_disk(tmp_path)
 
 
-def test_a_link_in_place_of_a_checkpoint_is_deleted_and_not_what_it_leads_to(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_checkpoint_is_deleted_not_its_target(tmp_path: Path) -> None:
     """A trial can make one."""
     mine, theirs = CheckpointStore(tmp_path / "mine"), CheckpointStore(tmp_path / "theirs")
     checkpoint = save(theirs, 5)
