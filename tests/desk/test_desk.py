@@ -243,6 +243,15 @@ def test_idle_groups_are_retired_unless_a_trial_of_their_shape_waits(scene: Scen
     assert not scene.group("b").retiring
 
 
+def test_a_rank_that_outlives_its_group_gets_no_lease(scene: Scene) -> None:
+    scene.ask(start=1)
+    scene.end_group(start=1)
+    scene.queue(0)
+    scene.ask(start=1)
+    assert scene.replies() == {"g0": None}
+    assert scene.granted() == []
+
+
 def test_a_group_that_died_before_it_took_up_a_trial_gives_it_back(scene: Scene) -> None:
     scene.queue(3)
     scene.ask("dead")
