@@ -87,7 +87,7 @@ SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
 # Four shares that take about as long: tests that share a Ray, those that (also) start Rays of their own, those of ranks, docs and
 # examples without Ray, and the rest.
-OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,cluster fault_matrix interrupt observers secrets sharing sweep)
+OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,fault_matrix interrupt observers secrets sweep)
 
 RANKS := tests/api tests/docs tests/examples tests/pytorch tests/training
 
@@ -149,7 +149,7 @@ test-ray: $(OTHER)/.installed
 	@PYTHONFAULTHANDLER=1 $(OTHER)/bin/python -m pytest -q -k "not shared and not sharded" \
 		$(addprefix tests/cluster/test_,ray_internals.py autoscaler.py pods.py) \
 		$(addprefix tests/ray/test_,worker_groups.py fault_matrix.py elastic.py autoscaler.py tune.py tune_trainer.py) \
-		$(addprefix tests/ray/test_server.py::test_,the_second_experiment_trains_in_the_processes_of_the_first_with_its_own_code \
+		$(addprefix tests/ray/test_server.py::test_,a_second_experiment_trains_in_the_firsts_processes \
 		a_server_that_is_killed_finds_its_experiments_again)
 else
 test-ray: $(INSTALLED)

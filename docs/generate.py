@@ -1,9 +1,11 @@
-"""Write docs/config.md from the config's JSON Schema, and the table of Determined's fields in docs/migration.md:
-``python docs/generate.py``. The Python API needs no such step: mkdocstrings reads it from the docstrings."""
+"""Write docs/config.md from the config's JSON Schema, the table of Determined's fields in docs/migration.md, and the
+API's description from the server's routes: ``python docs/generate.py``. The Python API needs no such step: mkdocstrings
+reads it from the docstrings."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from dray.config.faults import KINDS, SECTIONS
 from dray.config.json_schema import json_schema
 from dray.config.section import CLASS
 from dray.config.yaml_file import as_yaml
+from dray.serve.site import OPENAPI
 from dray.text import one_line
 
 CONFIG_PAGE = Path(__file__).parent / "config.md"
@@ -170,7 +173,11 @@ def migration_page() -> str:
 
 def main() -> None:
     """Write the pages."""
-    for file, text in ((CONFIG_PAGE, config_page()), (MIGRATION_PAGE, migration_page())):
+    sys.path.insert(0, str(Path(__file__).parent))
+    import openapi
+
+    api = openapi.as_text(openapi.document()) + "\n"
+    for file, text in ((CONFIG_PAGE, config_page()), (MIGRATION_PAGE, migration_page()), (OPENAPI, api)):
         file.write_text(text)
         print(f"wrote {file}")
 

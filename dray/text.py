@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -137,6 +139,20 @@ def shown(value: object) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
+def fields_of(value: Any) -> dict[str, Any]:
+    """The JSON of a dataclass: its fields, and the properties that it names in ``ALSO``.
+
+    The commands, the API and its description (docs/openapi.py) have it from here.
+    """
+    kind: Any = type(value)
+    return {name: getattr(value, name) for name in _names(kind)}
+
+
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return (*(each.name for each in dataclasses.fields(kind)), *getattr(kind, "ALSO", ()))
+
+
 def finite(value: Any) -> Any:
     """A value as strict JSON: numbers that are not finite become null."""
     match value:
@@ -148,6 +164,8 @@ def finite(value: Any) -> Any:
             return {str(name): finite(item) for name, item in value.items()}
         case list() | tuple():
             return [finite(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return finite(fields_of(value))
     # numpy's scalars, without importing numpy
     return finite(value.item()) if hasattr(value, "item") else str(value)
 

@@ -82,11 +82,13 @@ class _Stage:
 
     def promotable(self) -> int | None:
         """Return the best paused trial, if it is among the best 1/divisor of all trials at this rung."""
+        if not self._paused:
+            return None
         if isinstance(self.rung.order, ParetoOrder):  # the order of paused trials depends on all the others
             return next((trial for trial in self.rung.best() if trial in self._paused), None)
-        while self._heap and self._heap[0][1] not in self._paused:
+        while (best := self._heap[0][1]) not in self._paused:
             heappop(self._heap)
-        return self._heap[0][1] if self._heap and self.rung.is_best(self._heap[0][1]) else None
+        return best if self.rung.is_best(best) else None
 
 
 class PromotionASHA(SuccessiveHalving):

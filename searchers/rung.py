@@ -69,7 +69,8 @@ class ValueOrder:
         self._drop_removed()
 
     def is_among(self, trial: int, count: int) -> bool:
-        self._balance(count)
+        if len(self._best) != count:
+            self._balance(count)
         return trial in self._best
 
     def equals_one_of(self, trial: int, count: int) -> bool:

@@ -53,12 +53,9 @@ def list_(experiment: ExperimentArg, trial: TrialOrAllArg = None, json: Json = F
         values = {each.id: dict(zip(each.at, each.values, strict=True)) for each in trials.values()}
         found = [
             {
-                "trial": each.trial,
-                "batches": each.batches,
+                **each.to_json(),
                 "metric": values.get(each.trial, {}).get(each.batches),
                 "is_best": each.trial in trials and trials[each.trial].best_batches == each.batches,
-                "size": each.size,
-                "path": each.location.uri,
             }
             for each in checkpoints
         ]

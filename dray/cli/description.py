@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
 import typer
@@ -16,10 +15,9 @@ from dray.records.overview import ExperimentState, Overview
 from dray.records.repeats import interval_text
 from dray.records.trial_record import flatten
 from dray.serve.client import Server
-from dray.serve.control import ACTIVE
+from dray.serve.control import ACTIVE, submitted_from
 from dray.serve.control import ExperimentState as ServerState
-from dray.text import counted, duration, printable, shown, some
-from searchers.intervals import Interval
+from dray.text import counted, duration, fields_of, printable, shown, some
 
 if TYPE_CHECKING:
     from dray.records.local_runs import LocalRun
@@ -30,10 +28,6 @@ STATES = {*get_args(ExperimentState), *get_args(ServerState)}
 """The states of experiments, without and with a server."""
 _FRONT_SHOWN = 20
 _ALERTS_SHOWN = 10
-
-
-def overview(each: Overview) -> dict[str, Any]:
-    return {**each.to_json(), "began": show.iso(each.began), "last": show.iso(each.last)}
 
 
 def show_all(where: str | None, *, states: Sequence[str] = (), limit: int | None = None, json: bool) -> None:
@@ -65,7 +59,10 @@ def show_all(where: str | None, *, states: Sequence[str] = (), limit: int | None
     older = 0 if limit is None else max(0, len(found) - limit)
     found = found[older:]
     if json:
-        show.as_json([{**overview(each), "submitted": submitted.get(each.name)} for each in found])
+        from dray.serve.described import listed
+
+        there = [(each, submitted.get(each.name)) for each in found]
+        show.as_json([listed(each.name, each, None if of is None else submitted_from(of)) for each, of in there])
         return
     if found:
         _table(found, submitted, with_slots=up is not None)
@@ -90,7 +87,7 @@ def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *,
         failed = f", {each.failed} failed" if each.failed else ""
         trials = f"{each.ended}/{each.total}{failed}"
         slots = [submitted.get(each.name, {}).get("slots") or None] if with_slots else []
-        best = [each.method, each.best, each.metric, show.clock(each.began)]
+        best = [each.method, each.best_metric, each.metric, show.clock(each.began)]
         rows.append([each.number, each.name, each.state, *slots, trials, *best])
     headings = ["#", "name", "state", *(["slots"] if with_slots else [])]
     headings += ["trials", "method", "best", "metric", "started"]
@@ -114,29 +111,20 @@ def _left(each: Overview) -> str:
 
 
 def as_json(read: ReadExperiment) -> dict[str, Any]:
-    from dray.records.logs import failure_fields
+    from dray.records.failures import failure_groups
     from dray.records.rungs import rung_estimates
-    from dray.records.standing import standing
+    from dray.serve.described import described
 
     reader = read.reader
     records = journal(read.stored)[: reader.records]  # it may have grown since
-    failures = [{**failure_fields(each), "time": show.iso(each.get("time"))} for each in reader.failures]
-    seen, submitted = server.seen(reader.overview())
     return {
-        **overview(seen),
-        "submitted": None if submitted is None else asdict(submitted),
-        "standing": standing(seen, reader, queued=None if submitted is None else submitted.submitted).to_json(),
-        "states": reader.states,
+        **fields_of(described(reader, reader.overview(), server.submitted_to(reader.overview()))),
         "best": _best(read, reader.best()),
         "best_of_longest": _best(read, reader.best_of_longest()),
-        "front": _front(read),
-        "repeats": [each.to_json() for each in reader.finalists()],
-        "repeats_summary": reader.repeats_summary(),
-        "diverged": reader.nan_since(),
-        "restarts": sum(failure["again"] for failure in failures),
-        "failures": failures,
-        "alerts": [{**each, "time": show.iso(each["time"])} for each in reader.alerts],
-        "rungs": [asdict(each) for each in rung_estimates(reader.config, records)],
+        "pareto_front": _front(read),
+        "restarts": sum(failure["event"] == "restarted" for failure in reader.failures),
+        "failure_groups": failure_groups(reader.failures),
+        "rungs": rung_estimates(reader.config, records),
         "config": read.stored.directory.config().to_dict(),
     }
 
@@ -144,11 +132,12 @@ def as_json(read: ReadExperiment) -> dict[str, Any]:
 def describe(read: ReadExperiment) -> None:
     from dray.display.best_trials import best_trials
     from dray.records.rungs import rung_estimates
-    from dray.records.standing import standing
+    from dray.serve.described import listed, with_standing
 
     reader = read.reader
     records = journal(read.stored)[: reader.records]  # it may have grown since
-    seen, submitted = server.seen(reader.overview())
+    submitted = server.submitted_to(reader.overview())
+    seen = listed(reader.name, reader.overview(), submitted)
     best, config, searcher = _best(read, reader.best()), reader.config, reader.config.searcher
     order = "smaller is better" if reader.sign == 1 else "larger is better"
     compared = [f"{reader.metric}, {order}"]
@@ -164,14 +153,14 @@ def describe(read: ReadExperiment) -> None:
         best_line = _result(reader, best)
     longest = _best(read, reader.best_of_longest())
     longest_line = "" if longest is None or longest == best else _result(reader, longest)
-    now = standing(seen, reader, queued=None if submitted is None else submitted.submitted).sentence
+    now = with_standing(reader, seen).standing.sentence
     resumes = seen.state == "STOPPED" and not reader.lost_records()
     show.fields(
         [
             ("experiment", f"{seen.label}  {seen.state}"),
             ("now", now),
             ("ended", seen.reason),
-            ("error", "" if seen.why in now else show.red(seen.why)),
+            ("error", "" if seen.why is None or seen.why in now else show.red(seen.why)),
             ("waits", "" if submitted is None or submitted.slots else submitted.why),
             ("failed", show.red(reader.failure_summary())),
             ("warning", seen.unread),
@@ -210,7 +199,7 @@ def _result(reader: ExperimentReader, best: Mapping[str, Any]) -> str:
     what, after = f"trial {best['trial']}: {reader.metric}", f"after {at}"
     if (mean := best["repeated"]) is not None:
         run = f"{shown(best['checkpoint_metric'])} {after} in its best run"
-        what += f" {interval_text(Interval(**mean))}, {best['best_by']}; {run}"
+        what += f" {interval_text(mean)}, {best['best_by']}; {run}"
     else:
         what += f" {shown(best['metric'])} {after}{', from one seed' if reader.finalists() else ''}"
     return f"{what}\n{shown(flatten(best['hparams']))}"
@@ -229,7 +218,7 @@ def _best(read: ReadExperiment, trial: TrialRecord | None) -> dict[str, Any] | N
         "best_batches": run.best_batches,
         "hparams": trial.drawn,
         **best_checkpoint(read, run),
-        "repeated": None if (mean := read.reader.mean_of_repeats(trial.id)) is None else asdict(mean),
+        "repeated": read.reader.mean_of_repeats(trial.id),
     }
 
 
@@ -292,7 +281,7 @@ def describe_local(run: LocalRun, overview: Overview) -> None:
     show.fields(
         [
             ("local run", f"{overview.name}  {overview.state}"),
-            ("failed with", printable(overview.failure)),
+            ("failed with", printable(overview.failure or "")),
             ("stored in", overview.path),
             ("started", f"{show.clock(overview.began, exact=True)}, ran for {duration(overview.ran_s)}"),
             ("trained for", counted(found["batches"], "batch")),

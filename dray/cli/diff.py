@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict
+from json import dumps as to_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,15 +60,15 @@ def diff(
             from dray.exact.parting import find_parting
 
             parting = find_parting(one, other, batches)
+        found, code = difference.differences(one, other), difference.code_difference(one, other)
         if json:
-            found = difference.difference_as_json(one, other)
-            show.as_json({**found, "exact": None if parting is None else asdict(parting)})
+            show.as_json({**found, "diff": "\n".join(code), "exact": parting})
             return
-        fields, code = difference.field_differences(one, other), difference.code_difference(one, other)
-        metrics, compared = difference.compared_metrics(one, other), difference.comparison(one, other)
+        fields = {name: found[name] for name in ("config", "hyperparameters", "versions", "data")}
+        metrics, compared = found["metrics"], found["comparison"]
         titles = [f"{letter}: {name}" for letter, name in zip("ab", names, strict=True)]
         rows = [
-            (name, each.path, each.shown("a"), each.shown("b"))
+            (name, each["path"], *(to_json(each[side], default=str) if side in each else "-" for side in ("a", "b")))
             for name, differences in fields.items()
             for each in differences
         ]

@@ -38,7 +38,7 @@ from dray.serve.address import URL
 from dray.serve.client import Server
 from dray.serve.handle import handle, on_server
 from dray.serve.verbs import Handle, OnServer
-from dray.text import counted, size
+from dray.text import counted, fields_of, size
 
 app = typer.Typer(help="Create, inspect, stop, resume and extend experiments.", no_args_is_help=True)
 
@@ -111,7 +111,7 @@ def create(
             again += [word for change in changes or () for word in ("--config", change)]
             with show.created(json) as answer:
                 directory = run_local(checked, code, path=path, command=shlex.join([*again, "--local"]))
-                answer(description.overview(local_overview(LocalRun(directory))), f"results: {directory}")
+                answer(local_overview(LocalRun(directory)), f"results: {directory}")
         else:
             # Printed first, because importing the model and torch takes seconds.
             typer.echo(f"{checked.name}: importing {checked.entrypoint} ...", err=True)
@@ -148,7 +148,7 @@ def fork(
             it.activate()
         finally:
             if json:
-                answer(description.overview(it.read()), "")
+                answer(it.read(), "")
     server.finish(it.read(), it.typed)
 
 
@@ -196,7 +196,7 @@ def describe(experiment: ExperimentArg, json: Json = False) -> None:
 
     if (run := local_run(experiment)) is not None:
         if json:
-            show.as_json({**description.overview(local_overview(run)), **description.local_details(run)})
+            show.as_json({**fields_of(local_overview(run)), **description.local_details(run)})
         else:
             description.describe_local(run, local_overview(run))
         return
@@ -442,7 +442,7 @@ def _run(experiment: dray.Experiment, *, json: bool = False) -> None:
         finally:
             if json:
                 with suppress(NoExperiment), open_experiment(experiment.path) as stored:
-                    answer(description.overview(stored.overview()), "")
+                    answer(stored.overview(), "")
     if not set(states).isdisjoint(FAILED_STATES):
         raise typer.Exit(SOME_FAILED)
 

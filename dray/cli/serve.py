@@ -11,7 +11,7 @@ import typer
 from dray.cli import show
 from dray.cli.arguments import Json, JsonLine, values_by_name
 from dray.cli.errors import BadUse, handle_errors
-from dray.text import counted
+from dray.text import counted, fields_of
 
 app = typer.Typer(invoke_without_command=True)
 tokens = typer.Typer(help="Tokens for other users and programs, with limits.", no_args_is_help=True)
@@ -143,14 +143,10 @@ def list_(json: Json = False) -> None:
         found = server.tokens()
     else:
         known = file.read(results_root() / file.STATE / file.FILE).values()
-        found = [
-            {**file.account(each, NOTHING), "used": None, "reserved": None, "left": None}
-            | {"created": each.created, "revoked": each.revoked}
-            for each in known
-        ]
+        nothing = {"used": None, "reserved": None, "left": None}
+        found = [{**file.dated_account(each, NOTHING), "quota": fields_of(each.quota), **nothing} for each in known]
     if json:
-        times = ("created", "revoked")
-        show.as_json([{**each, **{name: show.iso(each[name]) for name in times}} for each in found])
+        show.as_json(found)
         return
     headings = ["name", "scope", "slots", "slot-hours", "usd", "experiments", "priority", "created", ""]
     show.table(headings, [_token_row(each) for each in found], left=["name", "scope", ""])

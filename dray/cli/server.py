@@ -39,18 +39,17 @@ def tell(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def seen(overview: Overview) -> tuple[Overview, Submitted | None]:
-    """An experiment's overview, with the server's state, and its entry on the server if it was submitted to one."""
+def submitted_to(overview: Overview) -> Submitted | None:
+    """An experiment's entry on the server, if it was submitted to one that is up."""
     from dray.records.root import results_root
 
     server = Server.find()
     if server is None or not server.is_here or Path(overview.path).parent.resolve() != results_root().resolve():
-        return overview, None
+        return None
     try:
-        submitted = server.experiment(overview.name)
+        return server.experiment(overview.name)
     except NoExperiment:
-        return overview, None
-    return overview.on_server(submitted.state, submitted.error), submitted
+        return None
 
 
 def change(experiment: str, **fields: Any) -> Submitted:

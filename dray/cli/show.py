@@ -105,10 +105,3 @@ def clock(seconds: float | None, *, exact: bool = False) -> str:
     if seconds is None or math.isnan(seconds):
         return "-"
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S" if exact else "%b %d %H:%M")
-
-
-def iso(seconds: float | None) -> str | None:
-    """A point in time for JSON: ISO 8601, in UTC."""
-    if seconds is None or math.isnan(seconds):
-        return None
-    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="seconds")

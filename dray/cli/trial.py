@@ -6,9 +6,8 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -81,7 +80,7 @@ def list_(
             trials = [each for each in trials if each.state == state.upper()]
         gpus = gpu_types(read.stored.directory.metrics)
         if json:
-            show.as_json([_json(each, gpus) for each in trials])
+            show.as_json([{**each.to_json(), "gpu_type": gpus.get(each.id)} for each in trials])
             return
         space = reader.config.hyperparameters
         names = [
@@ -133,6 +132,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
         from dray.records.repeats import interval_text
         from dray.records.timeline import gpu_types
         from dray.records.trial_record import lineage, relatives
+        from dray.serve.described import trial_in_full
 
         directory = read.stored.directory
         trial_ = read.reader.trials[read.trial(trial)]
@@ -145,13 +145,10 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
         if json:
             show.as_json(
                 {
-                    **_json(trial_, gpu_types(directory.metrics)),
-                    "repeated": None if mean is None else asdict(mean),
-                    "lineage": family,
+                    **trial_in_full(read.reader, trial_.id),
+                    "gpu_type": gpu_types(directory.metrics).get(trial_.id),
                     "metrics": metrics,
-                    "checkpoints": [{"batches": each.batches, "path": each.location.uri} for each in checkpoints],
                     "diff": diff or None,
-                    "errors": [record.get("error") for record in failed],
                     "logs": None if read.stored.is_copy else str(logs),
                 }
             )
@@ -311,11 +308,6 @@ def _diff(directory: ExperimentDirectory, trial: TrialRecord) -> str:
     with contextlib.suppress(NoExperiment):
         return directory.diff_of(trial.code) if trial.code else ""
     return ""
-
-
-def _json(trial: TrialRecord, gpus: Mapping[int, str]) -> dict[str, Any]:
-    of_trial = {"hparams": trial.drawn or {}, "gpu_type": gpus.get(trial.id) or None}
-    return {**trial.to_json(), **of_trial, "started": show.iso(trial.started), "ended": show.iso(trial.ended)}
 
 
 def _reported(value: float | None) -> str:

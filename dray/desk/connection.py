@@ -303,7 +303,7 @@ class Connection:
     connection's thread with each value that the listener pushes.
 
     Raises:
-        DeskUnreachable: no connection was established within half a minute.
+        DeskUnreachable: no connection was established: it was refused, was closed at once, or took half a minute.
     """
 
     def __init__(

@@ -46,9 +46,9 @@ def message(where: ExperimentDirectory, kind: str, text: str, **more: Any) -> di
 def end_message(seen: Overview, state: Outcome, error: str = "") -> dict[str, Any]:
     """What receivers get about an experiment's end."""
     parts = [state, seen.reason, one_line(error)]
-    if seen.best is not None:
+    if seen.best_metric is not None:
         by = "" if seen.best_by == "one seed" else f", {seen.best_by}"
-        parts.append(f"best {seen.metric} {seen.best:.5g} (trial {seen.best_trial}{by})")
+        parts.append(f"best {seen.metric} {seen.best_metric:.5g} (trial {seen.best_trial}{by})")
     if seen.failed:
         parts.append(f"{seen.failed} of {counted(seen.trials, 'trial')} failed")
     return _message(seen.label, seen.name, state, "; ".join(filter(None, parts)), {})

@@ -16,7 +16,9 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
+
+from typing_extensions import NotRequired, TypedDict
 
 from dray.code.trial_import import Importer, import_in_new_process
 from dray.errors import NoExperiment
@@ -92,10 +94,20 @@ def wait(
         time.sleep(POLL_S)
 
 
-Decided: TypeAlias = Mapping[str, Any]
-"""The trial that a request has created or stopped: ``trial``, its number, or None if no driver has answered yet, so
-that the next one carries it out; of a new one also ``hparams``, those given, ``source`` (``trial``, ``step``,
-``batches``), if any, and ``code``, the variant that it runs, if any."""
+class Origin(TypedDict):
+    trial: int
+    step: float  # length trained, in the searcher's unit
+    batches: int
+
+
+class Decided(TypedDict):
+    """What a request has led to."""
+
+    # the new trial, or the stopped one; null if no driver has answered yet, and the next one will carry the request out
+    trial: int | None
+    source: NotRequired[Origin]  # the checkpoint that the new trial begins from, if any
+    hparams: NotRequired[Mapping[str, Any]]  # those that were given to the new trial
+    code: NotRequired[str]  # the variant of the code that the new trial runs, if any
 
 
 class Trials:
@@ -162,7 +174,7 @@ def decision(found: Mapping[str, Any] | None) -> Decided:
     if "error" in found:
         raise IllegalEvent(found["error"])
     action = next(action for action in found["actions"] if action["action"] in ("create", "stop"))
-    return {name: value for name, value in action.items() if name != "action"}
+    return cast("Decided", {name: value for name, value in action.items() if name != "action"})
 
 
 def told(new: Mapping[str, Any]) -> str:

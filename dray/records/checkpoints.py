@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from typing_extensions import TypedDict
+
 from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
 from dray.storage import CheckpointError, Location, RemoteDirectory, opened
@@ -27,6 +29,16 @@ Form: TypeAlias = Literal["state-dict", "safetensors"]
 LAST = ("last", "latest")
 _SHOWN = 8
 _FILE = re.compile(r"trial_(\d+)/checkpoint_(\d+)/(.+)")
+
+
+class CheckpointRow(TypedDict):
+    """A checkpoint."""
+
+    trial: int
+    batches: int  # trained when it was saved
+    size: int  # bytes
+    complete: bool
+    path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +56,16 @@ class StoredCheckpoint:
     location: Location
     size: int
     is_complete: bool
+
+    def to_json(self) -> CheckpointRow:
+        """What the commands and the API give."""
+        return {
+            "trial": self.trial,
+            "batches": self.batches,
+            "size": self.size,
+            "complete": self.is_complete,
+            "path": self.location.uri,
+        }
 
 
 def list_checkpoints(directory: ExperimentDirectory, only: int | None = None) -> list[StoredCheckpoint]:

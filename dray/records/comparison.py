@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from dray.errors import ExperimentError
 from dray.records.reader import ExperimentReader
@@ -25,6 +25,8 @@ class Comparison:
         low, high: its 95% confidence interval; None if there are too few seeds for one.
         seeds: the number of seeds that both have; without any, the smaller number of their runs.
         paired: whether runs with the same seed were compared.
+        better: the better one of ``a`` and ``b``; None if they can't be distinguished.
+        text: "trial 7 is better than trial 12 by 0.013 (0.004 .. 0.022), 3 seeds".
     """
 
     a: int | str
@@ -37,15 +39,16 @@ class Comparison:
     seeds: int
     paired: bool
 
+    ALSO: ClassVar = ("better", "text")
+
     @property
     def better(self) -> int | str | None:
-        """The better one of ``a`` and ``b``; None if they can't be distinguished."""
         if self.low is None or self.high is None or self.low <= 0 <= self.high:
             return None
         return self.a if (self.difference < 0) == self.smaller_is_better else self.b
 
-    def __str__(self) -> str:
-        """ "trial 7 is better than trial 12 by 0.013 (0.004 .. 0.022), 3 seeds"."""
+    @property
+    def text(self) -> str:
         a_leads = (self.difference < 0) == self.smaller_is_better
         one, other = (self.a, self.b) if a_leads else (self.b, self.a)
         if self.low is None or self.high is None:
@@ -59,8 +62,8 @@ class Comparison:
             return f"trial {one} is not distinguishable from trial {other}: ahead by {range_}"
         return f"trial {one} is better than trial {other} by {range_}"
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "better": self.better, "text": str(self)}
+    def __str__(self) -> str:
+        return self.text
 
 
 def compare(one: ExperimentReader, a: int, other: ExperimentReader, b: int) -> Comparison:

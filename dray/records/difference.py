@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,14 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dray.code.difference import differences
+from typing_extensions import NotRequired, TypedDict
+
+from dray.code.difference import differences as code_differences
 from dray.config.yaml_file import read_mapping
 from dray.errors import ExperimentError
 from dray.records.comparison import Comparison, compare
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import read_trials
 from dray.records.reader import ExperimentReader
-from dray.records.trial_record import TrialRecord
+from dray.records.trial_record import Number, TrialRecord
 
 MAX_POINTS = 8
 """Most points of training at which the searcher's metric is compared."""
@@ -77,18 +78,6 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class FieldDifference:
-    """A field that differs, or that only one config has: its path, such as ``hyperparameters.lr.minval``, and its
-    values under ``"a"`` and ``"b"`` for the first and the second experiment."""
-
-    path: str
-    values: Mapping[str, Any]
-
-    def shown(self, side: str) -> str:
-        return json.dumps(self.values[side], default=str) if side in self.values else "-"
-
-
-@dataclass(frozen=True, slots=True)
 class Compared:
     """A metric of both trials after the same number of batches."""
 
@@ -101,17 +90,6 @@ class Compared:
     @property
     def difference(self) -> float:
         return self.b - self.a
-
-
-def field_differences(a: Side, b: Side) -> dict[str, list[FieldDifference]]:
-    """The fields in which the two differ: of ``config``, ``hyperparameters``, ``versions`` and ``data``. What only one
-    of them has recorded is a difference too, except for versions and data, which may be unknown."""
-    known = {name: (getattr(a, name), getattr(b, name)) for name in ("versions", "data")}
-    return {
-        "config": config_difference(a.directory, b.directory),
-        "hyperparameters": list(_fields(a.hparams, b.hparams, "")),
-        **{name: list(_fields(one, other, "")) if one and other else [] for name, (one, other) in known.items()},
-    }
 
 
 def compared_metrics(a: Side, b: Side) -> list[Compared]:
@@ -128,7 +106,7 @@ def compared_metrics(a: Side, b: Side) -> list[Compared]:
     return found
 
 
-def comparison(a: Side, b: Side) -> Comparison | None:
+def compared_trials(a: Side, b: Side) -> Comparison | None:
     """The difference of the searcher's metric, by the trials' repeats if they have any; None if it is not known."""
     if a.trial is None or b.trial is None:
         return None
@@ -145,48 +123,87 @@ def _spread(points: Sequence[int], most: int) -> list[int]:
 
 def code_difference(a: Side, b: Side) -> list[str]:
     """The lines of a patch that makes the code of one into the other's."""
-    return [line.rstrip("\n") for line in differences(a.code, b.code)]
+    return [line.rstrip("\n") for line in code_differences(a.code, b.code)]
 
 
-def difference_as_json(a: Side, b: Side) -> dict[str, Any]:
-    """All of these differences, as JSON."""
-    compared = comparison(a, b)
+class DifferentSide(TypedDict):
+    experiment: str
+    trial: int | None
+    versions: Mapping[str, Any]
+    data: Mapping[str, Any]
+    metric: str
+    smaller_is_better: bool
+    best_metric: NotRequired[Number]
+    best_batches: NotRequired[int | None]
+
+
+class _Field(TypedDict):
+    path: str
+
+
+class DifferentField(_Field, total=False):
+    """A field, with its value in each that has it."""
+
+    a: Any
+    b: Any
+
+
+class Differences(TypedDict):
+    """What two experiments or trials differ in, but for their code."""
+
+    a: DifferentSide
+    b: DifferentSide
+    config: list[DifferentField]
+    hyperparameters: list[DifferentField]
+    versions: list[DifferentField]
+    data: list[DifferentField]
+    metrics: list[Compared]  # of both after the same number of batches
+    comparison: Comparison | None
+
+
+def differences(a: Side, b: Side) -> Differences:
+    """All of it. What only one of them has recorded is a difference too, except for versions and data, which may be
+    unknown."""
     return {
-        **{side: _side_as_json(of) for side, of in (("a", a), ("b", b))},
-        **{
-            name: [{"path": each.path, **each.values} for each in differences]
-            for name, differences in field_differences(a, b).items()
-        },
-        "code": code_difference(a, b),
-        "metrics": [
-            {"kind": each.kind, "name": each.name, "batches": each.batches, "a": each.a, "b": each.b}
-            for each in compared_metrics(a, b)
-        ],
-        "comparison": None if compared is None else compared.to_json(),
+        "a": _side(a),
+        "b": _side(b),
+        "config": config_difference(a.directory, b.directory),
+        "hyperparameters": list(_fields(a.hparams, b.hparams, "")),
+        "versions": list(_fields(a.versions, b.versions, "")) if a.versions and b.versions else [],
+        "data": list(_fields(a.data, b.data, "")) if a.data and b.data else [],
+        "metrics": compared_metrics(a, b),
+        "comparison": compared_trials(a, b),
     }
 
 
-def _side_as_json(side: Side) -> dict[str, Any]:
+def _side(side: Side) -> DifferentSide:
     trial, reader = side.trial, side.reader
-    best = {"metric": reader.metric, "smaller_is_better": reader.sign == 1}
-    best |= {} if trial is None else {"best_metric": reader.value_of(trial), "best_batches": trial.best_batches}
-    return {
+    found: DifferentSide = {
         "experiment": reader.name,
         "trial": None if trial is None else trial.id,
         "versions": side.versions,
         "data": side.data,
-        **best,
+        "metric": reader.metric,
+        "smaller_is_better": reader.sign == 1,
     }
+    return (
+        found if trial is None else {**found, "best_metric": reader.value_of(trial), "best_batches": trial.best_batches}
+    )
 
 
-def config_difference(a: ExperimentDirectory, b: ExperimentDirectory) -> list[FieldDifference]:
+def config_difference(a: ExperimentDirectory, b: ExperimentDirectory) -> list[DifferentField]:
     """The fields in which the configs differ; a mapping that only one of them has is one field."""
     return list(_fields(read_mapping(a.config_file), read_mapping(b.config_file), ""))
 
 
-def _fields(a: Any, b: Any, path: str) -> Iterator[FieldDifference]:
+def _fields(a: Any, b: Any, path: str) -> Iterator[DifferentField]:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for name in {**a, **b}:
             yield from _fields(a.get(name, _NOTHING), b.get(name, _NOTHING), f"{path}.{name}".removeprefix("."))
     elif a != b:
-        yield FieldDifference(path, {side: value for side, value in (("a", a), ("b", b)) if value is not _NOTHING})
+        found: DifferentField = {"path": path}
+        if a is not _NOTHING:
+            found["a"] = a
+        if b is not _NOTHING:
+            found["b"] = b
+        yield found

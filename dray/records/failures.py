@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from dray.records.logs import grouped_failures, short_error
@@ -25,10 +25,12 @@ class FailureGroup:
     Attributes:
         error: the error in one line, of the last failure.
         file, line, function, code: the line of the user's code that raised it; None if none did, or it is not known.
-        count: the number of failures; `restarted` of them led to a restart, and `given_up` to the trial's end.
+        count: the number of failures.
+        restarted: how many led to a restart.
+        given_up: how many led to the trial's end.
         trials: the trials, each with its number of failures, those with the most first; at most `MOST_TRIALS`.
         num_trials: the number of trials.
-        first, last: the times of the first and the last failure, in Unix time (s); None if they are not known.
+        first, last: the times of the first and the last failure; None if they are not known.
         why: why the last trial was given up; None if all were restarted, or the error says it.
         kept: the states that trials kept although their extension failed.
         batches: after how many batches the last trial failed; None if it is not known.
@@ -51,10 +53,6 @@ class FailureGroup:
     kept: list[str]
     batches: int | None
     traceback: str
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON for the commands and the API."""
-        return asdict(self)
 
 
 def failure_groups(records: Iterable[Mapping[str, Any]]) -> list[FailureGroup]:

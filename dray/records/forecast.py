@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from dray.records.spending import Spent
 from dray.records.trial_record import TrialRecord
 from searchers.events import REPLACED
 from searchers.previews import Preview
@@ -252,7 +253,7 @@ def _step(trial: TrialRecord, unit: str) -> float:
     return 0.0
 
 
-def of_budget(budget: Mapping[str, Mapping[str, float]] | None, per_s: Mapping[str, float]) -> float:
+def of_budget(budget: Mapping[str, Spent] | None, per_s: Mapping[str, float]) -> float:
     """Seconds until a budget is spent, at the present rates; infinite without one."""
     left = [
         max(each["total"] - each["spent"], 0.0) / per_s[name]

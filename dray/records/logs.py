@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from typing_extensions import TypedDict
+
 from dray.config.schema import ExperimentConfig
 from dray.desk.failure import LOG_TAIL, has_users_frames, users_traceback
 from dray.environment import TRACEBACK
@@ -155,8 +157,21 @@ def users_error(error: str, code: Path) -> str:
     return printable(users_traceback(error[begin:], code).strip())
 
 
-def failure_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A failure's record as the commands and the API show it, with its time as Unix time in s."""
+class Failure(TypedDict):
+    """A failure of a trial."""
+
+    trial: int
+    again: bool  # whether the trial was restarted
+    why: str | None  # why it was not
+    kept: str | None  # the state before an extension that failed
+    where: str | None  # the line of the user's code that raised it
+    batches: int | None
+    error: str | None
+    time: float | None
+
+
+def failure_fields(record: Mapping[str, Any]) -> Failure:
+    """A failure, by its record."""
     return {
         "trial": record["trial"],
         "again": record["event"] == "restarted",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import yaml
 
-from dray.records.spending import spent_of, totals_of
+from dray.records.spending import Spent, spent_of, totals_of
 from searchers import rows
 from searchers.objectives import Metric, Objectives, of_names
 
@@ -22,37 +22,44 @@ COMPLETED: tuple[ExperimentState, ...] = ("COMPLETED", "PARTLY_FAILED")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """An overview of an experiment.
+    """An overview of an experiment: what lists show.
 
     Attributes:
         name: its directory's name.
         path: its directory, or its URI in an object store.
         number: its number in the results directory, see `numbering`; None if it has none.
-        title: the config's ``name``.
+        title: the config's ``name``, or that of its directory if it can't be read.
         state: see docs/cli.md; on a server also the states of `dray.serve.control.ExperimentState`.
         why: the reason for the states DAMAGED and ERROR, or why an experiment does not run that should, or can't be
-            resumed; or "".
+            resumed.
         trials, ended, failed: numbers of trials so far, of those that have ended, and of those that have failed.
         max_trials: the number of trials that the search creates by itself; None if it is not known in advance.
         requested: the number of trials that were created on request, see `searchers.Requested`.
         num_repeats: the number of repeats that the search will end with; 0 if that is unknown, or it has ended.
-        method, sampler: names of the search method and of what draws its hyperparameters; "" if there is none.
+        method: the name of the search method.
+        sampler: the name of what draws its hyperparameters; None if it needs none.
         labels: the config's ``labels``.
         metric: the searcher's metric, or the first objective.
         smaller_is_better: its direction; None if unknown.
         curve: the best value so far at equal steps of time, from the first validation to the last event.
-        best, best_trial, best_by: the best trial, its value, and what that value is: "one seed", or "mean of 3 seeds".
-            docs/comparing.md has the rule.
-        front: with several metrics, the trials on the Pareto front.
-        began, last: times of its creation and its last event, in Unix time (s).
+        best_metric: the value of the best trial; docs/comparing.md has the rule.
+        best_trial: its number.
+        best_by: what that value is: "one seed", or "mean of 3 seeds".
+        front: with several objectives, the trials on the Pareto front.
+        began: the time of its creation.
+        last: the time of its last event.
         ran_s: total time of its drivers, in s.
         left_s: estimated time until its end, in s, to two digits; None if it does not run, or that can't be told.
-        failure: if trials failed, the most frequent error, and the line of the user's code; or "".
-        unread: the hyperparameters that are searched, but that no trial has read, as a sentence; or "".
-        reason: why it ended before its search did, such as "budget.time is spent"; or "".
+        failure: if trials failed, the most frequent error, and the line of the user's code.
+        unread: the hyperparameters that are searched, but that no trial has read, as a sentence.
+        reason: why it ended before its search did, such as "budget.time is spent".
         budget: what is ``spent`` of the ``total``, by field of the config's budget, the time in s; None without one.
+        usage: the budget as text: "1.2 of 2 h".
+        total: the number of trials at the search's end, as far as it is known.
         is_local: whether it is a local run: one trial, without a search.
     """
+
+    ALSO: ClassVar = ("total", "usage")
 
     name: str
     path: str
@@ -65,43 +72,46 @@ class Overview:
     max_trials: int | None = None
     requested: int = 0
     num_repeats: int = 0
-    method: str = ""
-    sampler: str = ""
-    labels: tuple[str, ...] = ()
-    metric: str = ""
+    method: str | None = None
+    sampler: str | None = None
+    labels: Sequence[str] = ()
+    metric: str | None = None
     smaller_is_better: bool | None = None
-    curve: tuple[float, ...] = ()
-    best: float | None = None
+    curve: Sequence[float] = ()
+    best_metric: float | None = None
     best_trial: int | None = None
-    best_by: str = ""
-    front: tuple[int, ...] = ()
+    best_by: str | None = None
+    front: Sequence[int] | None = None
     began: float | None = None
     last: float | None = None
     ran_s: float = 0.0
     left_s: float | None = None
-    failure: str = ""
-    unread: str = ""
-    reason: str = ""
-    budget: dict[str, dict[str, float]] | None = None
+    failure: str | None = None
+    unread: str | None = None
+    reason: str | None = None
+    budget: Mapping[str, Spent] | None = None
     is_local: bool = False
-    why: str = ""
+    why: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.title:
+            object.__setattr__(self, "title", self.name)
 
     def on_server(self, state: str, error: str) -> Overview:
         """This overview with the state that a server gives: the list, the description and the page all show it."""
         if state == "COMPLETED" and self.state in (*COMPLETED, "DAMAGED"):
             return self
         left_s = self.left_s if state == "RUNNING" else None
-        return replace(self, state=cast("ExperimentState", state), why=self.why or error, left_s=left_s)
+        return replace(self, state=cast("ExperimentState", state), why=self.why or error or None, left_s=left_s)
 
     @property
     def total(self) -> int:
-        """The number of trials at the search's end, as far as it is known."""
         return max((self.max_trials or 0) + self.requested + self.num_repeats, self.trials)
 
     @property
-    def usage(self) -> str:
-        """What is spent of the budget, as text: "1.2 of 2 h"; "" without one."""
-        return ", ".join(spent_of(name, each["spent"], each["total"]) for name, each in (self.budget or {}).items())
+    def usage(self) -> str | None:
+        texts = [spent_of(name, each["spent"], each["total"]) for name, each in (self.budget or {}).items()]
+        return ", ".join(texts) or None
 
     def why_failed(self, typed: str) -> str:
         """The reason why an experiment that does not run has no complete result; "" if it has one. `typed`: what is
@@ -116,36 +126,21 @@ class Overview:
     def label(self) -> str:
         return self.name if self.number is None else f"{self.number}: {self.name}"
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON for the commands and the API; times are Unix times in s."""
-        found = {_NAMES.get(each.name, each.name): getattr(self, each.name) for each in fields(self)}
-        texts = ("why", "reason", "metric", "usage", "method", "sampler", "failure", "unread", "best_by")
-        found |= {name: getattr(self, name) or None for name in texts}
-        found |= {name: list(found[name]) for name in ("labels", "curve")}
-        found["total"] = self.total
-        return found | {"title": self.title or self.name, "front": list(self.front) or None}
-
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Overview:
-        """The inverse of `to_json`; missing and null fields get their defaults."""
-        given = {each.name: found.get(_NAMES.get(each.name, each.name)) for each in fields(cls)}
-        lists = {name: tuple(given[name] or ()) for name in ("labels", "curve", "front")}
-        return cls(**{name: value for name, value in given.items() if value is not None} | lists)
+        """An overview from its JSON; missing fields get their defaults, and others are ignored."""
+        return cls(**{each.name: found[each.name] for each in fields(cls) if each.name in found})
 
 
-_NAMES = {"best": "best_metric"}
-"""Names of fields that differ in JSON."""
-
-
-def drawn_by(searcher: Mapping[str, Any]) -> str:
-    """The name of the sampler of a raw ``searcher`` section; "" if the method needs none, as a grid."""
+def drawn_by(searcher: Mapping[str, Any]) -> str | None:
+    """The name of the sampler of a raw ``searcher`` section; None if the method needs none, as a grid."""
     name, sampler = searcher.get("name"), searcher.get("sampler") or {}
     if name in ("grid", "single"):
-        return ""
+        return None
     if name == "auto":
         return "multi_fidelity"
     chosen = sampler if isinstance(sampler, str) else str(sampler.get("name") or "random")
-    return "" if name == "pbt" and chosen == "random" else chosen
+    return None if name == "pbt" and chosen == "random" else chosen
 
 
 def compared_by(searcher: Mapping[str, Any]) -> Objectives:

@@ -11,7 +11,9 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import TypedDict
 
 from dray.errors import NoExperiment
 from dray.records.forecast import TimeLeft, of_budget, rounded
@@ -21,7 +23,7 @@ from dray.records.lost_records import lost_records
 from dray.records.metrics import SYSTEM, numpy_of
 from dray.records.overview import ExperimentState, Heading, Overview, drawn_by
 from dray.records.ranking import RankedTrials, no_collections
-from dray.records.spending import Spending, totals_of
+from dray.records.spending import Spending, Spent, totals_of
 from dray.records.trial_record import EndedBy, TrialRecord, unread_line
 from dray.storage import Location
 from dray.text import counted
@@ -37,6 +39,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dray.records.directory import ExperimentDirectory
+
+
+class Alert(TypedDict):
+    """What people were told."""
+
+    id: int  # unique in the experiment
+    time: float | None
+    event: Literal["completed", "failed", "stopped", "trial_failed", "no_gain", "budget"]
+    text: str
+    error: str | None  # why it could not be sent
 
 
 class ExperimentReader(RankedTrials):
@@ -55,8 +67,7 @@ class ExperimentReader(RankedTrials):
         records: number of journal records read.
         trials: the trials by number.
         failures: the journal's records of failures; each led to a restart or to giving the trial up.
-        alerts: what people were told, see ``notify`` in the config: ``id``, ``time``, ``event``, ``text``, and the
-            ``error`` if it could not be sent.
+        alerts: what people were told, see ``notify`` in the config.
         is_end_told: whether the last thing that happened is the alert of the experiment's end.
         metrics: kinds and names of the reported metrics.
         last: the last value of each of them, by trial.
@@ -98,7 +109,7 @@ class ExperimentReader(RankedTrials):
         self.records = 0
         self._begin_trials()
         self.failures: list[Mapping[str, Any]] = []
-        self.alerts: list[dict[str, Any]] = []
+        self.alerts: list[Alert] = []
         self.new_processes: list[str] = []  # which trials get new processes, and why, as lines for users
         self.is_end_told = False
         self.metrics: set[tuple[str, str]] = set()
@@ -238,8 +249,8 @@ class ExperimentReader(RankedTrials):
             case "new_processes":
                 self.new_processes.append(record["text"])
             case "alert":
-                what = {"event": record["kind"], "text": record["text"], "error": None}
-                self.alerts.append({"id": record["id"], "time": at, **what})
+                what = Alert(id=record["id"], time=at, event=record["kind"], text=record["text"], error=None)
+                self.alerts.append(what)
             case "told":
                 for alert in self.alerts:
                     alert["error"] = record.get("error") if alert["id"] == record["id"] else alert["error"]
@@ -370,34 +381,34 @@ class ExperimentReader(RankedTrials):
             number=self.number,
             title=self._heading.title,
             state=state,
-            why="" if self.is_running else lost or self._why,
+            why=None if self.is_running else lost or self._why or None,
             trials=len(self.trials),
             ended=len(self.trials) - len(live),
             failed=failed,
             max_trials=self._max_trials,
             requested=self._requested,
             num_repeats=0 if done else self._num_repeats,
-            method=str(self._heading.searcher.get("name") or ""),
+            method=self._heading.searcher.get("name") or None,
             sampler=drawn_by(self._heading.searcher),
             labels=self._heading.labels,
             metric=self.metric,
             smaller_is_better=self.sign == 1,
-            curve=tuple(self._best_so_far.curve(self.trials.values(), self.sign, self._last)),
-            best=None if best is None else self.value_of(best),
+            curve=self._best_so_far.curve(self.trials.values(), self.sign, self._last),
+            best_metric=None if best is None else self.value_of(best),
             best_trial=None if best is None else best.id,
-            best_by="" if best is None else self.valued_by(best),
-            front=tuple(self.front()),
+            best_by=None if best is None else self.valued_by(best),
+            front=self.front() or None,
             began=self._began,
             last=self._last,
             ran_s=self._ran_s + self._time - self._opened,
-            reason="" if self.is_running or self._done else self._ended,
+            reason=None if self.is_running or self._done else self._ended or None,
             left_s=self._left_s(live, budget) if self.is_running else None,
-            unread=self._unread,
-            failure=self.main_failure() if failed or state == "ERROR" else "",
+            unread=self._unread or None,
+            failure=(self.main_failure() or None) if failed or state == "ERROR" else None,
             budget=budget,
         )
 
-    def _left_s(self, live: list[TrialRecord], budget: Mapping[str, Mapping[str, float]] | None) -> float | None:
+    def _left_s(self, live: list[TrialRecord], budget: Mapping[str, Spent] | None) -> float | None:
         from dray.errors import ConfigError
 
         left = of_budget(budget, self._spending.usage.per_s)
@@ -425,7 +436,7 @@ class ExperimentReader(RankedTrials):
             return 0
         return int(self._repeat["seeds"]) * min(int(self._repeat["for"].split()[-1]), self._max_trials)
 
-    def _budget_now(self) -> dict[str, dict[str, float]] | None:
+    def _budget_now(self) -> dict[str, Spent] | None:
         if self._budget:
             self._spending.read(self.directory.metrics)
         spent = self._spending.usage.spent

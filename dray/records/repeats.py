@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from dray.records.trial_record import TrialRecord
 from dray.text import counted, shown, some
@@ -41,7 +42,8 @@ class Finalist:
     difference: Interval | None = None
     is_compared: bool = False
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> FinalistRow:
+        """What the commands and the API give."""
         mean, apart = self.mean, self.difference
         return {
             "trial": self.trial,
@@ -60,6 +62,26 @@ class Finalist:
             "text": interval_text(mean),
             "difference_text": interval_text(apart),
         }
+
+
+class FinalistRow(TypedDict):
+    """A trial that was trained again with other seeds."""
+
+    trial: int
+    seeds: int  # repeats that have completed
+    of: int  # repeats
+    failed: int  # repeats that failed or diverged
+    compared: bool  # whether its place among these trials is known
+    mean: float | None  # of the searcher's metric over the repeats
+    low: float | None  # its 95% confidence interval; null with fewer than 2 seeds
+    high: float | None
+    difference: float | None  # from the best, by pairs with the same seed; null for the best
+    difference_low: float | None
+    difference_high: float | None
+    distinguishable: bool | None  # whether that interval excludes 0; null for the best, and without an interval
+    trials: list[int]  # the repeats
+    text: str  # mean and interval
+    difference_text: str
 
 
 def compared(repeats: Mapping[int, Mapping[int, TrialRecord]], sign: int) -> list[Finalist]:

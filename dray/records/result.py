@@ -133,7 +133,11 @@ class Result:
         """``12: digits-asha-20261121-175912-ab9a, COMPLETED, 16 trials, best validation_loss 0.031 by trial 7``."""
         seen = self.overview
         ended = "" if seen.ended == seen.trials else f"{seen.ended} of "
-        best = "" if seen.best is None else f", best {seen.metric} {shown(seen.best)} by trial {seen.best_trial}"
+        best = (
+            ""
+            if seen.best_metric is None
+            else f", best {seen.metric} {shown(seen.best_metric)} by trial {seen.best_trial}"
+        )
         best += f" ({seen.best_by})" if self.reader.finalists() else ""
         return f"{seen.label}, {seen.state}, {ended}{counted(seen.trials, 'trial')}{' ended' if ended else ''}{best}"
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import TypedDict
+
 from dray.text import seconds_of
 from searchers import rows
 from searchers.rows import NUMBER, Fields, by_kind
@@ -40,6 +42,13 @@ check = by_kind(
 )
 """What is wrong with an event of a timeline; "" if it may have been written."""
 _NO_PRICES: Mapping[str, float] = MappingProxyType({})
+
+
+class Spent(TypedDict):
+    """What is spent of a total of the budget; the time in seconds."""
+
+    spent: float
+    total: float
 
 
 def totals_of(budget: Mapping[str, Any] | None) -> dict[str, float]:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dray.records.overview import Overview
+from dray.records.spending import Spent
 from dray.text import counted, rough_time, shown
 from dray.training.units import amount
 from searchers.samplers import STARTUP
@@ -35,14 +36,22 @@ _WAITING = ("QUEUED", "PREEMPTED", "RESTARTING", "PAUSED", "STOPPED")
 PartKind = Literal["state", "left", "trials", "failed", "best", "search"]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the sentence."""
+
+    about: PartKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungNow:
-    """A rung: the trials that have reached it, that train to it, and that are paused at it."""
+    """A rung."""
 
-    length: float
-    reached: int
-    running: int
-    paused: int
+    length: float  # in the searcher's unit
+    reached: int  # trials that have reached it
+    running: int  # trials that train to it
+    paused: int  # trials that are paused at it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +59,7 @@ class Standing:
     """How an experiment stands.
 
     Attributes:
+        sentence: the same as the page and the commands show.
         parts: the parts of the sentence, with what each is about.
         left_s: estimated seconds until its end; None if it does not run, or that is not known.
         budget_left: the share of the budget that is left, of its scarcest field; None without one.
@@ -57,7 +67,9 @@ class Standing:
         rungs: the rungs of a search that compares trials at lengths; [] for others.
     """
 
-    parts: list[tuple[PartKind, str]]
+    ALSO: ClassVar = ("sentence",)
+
+    parts: list[Part]
     left_s: float | None
     budget_left: float | None
     search: str
@@ -65,13 +77,8 @@ class Standing:
 
     @property
     def sentence(self) -> str:
-        text = "; ".join(text for _, text in self.parts)
+        text = "; ".join(part.text for part in self.parts)
         return text[:1].upper() + text[1:]
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON for the commands and the API."""
-        parts = [{"about": kind, "text": text} for kind, text in self.parts]
-        return {**asdict(self), "parts": parts, "sentence": self.sentence}
 
 
 def standing(
@@ -91,20 +98,20 @@ def standing(
     budget_left = _budget_left(seen.budget)
     counts = None if reader is None else _counts(reader)
     search = ", ".join(_doings(reader.config.searcher, counts)) if reader and counts and running else ""
-    parts: list[tuple[PartKind, str]] = [("state", _state(seen, ran_s, None if queued is None else now - queued))]
+    parts = [Part("state", _state(seen, ran_s, None if queued is None else now - queued))]
     left = [f"about {rough_time(seen.left_s)}"] if running and seen.left_s is not None else []
     if budget_left is not None and (running or seen.state in _WAITING):
         left.append(f"{budget_left:.0%} of the budget")
     if left:
-        parts.append(("left", f"{' and '.join(left)} left"))
+        parts.append(Part("left", f"{' and '.join(left)} left"))
     if seen.trials:
-        parts.append(("trials", f"{seen.ended:,} of {counted(seen.total, 'trial', ',')} ended"))
+        parts.append(Part("trials", f"{seen.ended:,} of {counted(seen.total, 'trial', ',')} ended"))
     if seen.failed:
-        parts.append(("failed", f"{counted(seen.failed, 'trial', ',')} failed"))
+        parts.append(Part("failed", f"{counted(seen.failed, 'trial', ',')} failed"))
     if reader is not None and seen.trials:
-        parts.append(("best", _best(seen, reader)))
+        parts.append(Part("best", _best(seen, reader)))
     if search:
-        parts.append(("search", search))
+        parts.append(Part("search", search))
     return Standing(
         parts=parts, left_s=seen.left_s, budget_left=budget_left, search=search, rungs=counts.rungs if counts else []
     )
@@ -138,7 +145,7 @@ def _state(seen: Overview, ran_s: float, queued_s: float | None) -> str:
     return f"{'ended' if seen.reason else begins}{ran}{f': {why}' if why else ''}"
 
 
-def _budget_left(budget: Mapping[str, Mapping[str, float]] | None) -> float | None:
+def _budget_left(budget: Mapping[str, Spent] | None) -> float | None:
     shares = (1 - each["spent"] / each["total"] for each in (budget or {}).values() if each["total"])
     return max(min(shares, default=-1.0), 0.0) if budget else None
 
@@ -148,7 +155,7 @@ def _best(seen: Overview, reader: ExperimentReader) -> str:
         return reader.no_best_reason() or "no trial has validated yet"
     front = f", {counted(len(seen.front), 'trial')} on the Pareto front" if seen.front else ""
     by = f" ({seen.best_by})" if reader.finalists() else ""
-    return f"best {seen.metric} {shown(seen.best)} of trial {seen.best_trial}{by}{front}"
+    return f"best {seen.metric} {shown(seen.best_metric)} of trial {seen.best_trial}{by}{front}"
 
 
 @dataclass(frozen=True, slots=True)

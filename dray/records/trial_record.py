@@ -7,13 +7,17 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+
+from typing_extensions import TypedDict
 
 from dray.text import some
 from searchers.events import Losses, Repeat
 from searchers.objectives import Objectives
 from searchers.views import END_STATES, NEVER_BEST, State
 
+Number: TypeAlias = float | str | None
+"""A number of an experiment's data: one that is not finite is "nan", "inf" or "-inf" in JSON."""
 EndedBy = Literal["search", "request", "divergence", "interruption"]
 """What ended a trial early: the search, which pruned it; a person or a program who asked for its end; its loss, which
 was NaN; or the end of its experiment's driver, while it ran: it is still RUNNING, and is the first to be resumed."""
@@ -214,8 +218,8 @@ class TrialRecord:
         """The batch at which a loss was first reported as NaN or infinite, if it has stayed so."""
         return min(self.nan.values(), default=None)
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON for the commands and the API, except that numbers may be NaN; times are Unix times in s."""
+    def to_json(self) -> TrialRow:
+        """What the commands and the API give."""
         return {
             "trial": self.id,
             "state": self.state,
@@ -238,16 +242,56 @@ class TrialRecord:
         }
 
 
+class TrialRow(TypedDict):
+    """A trial."""
+
+    trial: int
+    state: State
+    # what ended it early: the search (PRUNED), a person or a program (CANCELED), its loss, which was NaN (PRUNED), or
+    # the end of its experiment, while it was RUNNING; else null
+    ended_by: EndedBy | None
+    batches: int
+    metric: Number  # at its last validation
+    best_metric: Number
+    best_batches: int | None
+    best_by: Literal["one seed"] | None  # what best_metric is: the trial's own run, whose repeats are other trials
+    nan_since: int | None  # the batch of the first loss that is not finite
+    restarts: int
+    source_trial: int | None  # the trial from whose checkpoint this one began
+    source_batches: int | None  # the batch of that checkpoint
+    repeat_of: int | None  # the trial that this one is another run of
+    repeat: int | None  # which of the seeds it has, from 1
+    code: str | None  # the variant of the code that it runs; null: the experiment's own
+    started: float | None
+    ended: float | None
+    hparams: dict[str, Any]  # values by dotted name
+
+
 _SHOWN_RELATIVES = 12
 
 
-def lineage(trials: Mapping[int, TrialRecord], trial: int) -> dict[str, list[dict[str, Any]]]:
-    """The relatives of a trial, by their numbers, for the commands and the API.
+class _Trial(TypedDict):
+    trial: int
 
-    ``ancestors``: the trials whose checkpoints it began from, the nearest first, and the ``batches`` of the checkpoint;
-    ``children``: those that began from its own checkpoints; ``repeats``: those that run it again, with their ``seed``.
-    """
-    ancestors, one = list[dict[str, Any]](), trials[trial]
+
+class Relative(_Trial, total=False):
+    """A trial, by its number."""
+
+    batches: int | None  # of the checkpoint
+    seed: int  # of a repeat
+
+
+class Lineage(TypedDict):
+    """The relatives of a trial."""
+
+    ancestors: list[Relative]  # those whose checkpoints it began from, the nearest first
+    children: list[Relative]  # those that began from its own checkpoints
+    repeats: list[Relative]  # those that run it again
+
+
+def lineage(trials: Mapping[int, TrialRecord], trial: int) -> Lineage:
+    """The relatives of a trial."""
+    ancestors, one = list[Relative](), trials[trial]
     while one.source_trial is not None:
         ancestors.append({"trial": one.source_trial, "batches": one.source_batches})
         if one.source_trial not in trials:
@@ -262,7 +306,7 @@ def lineage(trials: Mapping[int, TrialRecord], trial: int) -> dict[str, list[dic
     }
 
 
-def relatives(found: list[dict[str, Any]]) -> str:
+def relatives(found: list[Relative]) -> str:
     """ "trial 5 at batch 10, trial 7 at batch 20"; "" for no relatives."""
     texts = [
         f"trial {each['trial']} " + (f"at batch {each['batches']}" if "batches" in each else f"(seed {each['seed']})")

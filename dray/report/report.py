@@ -17,10 +17,11 @@ from dray.records.reader import ExperimentReader
 from dray.report.bundle import document
 from dray.serve import table, texts
 from dray.serve.answers import encoded
-from dray.serve.curves import Wanted, curves
+from dray.serve.curves import curves
+from dray.serve.described import described
 from dray.serve.figures import KINDS, figures_of
+from dray.serve.given import Wanted
 from dray.serve.searched import searched
-from dray.serve.views import describe
 
 BEST_SHOWN = 10
 MAX_CURVES = 5_000_000
@@ -64,9 +65,9 @@ def write(stored: StoredExperiment, reader: ExperimentReader, out: str | os.Path
 
 def _all(reader: ExperimentReader) -> Iterator[tuple[str, dict[str, str], bytes]]:
     """What the page asks about an experiment: paths below the experiment's, queries, and the answers."""
-    yield "", {}, encoded(describe(reader, reader.overview(), None))
+    yield "", {}, encoded(described(reader, reader.overview(), None))
     yield "/config", {}, encoded(searched(reader))
-    yield "/failures", {}, texts.failures(reader)
+    yield "/failures", {}, encoded(texts.failures(reader))
     objectives = reader.config.searcher.objectives
     metrics = () if objectives is None else tuple(f"validation.{each.name}" for each in objectives.objectives)
     best = table.rows(reader, reader.eligible()[:BEST_SHOWN], [each for each in metrics if _is_reported(reader, each)])
@@ -101,7 +102,7 @@ def _curves(reader: ExperimentReader) -> Iterator[tuple[str, dict[str, str], byt
 def _answer(
     reader: ExperimentReader, metric: tuple[str, str] | None, *, bands: bool, note: str = "", **fields: Any
 ) -> tuple[str, dict[str, str], bytes]:
-    found = curves(reader, Wanted(metric=metric, bands=bands))
-    found |= {"alongs": [found["along"]], "notes": [*found["notes"], *([note] if note else [])], **fields}
-    query = {"metric": " ".join(metric)} if metric else {}
-    return "/curves", {**query, "show": "bands" if bands else "individual"}, encoded(found)
+    query = ({"metric": " ".join(metric)} if metric else {}) | {"show": "bands" if bands else "individual"}
+    found = curves(reader, Wanted.model_validate(query))
+    more = {"alongs": [found["along"]], "notes": [*found["notes"], *([note] if note else [])], **fields}
+    return "/curves", query, encoded({**found, **more})

@@ -6,7 +6,8 @@ import errno
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, is_dataclass
+from typing import Any, Generic, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -15,11 +16,20 @@ from dray.errors import ConfigError, ExperimentError, NoExperiment
 from dray.serve.refusals import NotSubmitted, WrongState
 from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
-from dray.text import one_line
+from dray.text import fields_of, one_line
 from searchers.errors import DamagedFile, JournalError
 from searchers.records import number_to_json
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded(Generic[T]):
+    """An answer of this type that is JSON already. `wait_s`: the seconds for which it stays the same, if known."""
+
+    body: bytes
+    wait_s: float | None = None
 
 
 class BadInput(ValueError):
@@ -31,29 +41,20 @@ class KeyUsed(ValueError):
 
 
 def answer(value: Any, *, status: int = 200) -> web.Response:
-    """A JSON response; numbers must be finite."""
-    return web.json_response(value, status=status, dumps=_dumps)
+    """A JSON response."""
+    return web.Response(body=encoded(value), status=status, content_type="application/json", charset="utf-8")
 
 
 def encoded(value: Any) -> bytes:
-    """JSON, short; numbers must be finite."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":"), default=str).encode()
+    """JSON, short. Numbers that are not finite become "nan", "inf" and "-inf"."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"), default=_fields).encode()
+    except ValueError:  # seldom
+        return json.dumps(_plain(value), separators=(",", ":")).encode()
 
 
-def number(request: web.Request, name: str, default: int = 0, *, most: int = 10**18) -> int:
-    """A parameter of the query that is a whole number; anything else is `BadInput`."""
-    text = request.query.get(name, str(default))
-    if not text.isdecimal() or len(text) > 18 or int(text) > most:
-        raise BadInput(f"{name} must be a whole number from 0 to {most}, got {text[:40]!r}")
-    return int(text)
-
-
-def numbers(request: web.Request, name: str, *, most: int) -> tuple[int, ...]:
-    """A parameter of the query with at most this many whole numbers, separated by commas; in order."""
-    texts = [text for text in request.query.get(name, "").split(",") if text]
-    if len(texts) > most or not all(text.isascii() and text.isdecimal() and len(text) <= 9 for text in texts):
-        raise BadInput(f"{name} must be at most {most} whole numbers with commas, got {','.join(texts)[:40]!r}")
-    return tuple(sorted({int(text) for text in texts}))
+def _fields(value: Any) -> Any:
+    return fields_of(value) if is_dataclass(value) else str(value)
 
 
 def refuse(status: int, why: str, faults: Sequence[tuple[str, str]] = ()) -> web.Response:
@@ -61,16 +62,15 @@ def refuse(status: int, why: str, faults: Sequence[tuple[str, str]] = ()) -> web
     return answer({"error": why, **({"faults": [list(fault) for fault in faults]} if faults else {})}, status=status)
 
 
-def plain(value: Any) -> Any:
-    """A value as strict JSON: numbers that are not finite become "nan", "inf" and "-inf"."""
+def _plain(value: Any) -> Any:
     match value:
-        case float():
+        case str() | int() | float() | None:
             return number_to_json(value)
         case Mapping():
-            return {str(name): plain(item) for name, item in value.items()}
+            return {str(name): _plain(item) for name, item in value.items()}
         case list() | tuple():
-            return [plain(item) for item in value]
-    return value
+            return [_plain(item) for item in value]
+    return _plain(_fields(value))
 
 
 @web.middleware
@@ -112,7 +112,3 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         return refuse(500, "the server failed at this request; its log says why")
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, allow_nan=False)

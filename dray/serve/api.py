@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_type_hints
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Handler
+from typing_extensions import TypedDict
 
 from dray.code.archive import MAX_ARCHIVE_BYTES
-from dray.config.search import CHANGEABLE
 from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
 from dray.experiment.requests import Decided
 from dray.serve import logs
-from dray.serve.answers import BadInput, answer, number
+from dray.serve.answers import BadInput, answer, encoded
 from dray.serve.auth import CALLER
-from dray.serve.control import ACTIVE, API, Control, Submitted, Verb
+from dray.serve.control import ACTIVE, API, Control, Status, Submitted, Verb
 from dray.serve.draft import Draft
 from dray.serve.experiments import experiment_path
+from dray.serve.given import Change, EventsQuery, Extension, Fork, NewTrial, TrialFork, parsed, query_of
 from dray.serve.in_directory import InDirectory
 from dray.serve.keys import Attempt, Keys
 from dray.serve.news import News
@@ -34,7 +35,7 @@ from dray.serve.outside import outside
 from dray.serve.quota import check_priority
 from dray.serve.refusals import NotSubmitted, is_running
 from dray.serve.requests import PACKED, ServedTrials, unpack_code
-from dray.serve.tokens import STATE, Tokens, account
+from dray.serve.tokens import STATE, Account, DatedAccount, Tokens, account, dated_account
 from dray.storage.disk import scratch
 from dray.text import one_line
 
@@ -44,7 +45,6 @@ SUBMITTERS = 8
 """Most slow requests performed at once: imports of models, deletions from an object store."""
 READERS = 4  # most journals read at once
 REQUESTERS = 8  # most requests to searches that wait for an answer at once
-MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000  # most tags, and most characters of a tag and of the notes
 
 
 class Api:
@@ -62,20 +62,24 @@ class Api:
     def routes(self) -> list[web.RouteDef]:
         """The routes of these requests."""
         one = f"{API}/experiments/{{name}}"
+        trial = f"{one}/trials/{{trial:\\d{{1,9}}|best}}"
         return [
-            web.get(f"{API}/status", self._status),
-            web.get(f"{API}/token", self._token),
-            web.get(f"{API}/tokens", self._all_tokens),
-            web.post(f"{API}/experiments", self._submit),
-            web.patch(one, self._patch),
-            web.delete(one, self._delete),
-            *(web.post(f"{one}/{verb}", self._acting(verb)) for verb in get_args(Verb)),
-            web.post(f"{one}/extend", self._extend),
-            web.post(f"{one}/fork", self._fork),
-            web.post(f"{one}/trials", self._add_trial),
-            web.post(f"{one}/trials/{{trial:\\d{{1,9}}|best}}/fork", self._fork_trial),
-            web.post(f"{one}/trials/{{trial:\\d{{1,9}}|best}}/stop", self._stop_trial),
-            web.get(f"{one}/events", self._events),
+            web.get(f"{API}/status", _answering(self.status)),
+            web.get(f"{API}/token", _answering(self.token)),
+            web.get(f"{API}/tokens", _answering(self.all_tokens)),
+            web.post(f"{API}/experiments", _answering(self.submit, status=201)),
+            web.patch(one, _answering(self.patch)),
+            web.delete(one, self.delete),
+            web.post(f"{one}/stop", _answering(self.stop)),
+            web.post(f"{one}/pause", _answering(self.pause)),
+            web.post(f"{one}/activate", _answering(self.activate)),
+            web.post(f"{one}/kill", _answering(self.kill)),
+            web.post(f"{one}/extend", _answering(self.extend)),
+            web.post(f"{one}/fork", _answering(self.fork, status=201)),
+            web.post(f"{one}/trials", _answering(self.add_trial)),
+            web.post(f"{trial}/fork", _answering(self.fork_trial)),
+            web.post(f"{trial}/stop", _answering(self.stop_trial)),
+            web.get(f"{one}/events", _answering(self.events)),
         ]
 
     async def end_polls(self, app: web.Application) -> None:
@@ -86,33 +90,47 @@ class Api:
         """Close the file of keys; an aiohttp signal."""
         self._keys.close()
 
-    async def _status(self, request: web.Request) -> web.StreamResponse:
-        return answer(asdict(await asyncio.to_thread(self._control.status)))
+    async def status(self, request: web.Request) -> Status:
+        """The server and its cluster"""
+        return await asyncio.to_thread(self._control.status)
 
-    async def _token(self, request: web.Request) -> web.StreamResponse:
+    async def token(self, request: web.Request) -> Account:
+        """The request's token, and what is left of its quota"""
         token = request[CALLER]
-        return answer(account(token, await asyncio.to_thread(self._control.use, token.owner)))
+        return account(token, await asyncio.to_thread(self._control.use, token.owner))
 
-    async def _all_tokens(self, request: web.Request) -> web.StreamResponse:
-        def read() -> list[dict[str, Any]]:
-            found = self._tokens.all().values()
-            return [
-                {**account(each, self._control.use(each.owner)), "created": each.created, "revoked": each.revoked}
-                for each in found
-            ]
+    async def all_tokens(self, request: web.Request) -> AllTokens:
+        """All tokens but the server's own, for the scope operate"""
 
-        return answer({"tokens": await asyncio.to_thread(read)})
+        def read() -> list[DatedAccount]:
+            return [dated_account(each, self._control.use(each.owner)) for each in self._tokens.all().values()]
 
-    def _acting(self, verb: Verb) -> Handler:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            async def act(attempt: Attempt) -> tuple[int, Any]:
-                return 200, asdict(await asyncio.to_thread(self._control.act, request.match_info["name"], verb))
+        return {"tokens": await asyncio.to_thread(read)}
 
-            return await self._once(request, b"", act)  # a stop that is sent twice ends it at once
+    async def stop(self, request: web.Request) -> Submitted:
+        """Let running trials save a checkpoint, and end the experiment's process; a second time, at once"""
+        return await self._act(request, "stop")
 
-        return handle
+    async def pause(self, request: web.Request) -> Submitted:
+        """Like stop, also for queued experiments; activate resumes the experiment"""
+        return await self._act(request, "pause")
 
-    async def _submit(self, request: web.Request) -> web.StreamResponse:
+    async def activate(self, request: web.Request) -> Submitted:
+        """Run an experiment in any state again, from where its journal ends"""
+        return await self._act(request, "activate")
+
+    async def kill(self, request: web.Request) -> Submitted:
+        """End the experiment's process at once"""
+        return await self._act(request, "kill")
+
+    async def _act(self, request: web.Request, verb: Verb) -> Submitted:
+        async def act(attempt: Attempt) -> Submitted:
+            return await asyncio.to_thread(self._control.act, request.match_info["name"], verb)
+
+        return await self._once(request, act)  # a stop that is sent twice ends it at once
+
+    async def submit(self, request: web.Request) -> Submitted:
+        """Submit an experiment"""
         if not request.content_type.startswith("multipart/"):
             raise BadInput("must be multipart/form-data, with config (a YAML file's text) and code (a .tar.gz)")
         stack = contextlib.ExitStack()
@@ -122,19 +140,23 @@ class Api:
         try:
             config, owner = await _form(request, packed, "config"), request[CALLER].owner
 
-            async def submit(attempt: Attempt) -> tuple[int, Any]:
-                submitted = await _call(self._submitters, self._submitted, config, code, owner, attempt)
-                return 201, asdict(submitted)
+            async def submit(attempt: Attempt) -> Submitted:
+                return await _call(self._submitters, self._submitted, config, code, owner, attempt)
 
-            return await self._once(request, config.encode() + await asyncio.to_thread(_digest, packed), submit)
+            return await self._once(request, submit, config.encode() + await asyncio.to_thread(_digest, packed))
         finally:
             self._submitters.submit(stack.close)  # it may remove thousands of files
 
     async def _once(
-        self, request: web.Request, sent: bytes, perform: Callable[[Attempt], Awaitable[tuple[int, Any]]]
-    ) -> web.StreamResponse:
-        status, value = await self._keys.once(request, request[CALLER].name, sent, perform)
-        return answer(value, status=status)
+        self, request: web.Request, perform: Callable[[Attempt], Awaitable[T]], sent: bytes | None = None
+    ) -> T:
+        """The answer, as JSON, to a request that may be sent again. `sent`: what was sent; by default, its body."""
+        sent = await request.read() if sent is None else sent
+
+        async def as_json(attempt: Attempt) -> Any:
+            return json.loads(encoded(await perform(attempt)))
+
+        return cast("T", await self._keys.once(request, request[CALLER].name, sent, as_json))
 
     def _submitted(self, config: str, code: Path, owner: str, attempt: Attempt) -> Submitted:
         outside(unpack_code, code)
@@ -148,97 +170,111 @@ class Api:
         with draft.code() as code:
             return self._control.submit(draft, code, owner, attempt.id)
 
-    async def _patch(self, request: web.Request) -> web.StreamResponse:
-        name, change = request.match_info["name"], change_of(await _body(request))
+    async def patch(self, request: web.Request, body: Change) -> Submitted:
+        """Change an experiment's share of the slots, its tags or its notes; other fields keep their values"""
+        change = body.given
         if "priority" in change:
-            check_priority(request[CALLER].owner, request[CALLER].quota, change["priority"])
-        return answer(asdict(await asyncio.to_thread(self._control.change, name, change)))
+            check_priority(request[CALLER].owner, request[CALLER].quota, body.priority)
+        if "tags" in change:
+            change["tags"] = tuple(dict.fromkeys(body.tags))
+        return await asyncio.to_thread(self._control.change, request.match_info["name"], change)
 
-    async def _delete(self, request: web.Request) -> web.StreamResponse:
+    async def delete(self, request: web.Request) -> web.Response:
+        """Delete an experiment and its checkpoints, including those in an object store"""
         path = experiment_path(self._results, request.match_info["name"])
         await _call(self._submitters, _delete, self._control, path)
         return web.Response(status=204)
 
-    async def _extend(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
-        for name in ("max_trials", "max_length"):
-            _whole(body, name)
-        if not body or set(body) - {"max_trials", "max_length", *CHANGEABLE}:
-            raise BadInput(f"give some of max_trials, max_length, {', '.join(CHANGEABLE)}, and nothing else")
-        if isinstance(body.get("prices"), str):  # the path of a file, which would be read here
-            raise BadInput('prices must be prices by slot type, such as {"A100": 2.9}, not a file')
+    async def extend(self, request: web.Request, body: Extension) -> Submitted:
+        """Queue an experiment again, finished or not, with more or longer trials, or with other limits"""
+        if not body.given:
+            raise BadInput(f"give some of {', '.join(Extension.model_fields)}")
 
-        async def extend(attempt: Attempt) -> tuple[int, Any]:
-            return 200, asdict(await asyncio.to_thread(self._control.extend, request.match_info["name"], body))
+        async def extend(attempt: Attempt) -> Submitted:
+            return await asyncio.to_thread(self._control.extend, request.match_info["name"], body.given)
 
-        return await self._once(request, _encoded(body), extend)
+        return await self._once(request, extend)
 
-    async def _fork(self, request: web.Request) -> web.StreamResponse:
-        path, body = experiment_path(self._results, request.match_info["name"]), await _body(request)
-        if set(body) - {"config"} or not isinstance(config := body.get("config", {}), dict | str):
-            raise BadInput("give config: fields to change with their values, or a whole YAML file as text")
-        token = request[CALLER]
+    async def fork(self, request: web.Request, body: Fork) -> Submitted:
+        """Submit the experiment's code again, with a changed config"""
+        path, token = experiment_path(self._results, request.match_info["name"]), request[CALLER]
 
-        async def forked(attempt: Attempt) -> tuple[int, Any]:
-            is_owner = token.scope == "operate" or _owner(self._control, path.name) == token.owner
-            draft = Draft(config=config, forked=path, is_owner=is_owner)
-            return 201, asdict(await _call(self._submitters, self._submit_fork, draft, token.owner, attempt))
+        async def forked(attempt: Attempt) -> Submitted:
+            is_owner = token.scope == "operate" or _owner_of(self._control, path.name) == token.owner
+            draft = Draft(config=body.config, forked=path, is_owner=is_owner)
+            return await _call(self._submitters, self._submit_fork, draft, token.owner, attempt)
 
-        return await self._once(request, _encoded(body), forked)
+        return await self._once(request, forked)
 
-    async def _add_trial(self, request: web.Request) -> web.StreamResponse:
-        stack, code = contextlib.ExitStack(), None
+    async def add_trial(self, request: web.Request) -> Decided:
+        """Add a trial beyond max_trials; an experiment that has ended goes on"""
+        stack, code, sent = contextlib.ExitStack(), None, None
         try:
             if request.content_type.startswith("multipart/"):
                 code = stack.enter_context(scratch("trial")) / "code"
-                body = _object(await _form(request, code.with_suffix(PACKED), "trial"))
+                text = await _form(request, code.with_suffix(PACKED), "trial")
+                sent = text.encode() + await asyncio.to_thread(_digest, code.with_suffix(PACKED))
+                body = parsed(NewTrial, _object(text))
             else:
-                body = await _body(request)
-            sent = _encoded(body) + (
-                b"" if code is None else await asyncio.to_thread(_digest, code.with_suffix(PACKED))
-            )
-            patch = body.pop("patch", None)
-            if not isinstance(patch, str | None):
-                raise BadInput("patch must be the text of a unified diff")
-            hparams, has_code = _hparams(body), patch is not None or code is not None
-            return await self._request(
+                body = parsed(NewTrial, await _body(request))
+            hparams, patch = body.hparams, body.patch
+            return await self._ask(
                 request,
-                sent,
                 lambda trials: trials.add_trial(hparams, patch=patch, code=code),
-                self._submitters if has_code else None,
+                sent,
+                self._submitters if patch is not None or code is not None else None,
             )
         finally:
             self._submitters.submit(stack.close)  # it may remove thousands of files
 
-    async def _fork_trial(self, request: web.Request) -> web.StreamResponse:
-        trial, body = request.match_info["trial"], await _body(request)
-        sent = _encoded(body)
-        at = str(body.pop("at", "best"))
-        hparams = _hparams(body)
-        return await self._request(request, sent, lambda trials: trials.fork_trial(trial, at=at, hparams=hparams))
-
-    async def _stop_trial(self, request: web.Request) -> web.StreamResponse:
+    async def fork_trial(self, request: web.Request, body: TrialFork) -> Decided:
+        """Start a trial from a checkpoint of another one; an experiment that has ended goes on"""
         trial = request.match_info["trial"]
-        return await self._request(request, b"", lambda trials: trials.stop_trial(trial))
+        return await self._ask(request, lambda trials: trials.fork_trial(trial, at=str(body.at), hparams=body.hparams))
 
-    async def _request(
+    async def stop_trial(self, request: web.Request) -> Decided:
+        """Stop a trial; the search continues with the others"""
+        trial = request.match_info["trial"]
+        return await self._ask(request, lambda trials: trials.stop_trial(trial))
+
+    async def _ask(
         self,
         request: web.Request,
-        sent: bytes,
         verb: Callable[[ServedTrials], Decided],
+        sent: bytes | None = None,
         pool: ThreadPoolExecutor | None = None,
-    ) -> web.StreamResponse:
+    ) -> Decided:
         path = experiment_path(self._results, request.match_info["name"])
 
-        async def perform(attempt: Attempt) -> tuple[int, Any]:
-            return 200, await _call(pool or self._requesters, lambda: verb(ServedTrials(self._control, path, attempt)))
+        async def perform(attempt: Attempt) -> Decided:
+            return await _call(pool or self._requesters, lambda: verb(ServedTrials(self._control, path, attempt)))
 
-        return await self._once(request, sent, perform)
+        return await self._once(request, perform, sent)
 
-    async def _events(self, request: web.Request) -> web.StreamResponse:
-        name, after = request.match_info["name"], number(request, "after")
-        path, wait_s = experiment_path(self._results, name), number(request, "wait_s")
-        return answer(await self._news.after(path, after, wait_s))
+    async def events(self, request: web.Request, query: EventsQuery) -> logs.Events:
+        """The lines of the experiment's log after an offset; can wait for new ones"""
+        path = experiment_path(self._results, request.match_info["name"])
+        return await self._news.after(path, query.after, query.wait_s)
+
+
+class AllTokens(TypedDict):
+    tokens: list[DatedAccount]
+
+
+def _answering(respond: Callable[..., Awaitable[Any]], *, status: int = 200) -> Handler:
+    """A handler that gives a method what its request has, and sends its answer as JSON."""
+    takes = get_type_hints(respond)
+
+    @functools.wraps(respond)
+    async def handle(request: web.Request) -> web.StreamResponse:
+        given = dict[str, Any]()
+        if "query" in takes:
+            given["query"] = query_of(takes["query"], request)
+        if "body" in takes:
+            given["body"] = parsed(takes["body"], await _body(request))
+        return answer(await respond(request, **given), status=status)
+
+    return handle
 
 
 async def _call(pool: ThreadPoolExecutor, function: Callable[..., T], *given: Any) -> T:
@@ -308,21 +344,11 @@ def _object(text: str) -> dict[str, Any]:
     return body
 
 
-def _encoded(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True).encode()
-
-
 def _digest(file: Path) -> bytes:
     return hashlib.sha256(file.read_bytes()).digest()
 
 
-def _hparams(body: Mapping[str, Any]) -> dict[str, Any]:
-    if set(body) - {"hparams"} or not isinstance(hparams := body.get("hparams", {}), dict):
-        raise BadInput("give hparams: hyperparameters with their values; for a fork also at: best, latest or a batch")
-    return hparams
-
-
-def _owner(control: Control, name: str) -> str | None:
+def _owner_of(control: Control, name: str) -> str | None:
     """The owner of an experiment; None if it was not submitted to the server."""
     try:
         return control.experiment(name).owner
@@ -337,44 +363,3 @@ def _delete(control: Control, path: Path) -> None:
         if state in ACTIVE:
             raise is_running(path.name, state)
     InDirectory(str(path)).delete()
-
-
-def change_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes to `dray.serve.control.Share`, tags and notes in a request's body; `BadInput` if they are invalid."""
-    known = ("priority", "weight", "max_slots", "tags", "notes")
-    if unknown := [name for name in body if name not in known]:
-        raise BadInput(f"{unknown[0][:40]} can't be changed; only {', '.join(known)} can")
-    change: dict[str, Any] = {}
-    if "priority" in body:
-        change["priority"] = _whole(body, "priority", most=99)
-    if "weight" in body:
-        change["weight"] = _weight(body["weight"])
-    if "max_slots" in body:
-        change["max_slots"] = None if body["max_slots"] is None else _whole(body, "max_slots")
-    if (tags := body.get("tags")) is not None:
-        good = isinstance(tags, list) and all(isinstance(tag, str) and 0 < len(tag) <= MAX_TAG for tag in tags)
-        if not good or len(tags) > MAX_TAGS:
-            raise BadInput(f"tags must be a list of at most {MAX_TAGS} texts, each of 1 to {MAX_TAG} characters")
-        change["tags"] = tuple(dict.fromkeys(tags))
-    if (notes := body.get("notes")) is not None:
-        if not isinstance(notes, str) or len(notes) > MAX_NOTES:
-            raise BadInput(f"notes must be text of at most {MAX_NOTES:,} characters")
-        change["notes"] = notes
-    return change
-
-
-def _whole(body: Mapping[str, Any], name: str, *, most: int = 1_000_000_000) -> int | None:
-    """A field that must be a positive integer, or None if it is missing; `BadInput` if it is anything else."""
-    if name not in body:
-        return None
-    value = body[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        limits = f"from 1 to {most}" if most < 1000 else "from 1"
-        raise BadInput(f"{name} must be an integer {limits}, got {value!r:.40}")
-    return value
-
-
-def _weight(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1_000_000:
-        raise BadInput(f"weight must be a number > 0, at most 1000000, got {value!r:.40}")
-    return float(value)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
 from dray.records.local_runs import is_local_run
@@ -47,14 +49,19 @@ def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
         threading.Event().wait()
 
 
-def boards(path: Path) -> dict[str, str | None]:
-    """The URLs of both, which run until this process ends; None for optuna-dashboard if it is not installed."""
+class Boards(TypedDict):
+    tensorboard: str | None
+    optuna_dashboard: str | None  # null: not installed
+
+
+def boards(path: Path) -> Boards:
+    """The URLs of both, which run until this process ends."""
     with _STARTING:
-        return dict(_started(path, PORT))
+        return _started(path, PORT)
 
 
 @functools.cache
-def _started(path: Path, port: int) -> dict[str, str | None]:
+def _started(path: Path, port: int) -> Boards:
     tensorboard, dashboard = free_port(port), None
     address = start_tensorboard(path, tensorboard)
     if not is_local_run(path) and importlib.util.find_spec("optuna_dashboard") is not None:

@@ -71,11 +71,10 @@ def parsed(search: str) -> list[str | Condition]:
             at += 1
         elif match := _CONDITION.match(search, at):
             name, sign, values = match.groups()
-            texts = tuple(each.strip("\"'") for each in re.findall(_ATOM, values))
-            found.append(Condition(name.strip("\"'"), sign, texts))
+            found.append(Condition(_bare(name), sign, tuple(map(_bare, re.findall(_ATOM, values)))))
             at = match.end()
         elif (match := _WORD.match(search, at)) and not _NO_WORD.fullmatch(match[1]):
-            found.append(match[1].strip("\"'"))
+            found.append(_bare(match[1]))
             at = match.end()
         else:
             raise BadInput(f"can't read {search[at:][:40]!r}; write conditions with spaces, as in lr<=0.01 net=a|b")
@@ -113,6 +112,11 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def _bare(text: str) -> str:
+    """The text without the quotes around it."""
+    return text[1:-1] if text[0] in "\"'" else text
 
 
 def _quoted(text: str) -> str:

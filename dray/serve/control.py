@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
+from typing_extensions import TypedDict
+
 from dray._version import __version__
 from dray.config import defaults
 from dray.serve.quota import NOTHING, Use
@@ -81,14 +83,54 @@ class Status:
     experiments: Mapping[ExperimentState, int]  # number of experiments in each state
 
 
+@dataclass(slots=True, kw_only=True)
+class Bar:
+    """A trial on its lanes, or several short ones of an experiment, one after another."""
+
+    experiment: str
+    trial: int  # the first one
+    kind: str  # gpu or cpu
+    lanes: list[int]
+    part: int = 0  # it takes this part of the lanes, from 0
+    parts: int = 1  # of so many
+    began: float
+    ended: float | None = None  # null: it trains
+    # how it has left, such as completed, paused, interrupted (another experiment took its slots) or errored; empty if
+    # its processes ended
+    outcome: str = ""
+    trials: int = 1  # more than 1: so many short ones, of which trial is the first
+
+
+class Lane(TypedDict):
+    """A GPU or a CPU now."""
+
+    kind: Literal["gpu", "cpu"]
+    lane: int  # counted from 0; not the number of the GPU
+    state: Literal["training", "starting", "idle"]
+    since: float | None  # since when it is idle, or its process starts; null: it trains
+
+
+_From = TypedDict("_From", {"from": float})  # a word of Python's
+
+
+class LanesView(_From):
+    """The lanes from a time on, since which all bars are known."""
+
+    now: float
+    since: float  # the server's start
+    lanes: list[Lane]  # the GPUs of the nodes that are up, or their CPUs
+    more_lanes: int  # lanes that are not listed
+    bars: list[Bar]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueState:
     """The queue, and what the cluster's slots did."""
 
-    entries: list[Submitted]  # active ones in their order, then paused ones
+    entries: list[Submitted]  # experiments that run or wait, in the order of their turns; then paused ones
     next: str | None  # the one that gets the next free slot
     slots: float  # the cluster's slots, after it has scaled up
-    lanes: Mapping[str, Any]  # see `dray.serve.lanes.Lanes.view`
+    lanes: LanesView
 
 
 def submitted_from(value: Mapping[str, Any]) -> Submitted:
@@ -186,14 +228,8 @@ class Browsing:
         raise NotSubmitted(f"experiment {name} was not submitted to a server")
 
     def queue(self, seconds: float) -> QueueState:
-        lanes = {
-            "now": time.time(),
-            "from": self._since,
-            "since": self._since,
-            "lanes": [],
-            "more_lanes": 0,
-            "bars": [],
-        }
+        since, now = self._since, time.time()
+        lanes: LanesView = {"now": now, "from": since, "since": since, "lanes": [], "more_lanes": 0, "bars": []}
         return QueueState(entries=[], next=None, slots=0, lanes=lanes)
 
     def status(self) -> Status:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from dray.figures.data import rung_name, rungs_reached, some_ranks
 from dray.figures.plots import BEST_COLOUR, rung_colour
@@ -17,74 +18,58 @@ from dray.records.metrics import read_series
 from dray.records.reader import ExperimentReader
 from dray.records.thinning import thinned
 from dray.records.timeline import leases, slot_seconds
-from dray.records.trial_record import TrialRecord
-from dray.serve.answers import BadInput
-from dray.text import counted
-from searchers.records import number_to_json
+from dray.records.trial_record import Number, TrialRecord
+from dray.serve.given import MAX_CURVES, Wanted
+from dray.text import counted, fields_of
 
-MAX_CURVES = 200
 MAX_LONELY = 20  # curves of a rung of which there is no band
 MAX_POINTS = 8_000  # of all curves in an answer; but each has at least `LEAST_POINTS`
 LEAST_POINTS, MOST_POINTS = 20, 400
 DIGITS = 7
-ALONG = ("batches", "epochs", "time", "slot-time")
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What an answer is to have.
-
-    Attributes:
-        metric: kind and name; None: the searcher's metric.
-        along: one of `ALONG`; "": the searcher's unit.
-        trials: those whose curves are asked for; None: a choice by rank.
-        bands: whether to give bands, and the curves of trials that are in none, in place of that choice.
-    """
-
-    metric: tuple[str, str] | None = None
-    along: str = ""
-    trials: tuple[int, ...] | None = None
-    bands: bool = False
-
-    @classmethod
-    def of(cls, query: Mapping[str, str]) -> Wanted:
-        """From the parameters of a request; `BadInput` if they are invalid."""
-        along, show, metric = query.get("along", ""), query.get("show", "individual"), query.get("metric", "")
-        if along and along not in ALONG:
-            raise BadInput(f"along={along[:40]}: must be one of {', '.join(ALONG)}")
-        if show not in ("individual", "bands"):
-            raise BadInput(f"show={show[:40]}: must be individual or bands")
-        kind, _, name = metric.partition(" ")
-        trials = numbers(query["trials"]) if "trials" in query else None
-        return cls((kind, name) if metric else None, along, trials, show == "bands" and trials is None)
+class CurvePoints(TypedDict):
+    trial: int
+    x: list[float | None]
+    y: list[Number]
+    of: int  # points before thinning
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """The trials of a selection.
+class Group(TypedDict):
+    """Trials by the highest rung reached."""
 
-    >>> numbers("3,17-19")
-    (3, 17, 18, 19)
-    """
-    found = dict[int, None]()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()) or len(part) > 20:
-            raise BadInput(f"trials={text[:40]}: must be numbers and ranges of numbers, such as 3,17-20")
-        found |= dict.fromkeys(range(int(first), min(int(last or first), int(first) + MAX_CURVES) + 1))
-        if len(found) > MAX_CURVES:
-            raise BadInput(f"trials={text[:40]}: at most {MAX_CURVES} at a time")
-    return tuple(found)
+    name: str
+    colour: str
+    trials: int  # those that have reported the metric
 
 
-def curves(reader: ExperimentReader, wanted: Wanted) -> dict[str, Any]:
-    """Curves, for JSON.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBand(Band):
+    group: int  # its index
 
-    ``shown`` of ``of`` trials that have validated, and ``how`` they were chosen, in words; ``groups`` by the highest
-    rung reached, with name, colour and number of ``trials`` that have reported the metric; ``curves``, best first, each
-    with its trial, ``x``, ``y`` and its number of points before thinning, and in ``group_of`` the index of its group;
-    ``bands``, see `dray.records.bands.Band`, each with the index of its ``group``; ``notes`` on what is left out;
-    ``scales`` and ``scale``: see `dray.figures.scale.scaled`.
-    """
+
+class Curves(TypedDict):
+    shown: int  # trials in curves and bands
+    of: int  # trials that have validated
+    how: str  # how the trials shown were chosen
+    metric: str
+    metrics: list[str]  # the other metrics
+    along: str
+    alongs: list[str]  # what along can be
+    notes: list[str]  # sentences on what is left out
+    curves: list[CurvePoints]  # best first
+    group_of: list[int]  # the group of each curve
+    groups: list[Group]
+    bands: list[GroupBand]
+    best: int | None  # the best trial
+    best_colour: str
+    scale: str  # scale of the axis
+    scales: dict[str, Any]  # scales that the page offers
+    version: int
+
+
+def curves(reader: ExperimentReader, wanted: Wanted) -> Curves:
+    """Learning curves. ``scales`` and ``scale``: see `dray.figures.scale.scaled`."""
     with reader.lock:
         ranked, winner, rungs, unit = reader.ranked(), reader.best(), reader.rungs, reader.config.searcher.unit
         best = None if winner is None else winner.id
@@ -94,25 +79,17 @@ def curves(reader: ExperimentReader, wanted: Wanted) -> dict[str, Any]:
         rows = {
             each.id: _Rows([*each.at], [*each.epochs], [*each.times], [*each.values])
             for each in chosen
-            if wanted.metric is None
+            if wanted.series is None
         }
-        head: dict[str, Any] = {
-            "version": reader.version,
-            "metric": reader.metric,
-            "metrics": [f"{kind} {name}" for kind, name in sorted(reader.metrics - {("validation", reader.metric)})],
-            "along": wanted.along or ("epochs" if unit == "epochs" and reader.has_epochs else "batches"),
-            "alongs": [each for each in ALONG if each != "epochs" or reader.has_epochs],
-            "of": len(ranked),
-            "how": _how(wanted, len(ranked)),
-            "best": best,
-            "best_colour": BEST_COLOUR,
-        }
-    if wanted.metric is not None:
-        found = _read(reader, wanted.metric, None if wanted.bands else reached)
+        version, metric, has_epochs = reader.version, reader.metric, reader.has_epochs
+        metrics = [f"{kind} {name}" for kind, name in sorted(reader.metrics - {("validation", metric)})]
+    along = wanted.along or ("epochs" if unit == "epochs" and has_epochs else "batches")
+    if wanted.series is not None:
+        found = _read(reader, wanted.series, None if wanted.bands else reached)
         rows = {trial: found[trial] for trial in reached if trial in found}  # best first
-        kind, name = wanted.metric
-        head["metric"] = name if name.startswith(kind) else f"{kind} {name}"
-    every = _placed(reader, head["along"], rows, started)
+        kind, name = wanted.series
+        metric = name if name.startswith(kind) else f"{kind} {name}"
+    every = _placed(reader, along, rows, started)
     groups = sorted({reached[trial] for trial in every})
     bands, drawn = _bands(every, reached, groups, best) if wanted.bands else ({}, list(every))
     most = min(max(MAX_POINTS // max(len(drawn), 1), LEAST_POINTS), MOST_POINTS)
@@ -120,9 +97,17 @@ def curves(reader: ExperimentReader, wanted: Wanted) -> dict[str, Any]:
     if any(len(every[trial][0]) > most for trial in drawn):
         notes.append(f"Curves with more than {most} points are thinned; spikes and NaN are kept.")
     values = (value for _, mine in every.values() for value in mine)
-    axis = scaled({"layout": {}}, head["metric"], values, reader.sign if wanted.metric is None else None)
+    axis = scaled({"layout": {}}, metric, values, reader.sign if wanted.series is None else None)
     return {
-        **head,
+        "version": version,
+        "metric": metric,
+        "metrics": metrics,
+        "along": along,
+        "alongs": [each for each in ("batches", "epochs", "time", "slot-time") if each != "epochs" or has_epochs],
+        "of": len(ranked),
+        "how": _how(wanted, len(ranked)),
+        "best": best,
+        "best_colour": BEST_COLOUR,
         "shown": len(every),
         "groups": [
             {
@@ -179,7 +164,7 @@ def _read(reader: ExperimentReader, metric: tuple[str, str], trials: Collection[
 def _placed(
     reader: ExperimentReader, along: str, rows: Mapping[int, _Rows], started: Mapping[int, float | None]
 ) -> dict[int, Curve]:
-    """The curves of metrics' rows, along one of `ALONG`; times are in seconds since a trial's first start."""
+    """The curves of metrics' rows, along an axis; times are in seconds since a trial's first start."""
     held: Mapping[int, Sequence[tuple[float, float, float]]] = {}
     if along == "slot-time":
         held = leases(reader.directory.metrics, (time for each in rows.values() for time in each.times))
@@ -223,16 +208,15 @@ def _notes(bands: Mapping[int, Band]) -> list[str]:
     return notes
 
 
-def _curve_fields(trial: int, curve: Curve, most: int) -> dict[str, Any]:
+def _curve_fields(trial: int, curve: Curve, most: int) -> CurvePoints:
     xs, ys = curve
     points = thinned(ys, most)
-    places, values = [xs[i] for i in points], [number_to_json(_digits(ys[i])) for i in points]
-    return {"trial": trial, "x": _short(places), "y": values, "of": len(xs)}
+    return {"trial": trial, "x": _short([xs[i] for i in points]), "y": [_digits(ys[i]) for i in points], "of": len(xs)}
 
 
-def _band_fields(group: int, band: Band) -> dict[str, Any]:
+def _band_fields(group: int, band: Band) -> GroupBand:
     short = {name: _short(getattr(band, name)) for name in ("x", "low", "middle", "high")}
-    return {"group": group, **asdict(band), **short}
+    return GroupBand(**fields_of(band) | short, group=group)
 
 
 def _short(values: Sequence[float | None]) -> list[float | None]:

@@ -19,8 +19,9 @@ from dray.records.numbering import LINKS, numbers_by_path
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.serve.answers import encoded
-from dray.serve.curves import Wanted, curves
+from dray.serve.curves import curves
 from dray.serve.figures import CPU_SHARE, CURVES_SHARE, CachedFigures, cached, figures_of
+from dray.serve.given import Wanted
 
 SCAN_S = 5.0  # how often the directory is searched for new experiments, and experiments that do not run are checked
 FRESH_S = 1.0  # how often a running experiment is checked for the list

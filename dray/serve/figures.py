@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import TypedDict
 
 from dray.figures import front, plots, slot_time
 from dray.figures.data import FigureData
@@ -19,7 +22,6 @@ CURVES_SHARE = 0.003  # the same for curves
 LEAST_S = 2.0
 
 
-MAX_INCLUDED = 100  # most trials that a request may ask for
 QUICK = ("history", "front", "parallel", "slices")
 """Kinds that one thread makes, of the same data, whose collection takes longer than they do."""
 KINDS = (*QUICK, "importance", "rungs", "slots")
@@ -51,13 +53,18 @@ def _made(source: FigureData, kind: str) -> dict[str, Figure]:
     return {name: {**figure, "note": note} for name, figure in found.items()}
 
 
+class Figures(TypedDict):
+    figures: dict[str, dict[str, Any]]
+    included: list[int]  # trials that are shown only because they were asked for
+    at: float  # the time of their making
+    version: int  # the version of the experiment they were made from
+
+
 @dataclass(frozen=True, slots=True)
 class CachedFigures:
     """Figures of one kind, or curves."""
 
-    # JSON: ``figures`` by name, ``included`` (trials that are shown only because they were asked for), ``at`` (Unix
-    # time in s), and ``version`` of the experiment. Or curves, see `dray.serve.curves.curves`.
-    body: bytes
+    body: bytes  # JSON of `Figures`, or of `dray.serve.curves.Curves`
     version: int  # the reader's version they were made from
     cost_s: float  # CPU time
     at: float  # time of their making, by the monotonic clock
@@ -77,7 +84,12 @@ def figures_of(reader: ExperimentReader, kind: str, include: Collection[int] = (
         source = FigureData(reader, include)
         if kind in QUICK:
             reader.derived["figures"] = {key: source}
-    found = {"figures": _made(source, kind), "included": source.included, "at": time.time(), "version": version}
+    found: Figures = {
+        "figures": _made(source, kind),
+        "included": source.included,
+        "at": time.time(),
+        "version": version,
+    }
     return encoded(finite(found))
 
 

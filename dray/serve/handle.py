@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from dray.records.lookup import Name
 
 
-def handle(
-    experiment: Name, *, here: bool = False, answered: Callable[[Mapping[str, Any]], None] = lambda decided: None
-) -> Handle:
+def handle(experiment: Name, *, here: bool = False, answered: Callable[[Any], None] = lambda decided: None) -> Handle:
     """An experiment: on the server that it was submitted to, if that is up, else in its directory.
 
     Args:
@@ -32,7 +30,7 @@ def handle(
 
         experiment = dray.handle("latest")
         experiment.add_trial({"lr": 0.02})
-        print(experiment.wait().best)
+        print(experiment.wait().best_metric)
     """
     from dray.records.lookup import locate
 

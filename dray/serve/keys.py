@@ -40,7 +40,7 @@ class _Known:
     sent: str  # a digest of the request
     id: str
     time: float
-    answer: Any = None  # status and JSON; None: it has not ended, or has failed
+    answer: Any = None  # JSON; None: it has not ended, or has failed
 
 
 class Keys:
@@ -50,12 +50,12 @@ class Keys:
         self._path = directory / "keys.jsonl"
         self._journal: Journal | None = None  # opened with the first key: `dray ui` has none
         self._known: dict[str, _Known] = {}
-        self._running: dict[str, asyncio.Task[tuple[int, Any]]] = {}
+        self._running: dict[str, asyncio.Task[Any]] = {}
 
     async def once(
-        self, request: web.Request, owner: str, sent: bytes, perform: Callable[[Attempt], Awaitable[tuple[int, Any]]]
-    ) -> tuple[int, Any]:
-        """The status and the JSON that answer a request: of `perform`, or of an earlier attempt.
+        self, request: web.Request, owner: str, sent: bytes, perform: Callable[[Attempt], Awaitable[Any]]
+    ) -> Any:
+        """The JSON that answers a request: of `perform`, or of an earlier attempt.
 
         Args:
             owner: the token; keys of different ones are different.
@@ -78,7 +78,7 @@ class Keys:
         elif known.sent != asked:
             raise KeyUsed(f"this {KEY} was sent with another request; send each request with a key of its own")
         elif known.answer is not None:
-            return known.answer[0], known.answer[1]
+            return known.answer
         else:
             is_repeat = True
         if (task := self._running.get(name)) is None:
@@ -87,14 +87,13 @@ class Keys:
         return await asyncio.shield(task)  # a client that has gone leaves the request to the next attempt
 
     async def _perform(
-        self, name: str, known: _Known, is_repeat: bool, perform: Callable[[Attempt], Awaitable[tuple[int, Any]]]
-    ) -> tuple[int, Any]:
+        self, name: str, known: _Known, is_repeat: bool, perform: Callable[[Attempt], Awaitable[Any]]
+    ) -> Any:
         try:
             await self._note({"key": name, "sent": known.sent, "id": known.id, "time": known.time})
-            found = await perform(Attempt(known.id, is_repeat))
-            known.answer = list(found)
+            known.answer = await perform(Attempt(known.id, is_repeat))
             await self._note({"key": name, "answer": known.answer})
-            return found
+            return known.answer
         except Exception:
             if known.answer is None:  # nothing was created: the same key may try again
                 del self._known[name]

@@ -23,32 +23,17 @@ from dray.desk.messages import GroupEnded, GroupReady, LeaseGranted, LeaseOver, 
 from dray.groups.effects import EndGroup, StartGroup
 from dray.groups.lender import OnPool
 from dray.groups.slots import Slots
+from dray.serve.control import Bar, Lane, LanesView
 from dray.serve.scheduler import experiment_of
 from searchers import rows
 from searchers.errors import DamagedFile
 from searchers.rows import NUMBER, has_fields
 
 MAX_BARS = 4000  # most trials that have left their lanes and are remembered
-KEEP_S = 24 * 3600.0  # how long they are at most
+KEEP_S = 24 * 3600  # how long they are at most
 PIXELS = 1200
 """A view's length in pixels, about: trials shorter than one are shown together."""
 MAX_LANES = 256  # most lanes that a view lists; more are counted
-
-
-@dataclass(slots=True, kw_only=True)
-class Bar:
-    """A trial on its lanes, or several short ones of an experiment, one after another."""
-
-    experiment: str
-    trial: int  # the first one
-    kind: str  # "gpu" or "cpu"
-    lanes: list[int]
-    part: int = 0  # it takes this part of the lanes, from 0, of so many
-    parts: int = 1
-    began: float  # Unix times in s
-    ended: float | None = None  # None: it trains
-    outcome: str = ""  # how it left, as in `dray.desk.messages.LeaseOutcome`; "" if its processes ended
-    trials: int = 1
 
 
 FIELDS = tuple(each.name for each in fields(Bar))
@@ -147,7 +132,7 @@ class Lanes:
         """The trials that were on a lane after `since`, those that still are last."""
         return [each for each in self._bars if (each.ended or 0) > since] + list(self.live.values())
 
-    def view(self, seconds: float, slots: Mapping[str, float]) -> dict[str, Any]:
+    def view(self, seconds: float, slots: Mapping[str, float]) -> LanesView:
         """The lanes in the last `seconds`. `slots`: of the cluster, by kind."""
         now = self._clock()
         since = now - min(seconds, KEEP_S)
@@ -167,7 +152,7 @@ class Lanes:
             "since": self._since,
             "lanes": lanes[:MAX_LANES],
             "more_lanes": max(0, len(lanes) - MAX_LANES),
-            "bars": [{name: getattr(bar, name) for name in FIELDS} for bar in merged(bars, (now - since) / PIXELS)],
+            "bars": merged(bars, (now - since) / PIXELS),
         }
 
     def _used(self, kind: str, bars: Iterable[Bar]) -> int:
@@ -176,8 +161,7 @@ class Lanes:
         mine = (bar.lanes for bar in bars if bar.kind == kind)
         return max((max(lanes) + 1 for lanes in itertools.chain(mine, groups) if lanes), default=0)
 
-    def _lane(self, kind: str, lane: int) -> dict[str, Any]:
-        """A lane now: "training", "starting" (its processes do) or "idle"; and since when, if it is not training."""
+    def _lane(self, kind: Any, lane: int) -> Lane:
         if any(bar.kind == kind and lane in bar.lanes for bar in self.live.values()):
             return {"kind": kind, "lane": lane, "state": "training", "since": None}
         groups = [each for each in self._groups.values() if each.slots.kind == kind and lane in each.lanes]

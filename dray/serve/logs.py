@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from typing_extensions import TypedDict
+
 from dray.config.load import stored_config
 from dray.config.schema import ExperimentConfig
 from dray.records.directory import ExperimentDirectory
@@ -33,13 +35,17 @@ MOST_FILES, MOST_EVENTS = 500, 16  # how many files and experiments are kept cou
 
 
 # ---------------------------------------------------------------------------------------------------------- events
-def events_after(control: Control, path: Path, after: int) -> dict[str, Any]:
-    """The events after an offset in the journal, or the first of them if there are many.
+class Events(TypedDict):
+    lines: list[str]  # as dray experiment logs prints them
+    exited: list[int]  # trials that ended in these lines
+    next: int  # the offset after these lines
+    state: str
+    failed: int | None  # the number of failed trials; null while more lines may follow
+    error: str  # the reason for the state ERROR
 
-    ``lines``, as ``dray experiment logs`` prints them; ``next``: the offset of their end in the journal, in bytes; the
-    experiment's ``state``, and its ``error`` if it was submitted; ``failed``: the number of failed trials, null while
-    the experiment is active or lines are left to read.
-    """
+
+def events_after(control: Control, path: Path, after: int) -> Events:
+    """The events after an offset in the journal, in bytes, or the first of them if there are many."""
     directory = ExperimentDirectory(path)
     # Before the journal is read, so that all records from before the change of state are read too.
     state, error = _state(control, directory)
@@ -140,6 +146,27 @@ class _Events:
 
 
 # ---------------------------------------------------------------------------------------------------------- output
+class Match(TypedDict):
+    rank: int | None  # null for an experiment's own log
+    line: int
+    text: str  # the beginning of the line
+
+
+class Found(TypedDict, total=False):
+    """Lines of a log, or of its ranks."""
+
+    lines: list[str]
+    line: int  # the number of the first line
+    total: int  # the number of lines
+    matches: list[Match]
+    more: bool  # whether there are more matches
+    next: str
+    skipped: int  # bytes left out before the first line
+    places: list[tuple[int, int]]  # of each line its rank, and its number among the lines of this rank
+    ranks: list[int]  # the ranks that have printed something
+    running: bool  # whether more lines may follow
+
+
 class Logs:
     """The logs of experiments and their trials; what is counted of those that were asked for last is kept."""
 
@@ -169,7 +196,7 @@ class Logs:
                 del self._files[path]
         return {rank: JoinedLines(files[rank], final=final) for rank in sorted(files)}
 
-    def piece(self, directory: ExperimentDirectory, trial: int, after: str) -> dict[str, Any]:
+    def piece(self, directory: ExperimentDirectory, trial: int, after: str) -> Found:
         """As `piece`, with the rank and the number of each line."""
         places = self._fetched.places(directory, trial)
         found, lines, starts = _piece(places, after)
@@ -177,11 +204,7 @@ class Logs:
         for each in lines:
             if each.file not in first:
                 first[each.file] = ranks[each.rank].number_at(each.file, starts.get(each.file, 0))
-        return {
-            **found,
-            "ranks": list(ranks),
-            "places": [[each.rank, first[each.file] + each.place] for each in lines],
-        }
+        return {**found, "ranks": list(ranks), "places": [(each.rank, first[each.file] + each.place) for each in lines]}
 
     def whole(self, directory: ExperimentDirectory, trial: int) -> list[str]:
         """All output of a trial."""
@@ -189,25 +212,16 @@ class Logs:
         return with_ranks(read_output(places, {}, final=True)[0], {rank for rank, _ in log_files(places).values()})
 
 
-def window(lines: Lines, line: int, limit: int) -> dict[str, Any]:
-    """Lines from one on, or the last ones if `line` is 0.
-
-    Returns:
-        ``lines``; ``line``: the number of the first of them; ``total``: the number of lines.
-    """
+def window(lines: Lines, line: int, limit: int) -> Found:
+    """Lines from one on, or the last ones if `line` is 0."""
     total, limit = len(lines), min(limit, MOST_LINES)
     line = line or max(total - limit + 1, 1)
     return {"lines": lines.read(line, limit) if line <= total else [], "line": line, "total": total}
 
 
-def search(ranks: Mapping[int | None, Lines], text: str, line: int) -> dict[str, Any]:
-    """The lines with a text, see `Lines.search`.
-
-    Returns:
-        ``matches``, each with its ``rank`` (null for an experiment's own log), ``line`` and ``text``; ``more``: whether
-        there are more; ``total``: the number of lines.
-    """
-    found, more = list[dict[str, Any]](), False
+def search(ranks: Mapping[int | None, Lines], text: str, line: int) -> Found:
+    """The lines with a text, see `Lines.search`."""
+    found, more = list[Match](), False
     for rank, lines in ranks.items():
         matches = lines.search(text, max(line, 1))
         more |= matches.more
@@ -219,17 +233,13 @@ def search(ranks: Mapping[int | None, Lines], text: str, line: int) -> dict[str,
     }
 
 
-def piece(places: list[Path], after: str) -> dict[str, Any]:
+def piece(places: list[Path], after: str) -> Found:
     """New output of a trial's ranks, sorted by time; with several ranks, each line begins with its rank.
-    `after`: ``next`` of the previous piece; "" for the end of the output.
-
-    Returns:
-        ``lines``; ``next``; and ``skipped``, the number of bytes left out before the first line.
-    """
+    `after`: ``next`` of the previous piece; "" for the end of the output."""
     return _piece(places, after)[0]
 
 
-def _piece(places: list[Path], after: str) -> tuple[dict[str, Any], list[OutputLine], dict[str, int]]:
+def _piece(places: list[Path], after: str) -> tuple[Found, list[OutputLine], dict[str, int]]:
     starts, skipped, files = _parsed(after), 0, log_files(places)
     for name, (_, path) in files.items():
         size = path.stat().st_size

@@ -6,10 +6,10 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from dray.records.directory import ExperimentDirectory
 from dray.serve.control import ACTIVE
+from dray.serve.logs import Events
 
 POLL_S = 0.1  # how often the size of a journal is checked while somebody waits for it
 LOOK_S = 1.0  # the longest time without a look, as a state can change without a record
@@ -19,12 +19,12 @@ LONGEST_WAIT_S = 25.0  # the longest wait of a request: proxies cut off requests
 class News:
     """`look` returns an experiment's events after an offset, see `dray.serve.logs.events_after`."""
 
-    def __init__(self, look: Callable[[Path, int], Awaitable[dict[str, Any]]]) -> None:
+    def __init__(self, look: Callable[[Path, int], Awaitable[Events]]) -> None:
         self._look = look
-        self._watches: dict[tuple[Path, int], asyncio.Task[dict[str, Any]]] = {}
+        self._watches: dict[tuple[Path, int], asyncio.Task[Events]] = {}
         self._ending = False
 
-    async def after(self, path: Path, after: int, wait_s: float) -> dict[str, Any]:
+    async def after(self, path: Path, after: int, wait_s: float) -> Events:
         """The events after an offset, as soon as there are any, the experiment is not active, or `wait_s` is over."""
         until = asyncio.get_running_loop().time() + min(wait_s, LONGEST_WAIT_S)
         while (left_s := until - asyncio.get_running_loop().time()) > 0 and not self._ending:
@@ -43,7 +43,7 @@ class News:
         self._ending = True
         await asyncio.gather(*self._watches.values(), return_exceptions=True)
 
-    async def _watch(self, path: Path, after: int) -> dict[str, Any]:
+    async def _watch(self, path: Path, after: int) -> Events:
         """News, or what there is after the longest wait: nobody may be waiting any more."""
         journal, clock, place = ExperimentDirectory(path).journal, asyncio.get_running_loop().time, (path, after)
         until, pause_s, looked_at = clock() + LONGEST_WAIT_S, POLL_S, clock()
@@ -63,7 +63,7 @@ class News:
             del self._watches[place]
 
 
-def _is_quiet(news: dict[str, Any]) -> bool:
+def _is_quiet(news: Events) -> bool:
     return not news["lines"] and news["state"] in ACTIVE
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from dray.config.searcher import SamplingSearcher
 from dray.records.reader import ExperimentReader
@@ -13,9 +14,13 @@ from dray.training.units import amount
 from searchers.domains import parameters, ranges
 
 
-def searched(reader: ExperimentReader) -> dict[str, Any]:
-    """``config``, the text of experiment.yaml; ``facts`` about the search, and its ``space``: each hyperparameter with
-    its values, as pairs of text."""
+class Searched(TypedDict):
+    config: str  # the text of experiment.yaml
+    facts: list[tuple[str, str]]  # about the search: method, metric, lengths, slots
+    space: list[tuple[str, str]]  # the hyperparameters with their values
+
+
+def searched(reader: ExperimentReader) -> Searched:
     space = [*ranges(reader.config.space.root), *_constants(reader)]
     return {"config": reader.directory.config_text(), "facts": list(_facts(reader)), "space": space}
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-import yaml
 from aiohttp import web
 
-from dray.serve.answers import answer
 from dray.serve.control import API
 
 PAGE = Path(__file__).parent / "page"
 FILES = {path.name: path for path in (*PAGE.iterdir(), *(PAGE / "lib").iterdir()) if path.is_file()}
-KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+OPENAPI = Path(__file__).with_name("openapi.json")
+"""The OpenAPI 3.1 document, which docs/generate.py writes."""
+KINDS = {
+    ".json": "application/json",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+}
 
 
 def routes(root: str) -> list[web.RouteDef]:
@@ -31,19 +35,13 @@ def routes(root: str) -> list[web.RouteDef]:
         *(web.get(path, page) for path in ("/", *([""] if root else ()))),
         web.get("/static/{file:[\\w-]+\\.(?:js|css|svg)}", _file),
         web.get("/static/lib/{file:[\\w-]+\\.(?:js|css)}", _file),
-        web.get(f"{API}/openapi.json", _openapi),
+        web.get(f"{API}/openapi.json", openapi),
     ]
 
 
-@cache
-def openapi() -> dict[str, Any]:
-    """The OpenAPI 3.1 document, from ``openapi.yaml`` beside this file."""
-    found: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("openapi.yaml").read_text(encoding="utf-8"))
-    return found
-
-
-async def _openapi(request: web.Request) -> web.StreamResponse:
-    return answer(openapi())
+async def openapi(request: web.Request) -> web.StreamResponse:
+    """This document"""
+    return web.FileResponse(OPENAPI, headers=_headers(".json"))
 
 
 async def _file(request: web.Request) -> web.StreamResponse:

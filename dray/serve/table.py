@@ -4,48 +4,65 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
-from aiohttp import web
+from typing_extensions import TypedDict
 
 from dray.figures.data import rung_name, rungs_reached
 from dray.records.reader import ExperimentReader
-from dray.records.trial_record import TrialRecord
+from dray.records.trial_record import Number, TrialRecord, TrialRow
 from dray.serve import near, trials
-from dray.serve.answers import BadInput, encoded, number, plain
+from dray.serve.answers import encoded
+from dray.serve.given import TrialsQuery
 
-MAX_ROWS = 500  # most rows of a page
-MAX_COLUMNS = 20  # most metrics as columns
 MAX_CODES = 12  # most variants of the code to filter by
 Keys = Mapping[str, Callable[[TrialRecord], str]]
 
 
-def page(reader: ExperimentReader, request: web.Request) -> bytes:
-    """JSON: ``trials``, the rows of a page, see `trials.find` and `near.nearest`; ``found``: the number of matches;
-    ``of``: the number of trials; with ``facets=1`` also `facets`. With ``ids=1`` in place of the rows only the numbers
-    of all matches, in ``ids``."""
-    offset, limit = number(request, "offset"), number(request, "limit", 50, most=MAX_ROWS)
-    query, keys = request.query, _keys(reader)
-    sort, point = query.get("sort", "trial"), query.get("near")
-    chosen = {name: set(query[name].split(",")) for name in keys if query.get(name)}
+class Facet(TypedDict):
+    value: str  # for the parameter of the facet's name
+    label: str
+    count: int  # trials that match the search and the other facets
+
+
+class FoundTrial(TrialRow, total=False):
+    metrics: dict[str, Number]  # the last values of the metrics that were asked for, by KIND.NAME
+    distance: float  # from the point near, over its hyperparameters: 1 is a whole range, or another category
+
+
+class _Found(TypedDict):
+    found: int  # the number of matches
+    of: int  # the number of trials
+    offset: int
+
+
+class TrialPage(_Found, total=False):
+    ids: list[int]
+    facets: dict[str, list[Facet]]
+    trials: list[FoundTrial]
+
+
+def page(reader: ExperimentReader, query: TrialsQuery) -> bytes:
+    """A `TrialPage` as JSON, see `trials.find` and `near.nearest`."""
+    keys = _keys(reader)
+    chosen = {name: set(given.split(",")) for name in keys if (given := getattr(query, name))}
     searched = trials.find(
-        reader.ranked() if sort == trials.RANK else reader.trials.values(),
+        reader.ranked() if query.sort == trials.RANK else reader.trials.values(),
         reader,
-        sort=sort,
-        descending=query.get("descending") == "1",
-        search=query.get("search", ""),
+        sort=query.sort,
+        descending=query.descending,
+        search=query.search,
     )
     found = _filtered(searched, keys, chosen)
-    head: dict[str, Any] = {"found": len(found), "of": len(reader.trials), "offset": offset}
-    if query.get("facets") == "1":
+    head: TrialPage = {"found": len(found), "of": len(reader.trials), "offset": query.offset}
+    if query.facets:
         head["facets"] = facets(reader, searched, chosen)
-    if query.get("ids") == "1":
+    if query.ids:
         return encoded(head | {"ids": [trial.id for trial in found]})
-    if point is not None:
-        found, sent = near.nearest(reader.config.space, found, point, offset, limit)
+    if query.near is not None:
+        found, sent = near.nearest(reader.config.space, found, query.near, query.offset, query.limit)
         head["found"] = len(found)
     else:
-        sent = rows(reader, found[offset : offset + limit], query.getall("metric", []))
+        sent = rows(reader, found[query.offset : query.offset + query.limit], query.metric)
     return encoded(head)[:-1] + b',"trials":[' + b",".join(sent) + b"]}"
 
 
@@ -53,10 +70,8 @@ def rows(reader: ExperimentReader, found: Sequence[TrialRecord], metrics: Sequen
     """The rows of trials; the last values of metrics such as ``training.loss`` are in ``metrics``."""
     if not metrics:
         return [trials.row(trial) for trial in found]
-    if len(metrics) > MAX_COLUMNS:
-        raise BadInput(f"metric: at most {MAX_COLUMNS} of them are columns, got {len(metrics)}")
     columns = {name: trials.last_value(reader, name) for name in metrics}
-    values = [{name: plain(get(trial)) for name, get in columns.items()} for trial in found]
+    values = [{name: get(trial) for name, get in columns.items()} for trial in found]
     return [
         trials.row(trial)[:-1] + b',"metrics":' + encoded(mine) + b"}"
         for trial, mine in zip(found, values, strict=True)
@@ -84,10 +99,9 @@ def _filtered(found: Iterable[TrialRecord], keys: Keys, chosen: Mapping[str, set
 
 def facets(
     reader: ExperimentReader, searched: Sequence[TrialRecord], chosen: Mapping[str, set[str]]
-) -> dict[str, list[dict[str, Any]]]:
-    """The values of each facet: ``value``, ``label`` and ``count``, how many trials have it among those that the other
-    facets leave."""
-    keys, found = _keys(reader), {}
+) -> dict[str, list[Facet]]:
+    """The values of each facet, and how many trials have them among those that the other facets leave."""
+    keys, found = _keys(reader), dict[str, list[Facet]]()
     for name, key in keys.items():
         left = _filtered(searched, keys, {other: chosen[other] for other in chosen if other != name})
         counts = Counter(map(key, left))

@@ -20,7 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
+
+from typing_extensions import TypedDict
 
 from dray import private
 from dray.errors import ConfigError, Fault
@@ -117,11 +119,36 @@ class Tokens:
         return next((each for each in found if each.revoked is None), None)
 
 
-def account(token: Token, use: Use) -> dict[str, Any]:
-    """A token's name, scope and quota, and what its experiments use, as JSON."""
-    used = {"slots": use.slots, **use.used, "experiments": use.experiments}
-    named = {"name": token.name, "scope": token.scope, "quota": asdict(token.quota)}
-    return {**named, "used": used, "reserved": dict(use.reserved), "left": use.left(token.quota)}
+class Account(TypedDict):
+    """A token, and what its experiments use."""
+
+    name: str  # operator: the server's own
+    scope: Scope
+    quota: Quota
+    used: Mapping[str, float]  # slots and experiments now, slot_hours and usd ever
+    # what the experiments that are queued or running may still spend of their budgets: slot_hours, usd
+    reserved: Mapping[str, float]
+    left: Mapping[str, float | None]  # of each limit; null: there is none
+
+
+class DatedAccount(Account):
+    created: float
+    revoked: float | None
+
+
+def account(token: Token, use: Use) -> Account:
+    return {
+        "name": token.name,
+        "scope": token.scope,
+        "quota": token.quota,
+        "used": {"slots": use.slots, **use.used, "experiments": use.experiments},
+        "reserved": use.reserved,
+        "left": use.left(token.quota),
+    }
+
+
+def dated_account(token: Token, use: Use) -> DatedAccount:
+    return {**account(token, use), "created": token.created, "revoked": token.revoked}
 
 
 def read(file: Path) -> dict[str, Token]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dray.records.reader import ExperimentReader
 from dray.records.trial_record import TrialRecord
-from dray.serve.answers import BadInput, encoded, plain
+from dray.serve.answers import BadInput, encoded
 from dray.serve.conditions import Condition, check, parsed
 from dray.text import shown, some
 from searchers.domains import parameters
@@ -33,7 +33,7 @@ _FIELDS: dict[str, Get] = {
 
 def row(trial: TrialRecord) -> bytes:
     if "row" not in trial.derived:
-        trial.derived["row"] = encoded(plain(trial.to_json()))
+        trial.derived["row"] = encoded(trial.to_json())
     found: bytes = trial.derived["row"]
     return found
 

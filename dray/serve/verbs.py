@@ -119,7 +119,7 @@ class OnServer(Handle):
         self,
         server: Server,
         name: str,
-        answered: Callable[[Mapping[str, Any]], None] = lambda decided: None,
+        answered: Callable[[Any], None] = lambda decided: None,
         sent: Submitted | None = None,
     ) -> None:
         self.server, self.name, self._answered, self.sent = server, name, answered, sent

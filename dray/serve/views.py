@@ -3,40 +3,59 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from typing_extensions import TypedDict
 
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.checkpoints import list_checkpoints
-from dray.records.comparison import compare
-from dray.records.logs import failure_fields
+from dray.records.comparison import Comparison, compare
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
-from dray.records.standing import standing
-from dray.records.trial_record import lineage
 from dray.serve import figures, queue_views, series, table
-from dray.serve.answers import BadInput, number, numbers, plain
-from dray.serve.answers import encoded as _encoded
-from dray.serve.boards import boards
-from dray.serve.control import API, Control, Submitted, verbs_of
-from dray.serve.curves import Wanted
+from dray.serve.answers import BadInput, Encoded, encoded
+from dray.serve.auth import CALLER
+from dray.serve.boards import Boards, boards
+from dray.serve.control import API, Control, Status, Submitted
+from dray.serve.curves import Curves
+from dray.serve.described import (
+    Experiment,
+    ExperimentInFull,
+    Standings,
+    TrialInFull,
+    described,
+    listed,
+    taken,
+    trial_in_full,
+    with_standing,
+)
 from dray.serve.experiments import VIEW_S, Experiments, locked
+from dray.serve.given import (
+    ComparisonQuery,
+    FiguresQuery,
+    MetricsQuery,
+    Now,
+    PreviewQuery,
+    QueueQuery,
+    TrialsQuery,
+    Wanted,
+    query_of,
+)
 from dray.serve.refusals import NotSubmitted
-from dray.serve.searched import searched
+from dray.serve.searched import Searched, searched
 from dray.serve.texts import Texts
-from dray.storage import StorageError
-from searchers.rows import said
 
-Read = Callable[[web.Request], bytes | tuple[bytes, float]]
-"""Returns JSON, or JSON and the seconds for which it stays the same."""
+Read = Callable[..., Any]
+"""Takes a request, and a model of its query if it has one. Returns what is sent as JSON."""
 THREADS = 4
 PACE_S = 2.5  # how often a page should poll its experiment
 PACE_EACH_S = 1.0
@@ -49,8 +68,8 @@ def routes(control: Control, results: Path) -> list[web.RouteDef]:
     one = f"{API}/experiments/{{name}}"
     reads: dict[str, Read] = {
         f"{API}/experiments": views.experiments,
-        f"{API}/queue": lambda request: _encoded(queue_views.queue(control, request)),
-        f"{API}/queue/preview": lambda request: _encoded(queue_views.preview(control, request)),
+        f"{API}/queue": views.queue,
+        f"{API}/queue/preview": views.preview,
         one: views.experiment,
         f"{one}/config": views.config,
         f"{one}/trials": views.trials,
@@ -71,7 +90,7 @@ def routes(control: Control, results: Path) -> list[web.RouteDef]:
     return [
         *(web.get(path, views.answering(read)) for path, read in reads.items()),
         web.get(f"{one}/trials/{{trial:\\d{{1,9}}}}/logs", views.logs),
-        web.post(f"{one}/boards", views.boards),
+        web.post(f"{one}/boards", views.answering(views.boards)),
     ]
 
 
@@ -92,106 +111,88 @@ class Views:
 
     def answering(self, read: Read) -> Handler:
         """A handler that responds with the JSON of a method, or with 304 if the browser has it already."""
+        query = get_type_hints(read).get("query")
 
+        def answered(request: web.Request) -> Encoded[Any]:
+            found = read(request) if query is None else read(request, query_of(query, request))
+            return found if isinstance(found, Encoded) else Encoded(encoded(found))
+
+        @functools.wraps(read)
         async def answer(request: web.Request) -> web.StreamResponse:
             pool = self._figures.get(request.match_info.get("kind", ""), self._threads)
-            found = await asyncio.get_running_loop().run_in_executor(pool, read, request)
-            body, wait_s = found if isinstance(found, tuple) else (found, None)
+            found = await asyncio.get_running_loop().run_in_executor(pool, answered, request)
+            body = found.body
             headers = {"ETag": f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'}
-            if wait_s is not None:
-                headers["Retry-After"] = str(math.ceil(wait_s))
+            if found.wait_s is not None:
+                headers["Retry-After"] = str(math.ceil(found.wait_s))
             if request.headers.get("If-None-Match") == headers["ETag"]:
                 return web.Response(status=304, headers=headers)
             return web.Response(body=body, content_type="application/json", charset="utf-8", headers=headers)
 
         return answer
 
-    def experiments(self, request: web.Request) -> bytes:
-        """``experiments``, newest last: see `overview_fields`; ``status``: the server's; ``unread``: the number still
-        missing."""
+    def experiments(self, request: web.Request) -> Encoded[ExperimentList]:
+        """All experiments in the results directory, submitted to the server or not, the newest last"""
         submitted = {each.name: each for each in self._control.experiments()}
         found, unread = self._all.overviews(also=submitted)
         self._rows = {
             name: self._row(name, found.get(name), submitted.get(name)) for name in found.keys() | submitted.keys()
         }
         rows = b",".join(row.body for row in sorted(self._rows.values(), key=lambda row: row.place))
-        rest = _encoded({"unread": unread, "status": asdict(self._control.status())})
-        return b'{"experiments":[' + rows + b"]," + rest[1:]
+        rest = encoded({"unread": unread, "status": self._control.status()})
+        return Encoded(b'{"experiments":[' + rows + b"]," + rest[1:])
 
     def _row(self, name: str, overview: Overview | None, submitted: Submitted | None) -> _Row:
-        """An entry of ``experiments``: the one made before if nothing has changed, as for most of a long list."""
+        """An entry of the list: the one made before if nothing has changed, as for most of a long list."""
         before = self._rows.get(name)
         if before is not None and before.overview is overview and before.submitted == submitted:
             return before
-        fields = overview_fields(name, overview, submitted)
+        seen = listed(name, overview, submitted)
         # One that is queued has not begun, and is newer than those that have.
-        place = ((fields["submitted"] or {}).get("submitted") or fields["began"] or 0, name)
-        return _Row(overview, submitted, place, _encoded(fields))
+        place = ((submitted and submitted.submitted) or seen.began or 0, name)
+        return _Row(overview, submitted, place, encoded(seen))
 
-    def experiment(self, request: web.Request) -> bytes:
-        """An entry of ``experiments``, with further fields for the experiment's page; read anew with ``now=1``."""
+    def experiment(self, request: web.Request, query: Now) -> ExperimentPage | Standings:
+        """One experiment"""
         name = request.match_info["name"]
         submitted = self._submitted(name)
         try:
-            overview = self._all.overview(name, max_age_s=0.0 if request.query.get("now") == "1" else VIEW_S)
+            overview = self._all.overview(name, max_age_s=0.0 if query.now else VIEW_S)
         except NoExperiment:
             if submitted is None:
                 raise
-            return _encoded({**overview_fields(name, None, submitted), **_standing(None, None, submitted)})
+            return with_standing(None, listed(name, None, submitted))
         reader = self._all.open(name)
         with reader.lock:
             pace = max(PACE_S, PACE_EACH_S * self._all.viewed())
-            about = describe(reader, overview, submitted)
-            return _encoded({**about, "pace": pace, "status": asdict(self._control.status())})
+            return ExperimentPage(
+                **taken(described(reader, overview, submitted)), pace=pace, status=self._control.status()
+            )
 
-    def config(self, request: web.Request) -> bytes:
-        """See `dray.serve.searched.searched`."""
+    def queue(self, request: web.Request, query: QueueQuery) -> queue_views.QueueAnswer:
+        """The experiments in the order in which they get slots, and what the slots did"""
+        return queue_views.queue(self._control, query, request[CALLER])
+
+    def preview(self, request: web.Request, query: PreviewQuery) -> queue_views.Preview:
+        """What a change of an experiment's place or share would do; nothing changes"""
+        return queue_views.preview(self._control, query, request[CALLER])
+
+    def config(self, request: web.Request) -> Searched:
+        """The experiment.yaml with all defaults filled in, without secrets"""
         reader = self._all.open(request.match_info["name"])
         with reader.lock:
-            return _encoded(searched(reader))
+            return searched(reader)
 
-    def trials(self, request: web.Request) -> bytes:
-        """See `table.page`."""
+    def trials(self, request: web.Request, query: TrialsQuery) -> Encoded[table.TrialPage]:
+        """The experiment's trials, sorted, searched and paginated"""
         reader = self._all.open(request.match_info["name"])
         with reader.lock:
-            return table.page(reader, request)
+            return Encoded(table.page(reader, query))
 
-    def trial(self, request: web.Request) -> bytes:
-        """A row of ``trials``, with ``rank``, nested ``drawn`` hyperparameters, its ``lineage``, the ``best`` trial,
-        ``checkpoints`` and ``failures``."""
-        reader, number = self._trial(request)
-        with reader.lock:
-            trial, ranked, best = reader.trials[number], reader.ranked(), reader.best()
-            found = {
-                **plain(trial.to_json()),
-                "rank": ranked.index(trial) + 1 if trial in ranked else None,
-                "of": len(ranked),
-                "drawn": plain(trial.drawn),
-                "repeated": None if (mean := reader.mean_of_repeats(number)) is None else plain(asdict(mean)),
-                "lineage": lineage(reader.trials, number),
-                "best": None
-                if best is None
-                else plain(
-                    {
-                        "trial": best.id,
-                        "metric": reader.value_of(best),
-                        "best_by": reader.valued_by(best),
-                        "hparams": best.hparams,
-                    }
-                ),
-                "varying": reader.varying,
-                "trials": len(reader.trials),
-                "submitted": self._submitted(request.match_info["name"]) is not None,
-                "failures": [failure_fields(each) for each in reader.failures if each["trial"] == number],
-            }
-        try:
-            found["checkpoints"] = [
-                {"batches": each.batches, "size": each.size, "complete": each.is_complete, "path": each.location.uri}
-                for each in list_checkpoints(reader.directory, number)
-            ]
-        except (StorageError, OSError) as error:
-            found |= {"checkpoints": [], "checkpoints_error": str(error)}
-        return _encoded(found)
+    def trial(self, request: web.Request) -> TrialOnServer:
+        """One trial"""
+        submitted = self._submitted(request.match_info["name"]) is not None
+        return {**trial_in_full(*self._trial(request)), "submitted": submitted}
 
     def _submitted(self, name: str) -> Submitted | None:
         try:
@@ -199,52 +200,46 @@ class Views:
         except NotSubmitted:
             return None
 
-    def metrics(self, request: web.Request) -> bytes:
-        """See `series.metrics`; with ``points``, at most so many of each metric."""
-        return _encoded(series.metrics(*self._trial(request), number(request, "points", 10**9)))
+    def metrics(self, request: web.Request, query: MetricsQuery) -> series.TrialMetrics:
+        """All metrics of a trial"""
+        return series.metrics(*self._trial(request), query.points)
 
-    def system(self, request: web.Request) -> bytes:
-        """See `series.system`."""
-        return _encoded(series.system(*self._trial(request)))
+    def system(self, request: web.Request) -> series.System:
+        """A trial's use of its machine over time"""
+        return series.system(*self._trial(request))
 
-    def comparison(self, request: web.Request) -> bytes:
-        """Two trials, ``a`` and ``b``, the latter perhaps of another experiment, ``with``; see
-        `dray.records.repeats.Comparison`."""
+    def comparison(self, request: web.Request, query: ComparisonQuery) -> Comparison:
+        """The difference between two trials, by their repeats with the same seeds if they have any"""
         name = request.match_info["name"]
-        one, other = self._all.open(name), self._all.open(request.query.get("with", name))
+        one, other = self._all.open(name), self._all.open(query.other or name)
         with locked(one, other):
             try:
-                found = compare(one, number(request, "a"), other, number(request, "b"))
+                return compare(one, query.a, other, query.b)
             except ExperimentError as error:
                 raise BadInput(str(error)) from None
-        return _encoded(plain(found.to_json()))
 
-    def checkpoints(self, request: web.Request) -> bytes:
-        """``checkpoints``: their number; ``bytes``: their size. Deleting the experiment deletes them."""
+    def checkpoints(self, request: web.Request) -> Checkpoints:
+        """How many checkpoints an experiment has, and their size; deleting it deletes them"""
         there = list_checkpoints(self._all.open(request.match_info["name"]).directory)
-        return _encoded({"checkpoints": len(there), "bytes": sum(each.size for each in there)})
+        return {"checkpoints": len(there), "bytes": sum(each.size for each in there)}
 
-    def curves(self, request: web.Request) -> tuple[bytes, float]:
-        """Learning curves, see `dray.serve.curves.curves`; of another metric with ``metric=KIND NAME``."""
-        name, wanted = request.match_info["name"], Wanted.of(request.query)
-        reader = self._all.open(name)
-        if wanted.metric == ("validation", reader.metric):
-            wanted = replace(wanted, metric=None)
-        elif wanted.metric is not None and wanted.metric not in reader.metrics:
-            raise BadInput(f"metric={' '.join(wanted.metric)[:80]}: no trial has reported it")
-        return self._all.curves(name, wanted)
+    def curves(self, request: web.Request, query: Wanted) -> Encoded[Curves]:
+        """Learning curves of at most 200 trials, or bands of all"""
+        name, reader = request.match_info["name"], self._all.open(request.match_info["name"])
+        if query.series == ("validation", reader.metric):
+            query = query.model_copy(update={"metric": ""})
+        elif query.series is not None and query.series not in reader.metrics:
+            raise BadInput(f"metric={query.metric[:80]}: no trial has reported it")
+        return Encoded(*self._all.curves(name, query))
 
-    def figures(self, request: web.Request) -> tuple[bytes, float]:
-        """Figures, see `figures.CachedFigures`, with the trials ``include=3,17`` even if they leave out
-        others; ``now=1`` makes them anew."""
+    def figures(self, request: web.Request, query: FiguresQuery) -> Encoded[figures.Figures]:
+        """Figures of the trials, in plotly's format, some with tables of text"""
         name, kind = request.match_info["name"], request.match_info["kind"]
         if kind not in figures.KINDS:
             raise BadInput(f"{kind[:40]}: there are no such figures; there are {', '.join(figures.KINDS)}")
-        included = numbers(request, "include", most=figures.MAX_INCLUDED)
-        return self._all.figures(name, kind, included, now=request.query.get("now") == "1")
+        return Encoded(*self._all.figures(name, kind, query.include, now=query.now))
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
-        """See `Texts.trial_logs`; with ``whole=1`` all of it as a file."""
         return await (self.whole_log if request.query.get("whole") == "1" else self._logs)(request)
 
     async def whole_log(self, request: web.Request) -> web.StreamResponse:
@@ -254,17 +249,45 @@ class Views:
         safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in name)
         return web.Response(text=text, headers={"Content-Disposition": f'attachment; filename="{safe}"'})
 
-    async def boards(self, request: web.Request) -> web.StreamResponse:
-        """Start TensorBoard and optuna-dashboard for an experiment, for browsers on the server's machine."""
-
-        def start() -> dict[str, str | None]:
-            return boards(self._all.open(request.match_info["name"]).directory.path)
-
-        return web.json_response(await asyncio.get_running_loop().run_in_executor(self._threads, start))
+    def boards(self, request: web.Request) -> Boards:
+        """Start TensorBoard and optuna-dashboard for an experiment, for browsers on the server's machine"""
+        return boards(self._all.open(request.match_info["name"]).directory.path)
 
     def _trial(self, request: web.Request) -> tuple[ExperimentReader, int]:
         trial = int(request.match_info["trial"])
         return self._all.with_trial(request.match_info["name"], trial), trial
+
+
+class ExperimentList(TypedDict):
+    experiments: list[Experiment]
+    unread: int  # the number of experiments missing because they are still being read
+    status: Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentPage(ExperimentInFull):
+    """One experiment, for its page.
+
+    Attributes:
+        pace: seconds between two requests of a page, so that many open pages do not cost the server much.
+        status: the server's.
+    """
+
+    pace: float
+    status: Status
+
+
+class TrialOnServer(TrialInFull):
+    """One trial."""
+
+    submitted: (
+        bool  # whether the experiment was submitted to the server, so that the trial can be forked or stopped here
+    )
+
+
+class Checkpoints(TypedDict):
+    checkpoints: int
+    bytes: int
 
 
 class _Row(NamedTuple):
@@ -274,53 +297,3 @@ class _Row(NamedTuple):
     submitted: Submitted | None
     place: tuple[float, str]
     body: bytes
-
-
-def overview_fields(name: str, overview: Overview | None, submitted: Submitted | None) -> dict[str, Any]:
-    """An experiment as the list shows it.
-
-    ``state`` is as in `Overview.on_server` if it was submitted, else as in `Overview`; ``submitted`` is null if it was
-    not; ``verbs``: see `dray.serve.control.verbs_of`.
-    """
-    seen = _seen(name, overview, submitted)
-    verbs = [] if seen.is_local else verbs_of(seen.state, is_submitted=submitted is not None)
-    return {**seen.to_json(), "verbs": verbs, "submitted": None if submitted is None else asdict(submitted)}
-
-
-def _seen(name: str, overview: Overview | None, submitted: Submitted | None) -> Overview:
-    seen = Overview(name=name, path="", state="STOPPED") if overview is None else overview
-    return seen if submitted is None else seen.on_server(submitted.state, submitted.error)
-
-
-def _standing(
-    overview: Overview | None, reader: ExperimentReader | None, submitted: Submitted | None
-) -> dict[str, dict[str, Any]]:
-    """``standing``: see `dray.records.standing.Standing`."""
-    queued = None if submitted is None else submitted.submitted
-    return {"standing": standing(_seen("", overview, submitted), reader, queued=queued).to_json()}
-
-
-def describe(reader: ExperimentReader, overview: Overview, submitted: Submitted | None) -> dict[str, Any]:
-    """An experiment as its page and its report show it: `overview_fields` and others."""
-    best, config, searcher = reader.best(), reader.config, reader.config.searcher
-    return {
-        **overview_fields(reader.name, overview, submitted),
-        **_standing(overview, reader, submitted),
-        "version": reader.version,
-        "objectives": [] if searcher.objectives is None else [each.name for each in searcher.objectives.objectives],
-        "front": reader.front(),
-        "repeats": plain([each.to_json() for each in reader.finalists()]),
-        "repeats_summary": reader.repeats_summary(),
-        "searcher": searcher.name,
-        "max_length": searcher.length,
-        "unit": searcher.unit,
-        "description": config.description,
-        "states": reader.states,
-        "best_hparams": None if best is None else plain(best.hparams),
-        "varying": reader.varying,
-        "metrics": sorted(f"{kind}.{name}" for kind, name in reader.metrics),
-        "failures": len(reader.failures),
-        "diverged": reader.divergence_summary(),
-        "alerts": plain(reader.alerts),
-        "damaged": said(reader.directory.path),
-    }

@@ -153,7 +153,7 @@ def test_a_box_in_a_slice_selects_and_a_click_takes_away(site: Site) -> None:
 def test_conditions_select_by_keyboard_alone(site: Site) -> None:
     opened(site, "?section=parallel")
     table = trials(site)
-    site.one(CONDITIONS).send_keys("lr<0.01 optimizer=ADAM", Keys.ENTER)
+    site.one(CONDITIONS).send_keys("lr<0.01 'optimizer'='ADAM'", Keys.ENTER)
     wanted = set(table.loc[(table["hparams.lr"] < 0.01) & (table["hparams.optimizer"] == "adam"), "trial_id"])
     site.until(lambda: selected(site) == wanted, "the trials that meet both")
     for wrong, told in (

@@ -106,7 +106,7 @@ def test_the_overview_says_what_the_command_says_and_is_followed(site: Site) -> 
     reader = ExperimentReader(site.story.directory)
     reader.refresh()
     seen: Overview = reader.overview()
-    told = dict(standing(seen, reader).parts)
+    told = {part.about: part.text for part in standing(seen, reader).parts}
     assert all(told[part] in site.texts(".standing")[0] for part in ("trials", "failed", "best", "search"))
     assert site.one(".standing .bad").get_attribute("href").endswith("#/e/experiment/failures")
     assert "dray checkpoint download experiment best" in site.texts(".copy code")

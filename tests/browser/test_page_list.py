@@ -68,7 +68,7 @@ def another(site: Site, name: str, title: str = "") -> Iterator[None]:
 def test_all_experiments_are_listed_searched_and_opened_by_keys(site: Site) -> None:
     listed(site)
     site.until(lambda: {"digits-1", "many", "experiment"} <= set(names(site)))
-    best = Result(site.results / "digits-1").overview.best
+    best = Result(site.results / "digits-1").overview.best_metric
     shown = row(site, "digits-1")
     assert shown.split("\n")[1:3] == ["simulated", "digits-1"], "the experiment's own name comes first"
     for part in ("completed", f"{best:.5g} ↓", "validation_loss", "asha", "baseline", "64 of 64"):

@@ -31,6 +31,7 @@ from searchers.journal import Journal
 from tests.cli.conftest import TRIALS, WEIGHT, checkpoint
 from tests.cli.said import Said
 from tests.records.story import happened
+from tests.report.simulated import BEGAN
 from tests.report.written import Written
 
 Dray = Callable[..., Said]
@@ -346,7 +347,7 @@ def test_list_shows_states_and_the_best_newest_last(digits: ExperimentDirectory,
     assert found["state"] == "COMPLETED"
     assert (found["trials"], found["ended"], found["max_trials"]) == (TRIALS, TRIALS, TRIALS)
     assert found["best_metric"] == pytest.approx(best)
-    assert found["began"] == "2023-11-14T22:13:20+00:00"  # simulated.BEGAN
+    assert found["began"] == BEGAN
     table = dray("e", "list")
     assert [line.split()[1:4] for line in table.out.splitlines()[1:]] == [
         ["broken", "DAMAGED", "0/0"],
@@ -480,7 +481,7 @@ def test_rungs_are_of_the_same_time_as_what_is_described_with_them(home: Path) -
     with Journal(story.journal) as journal:
         journal.append({"event": "reported", "trial": 7, "step": 30, "value": 0.1, "actions": []})
     [then], [now] = as_json(read)["rungs"], as_json(opened(StoredExperiment.here(story)))["rungs"]
-    assert now["compared"] == then["compared"] + 1
+    assert now.compared == then.compared + 1
 
 
 def test_where_every_trial_failed_only_a_number_names_one(home: Path, dray: Dray) -> None:
@@ -533,13 +534,14 @@ def test_failures_are_reported_with_the_error(digits: ExperimentDirectory, dray:
     assert "trial 6: the worker died at 7\n" in out
     found = dray("e", "describe", "digits", "--json").value
     assert found["restarts"] == 2
-    assert [each["again"] for each in found["failures"]] == [True, True, False, False]
-    assert found["failures"][2]["error"] == error
+    assert (found["failures"], found["failure_groups"][0]["traceback"]) == (4, error)
+    assert [(each["restarted"], each["given_up"]) for each in found["failure_groups"]] == [(2, 1), (0, 1)]
     assert error in dray("t", "describe", "digits", "5").out
     twice = dray("t", "describe", "digits", "3").out
     assert twice.count(error) == 1
     assert "restarted: the same error as before" in twice
-    assert dray("t", "describe", "digits", "3", "--json").value["errors"] == [error, error]
+    failures = dray("t", "describe", "digits", "3", "--json").value["failures"]
+    assert [(each["again"], each["error"]) for each in failures] == [(True, error), (True, error)]
 
 
 def test_what_an_error_says_is_text_and_short(digits: ExperimentDirectory, dray: Dray) -> None:
@@ -562,7 +564,8 @@ def test_a_failed_extension_is_reported_beside_the_state_that_the_trial_keeps(
         journal.append({"event": "restarted", **message})
         journal.append({"event": "gave_up", **message, "kept": "completed"})
     assert f"trial 3 2x: {error}; in the extension, so still completed\n" in dray("e", "describe", "digits").out
-    assert [each["kept"] for each in dray("e", "describe", "digits", "--json").value["failures"]] == [None, "completed"]
+    [group] = dray("e", "describe", "digits", "--json").value["failure_groups"]
+    assert (group["count"], group["kept"]) == (2, ["completed"])
     assert "not restarted in the extension, so still completed" in dray("t", "describe", "digits", "3").out
     log = dray("e", "logs", "digits").out
     assert "the extension of trial 3 failed for good, so it is still completed: the same error twice" in log

@@ -58,7 +58,7 @@ def test_fields_are_named_by_their_path(two: tuple[ExperimentDirectory, Experime
         },
         {"path": "searcher.max_trials", "a": 8, "b": 99},
     ]
-    assert [found[name] for name in ("code", "hyperparameters", "versions", "data")] == [[], [], [], []]
+    assert [found[name] for name in ("diff", "hyperparameters", "versions", "data")] == ["", [], [], []]
     rows = [re.split(r"  +", line) for line in dray("diff", "digits-1", "other-2").out.splitlines()]
     trial = found["a"]["trial"]
     assert rows[0] == ["", "field", f"a: digits-1/{trial}", f"b: other-2/{trial}"]
@@ -159,7 +159,7 @@ def test_a_trials_own_code_is_compared(two: tuple[ExperimentDirectory, Experimen
             if (action["action"], action.get("trial")) == ("create", 3):
                 action["code"] = code
     directory.journal.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    lines = dray("diff", "digits-1/0", "digits-1/3", "--json").value["code"]
+    lines = dray("diff", "digits-1/0", "digits-1/3", "--json").value["diff"].splitlines()
     assert [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")] == ["-b = 2", "+b = 4"]
 
 

@@ -20,6 +20,7 @@ from tests.docs.pages import PAGES, blocks
 Dray = Callable[..., Said]
 
 PAGE = PAGES["cli.md"]
+USERS = ("hparams", "best_hparams", "drawn", "config", "states", "metrics")
 ROWS = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", PAGE, flags=re.MULTILINE))
 
 
@@ -36,7 +37,7 @@ def fields(value: Any) -> set[str]:
     if not isinstance(value, dict):
         return set()
     # What these map are names of the user's, or the journal's.
-    inner = [item for name, item in value.items() if name not in ("hparams", "config", "states", "metrics")]
+    inner = [item for name, item in value.items() if name not in USERS]
     return set(value) | set().union(*map(fields, inner))
 
 

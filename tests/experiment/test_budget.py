@@ -131,7 +131,7 @@ def test_an_extension_is_recorded_once_and_changes_the_given_totals(
         budget = reader.config.budget
         assert budget is not None
         assert (budget.time, budget.slot_hours, reader.config.patience) == ("4h", 40, 7)
-        assert (reader.overview().state, reader.overview().reason) == ("STOPPED", "")
+        assert (reader.overview().state, reader.overview().reason) == ("STOPPED", None)
         assert reader.overview().usage == "2 of 4 h, 8 of 40 slot-hours"
 
 

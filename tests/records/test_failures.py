@@ -43,5 +43,5 @@ def test_failures_are_grouped_by_the_users_line() -> None:
 def test_failures_without_an_error_are_a_group() -> None:
     old, long = {"trial": 0, "event": "gave_up"}, record(1, "restarted", 1.0, error="x" * 2 * MOST_TRACEBACK)
     one, other = failure_groups([old, long])
-    assert (one.error, one.first, one.traceback, one.to_json()["trials"]) == ("no reason given", None, "", [(0, 1)])
+    assert (one.error, one.first, one.traceback, one.trials) == ("no reason given", None, "", [(0, 1)])
     assert len(other.traceback) < MOST_TRACEBACK + 100

@@ -13,6 +13,7 @@ from dray.cli import app
 from dray.records.overview import Overview
 from dray.records.result import Result
 from dray.records.trial_record import lineage, relatives
+from dray.text import fields_of
 from searchers.events import Requested, Source, Started
 from tests.records.repeated import repeated
 from tests.records.test_repeats import VALUES, runs
@@ -64,8 +65,8 @@ def test_requested_trials_are_counted_in_the_total_everywhere(story: Story) -> N
     seen = story.result.overview
     # Without requests the search ends with 5 trials, because the invalid one was replaced.
     assert (seen.max_trials, seen.requested, seen.trials, seen.total) == (4, 2, 7, 7)
-    assert seen.to_json()["total"] == 7
-    assert Overview.from_json(seen.to_json()) == seen
+    assert seen.total == 7
+    assert Overview.from_json(fields_of(seen)) == seen
     described = CliRunner().invoke(app, ["experiment", "describe", str(story.directory.path)]).output
     assert "3 of 7 ended" in described
 

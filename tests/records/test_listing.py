@@ -94,7 +94,7 @@ def test_experiment_that_cannot_run_is_an_error_until_resumed(tmp_path: Path) ->
     with Journal(directory.journal) as journal:
         journal.append({"event": "opened", "time": 3})
     overview = StoredExperiment.here(directory).overview()
-    assert (overview.state, overview.why) == ("STOPPED", "")
+    assert (overview.state, overview.why) == ("STOPPED", None)
 
 
 def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,15 +6,19 @@ import http.client
 import json
 import multiprocessing
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from dray.serve import news
 from dray.serve.app import listening
+from dray.serve.site import OPENAPI
 from dray.serve.tokens import Tokens
 from tests.serve.fake import FakeControl
 
@@ -37,6 +41,35 @@ class Reply:
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+
+@cache
+def schema_of(method: str, path: str, status: int) -> Any:
+    """The schema of an answer, which has no fields that it does not name; None if the answer is empty."""
+    paths = {re.sub(r"\\{\w+\\}", "[^/]+", re.escape(name)): item for name, item in DOCUMENT["paths"].items()}
+    paths = {pattern.replace("code/[^/]+", "code/.+"): item for pattern, item in paths.items()}
+    answers = next((item.get(method.lower()) for pattern, item in paths.items() if re.fullmatch(pattern, path)), None)
+    found = (answers or {"responses": {}})["responses"].get(str(status), DOCUMENT["components"]["responses"]["Error"])
+    return found.get("content", {}).get("application/json", {}).get("schema")
+
+
+def strict(schema: Any) -> Any:
+    """The schema without room for fields that it does not name."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {"additionalProperties": False} if "properties" in schema and schema.get("type") == "object" else {}
+    return {name: strict(each) for name, each in schema.items()} | closed
+
+
+DOCUMENT = json.loads(OPENAPI.read_text())
+COMPONENTS = strict(DOCUMENT["components"])
+
+
+def check(method: str, path: str, reply: Reply) -> None:
+    if (schema := schema_of(method, path, reply.status)) is not None and "json" in reply.headers["Content-Type"]:
+        Draft202012Validator({**schema, "components": COMPONENTS}).validate(reply.json)
 
 
 @dataclass
@@ -74,8 +107,10 @@ class Served:
             connection.close()
 
     def api(self, method: str, path: str, body: Body = None) -> Reply:
-        """A request below ``/api/v1``."""
-        return self.send(method, f"/api/v1{path}", body)
+        """A request below ``/api/v1``, whose answer must be as the API's description says."""
+        reply = self.send(method, f"/api/v1{path}", body)
+        check(method, path.partition("?")[0], reply)
+        return reply
 
     def listed(self) -> list[dict[str, Any]]:
         """The rows of all experiments, once the server has read them all."""

@@ -138,7 +138,7 @@ def test_what_can_not_be_done_says_why(served: Served) -> None:
     secret = served.results / "secret.yaml"
     secret.write_text("token: abc\n")
     of_a_file = served.api("POST", "/experiments/digits-1/extend", {"prices": str(secret)})
-    assert (of_a_file.status, of_a_file.json["error"][-10:]) == (400, "not a file")
+    assert (of_a_file.status, of_a_file.json["error"][:28]) == (400, "prices must be a JSON object")
     assert served.api("GET", "/nothing").status == 404
     assert served.api("PUT", "/status").status == 405
 

@@ -54,6 +54,7 @@ def test_conditions_are_those_of_the_tables(served: Served, result: Result) -> N
         "optimizer=adam": optimizer == "adam",
         "optimizer = adam|sgd": optimizer.isin(["adam", "sgd"]),
         'optimizer="adam"': optimizer == "adam",
+        "'optimizer'='adam'|sgd": optimizer.isin(["adam", "sgd"]),
         "optimizer!=adam": optimizer != "adam",
         "hidden=32|64": table["hparams.hidden"].isin([32, 64]),
         "ADAM": optimizer == "adam",
@@ -126,4 +127,9 @@ def test_nan_is_found_by_its_name() -> None:
 
 
 def test_quotes_are_double_or_single() -> None:
-    assert parsed("net = 'a b' \"and\" it's") == [Condition("net", "=", ("a b",)), "and", "it's"]
+    assert parsed("net = 'a b' \"and\" it's x=5'") == [
+        Condition("net", "=", ("a b",)),
+        "and",
+        "it's",
+        Condition("x", "=", ("5'",)),
+    ]

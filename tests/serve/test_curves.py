@@ -17,8 +17,8 @@ from dray.records.metrics import MetricsLog
 from dray.records.reader import ExperimentReader
 from dray.records.result import Result
 from dray.serve import experiments
-from dray.serve.answers import BadInput
-from dray.serve.curves import MAX_CURVES, MOST_POINTS, Wanted, numbers
+from dray.serve.curves import MOST_POINTS
+from dray.serve.given import MAX_CURVES, Wanted, trials_in
 from tests.report.simulated import simulated
 from tests.serve.conftest import Served
 
@@ -153,7 +153,7 @@ def test_answers_that_nobody_looks_at_any_more_are_forgotten(
     monkeypatch.setattr(experiments, "MOST_MADE", 3)
     monkeypatch.setattr(experiments, "curves", remembered)
     monkeypatch.setattr(experiments, "figures_of", remembered)
-    found, one, two, three = experiments.Experiments(served.results), *(Wanted(trials=(each,)) for each in range(3))
+    found, one, two, three = experiments.Experiments(served.results), *(Wanted(trials=str(each)) for each in range(3))
     for wanted in (one, two, two, three, three, one):
         found.figures("digits-1", "history")
         found.curves("digits-1", wanted)
@@ -161,10 +161,10 @@ def test_answers_that_nobody_looks_at_any_more_are_forgotten(
 
 
 def test_numbers_of_a_selection() -> None:
-    assert numbers("7") == (7,)
-    assert numbers("3-5,4,1") == (3, 4, 5, 1)
-    with pytest.raises(BadInput, match="at most 200"):
-        numbers("0-99999999999")
+    assert trials_in("7") == (7,)
+    assert trials_in("3-5,4,1") == (3, 4, 5, 1)
+    with pytest.raises(ValueError, match="at most 200"):
+        trials_in("0-99999999999")
 
 
 def test_selected_trials_have_neither_the_colour_of_the_best_nor_of_a_rung() -> None:

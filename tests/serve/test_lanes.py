@@ -22,7 +22,7 @@ def test_each_lease_is_a_bar_on_its_groups_lanes(scene: SceneControl) -> None:
     scene.settle(60.0)
     scene.finish("digits", count=1)
     view = scene.queue(3600).lanes
-    bars = [(bar["experiment"], bar["trial"], bar["lanes"], bar["outcome"], bar["ended"]) for bar in view["bars"]]
+    bars = [(bar.experiment, bar.trial, bar.lanes, bar.outcome, bar.ended) for bar in view["bars"]]
     [done, *others] = bars
     assert done[:4] == ("digits", 0, [0], "completed")
     assert 60 < done[4] - NOON < 62
@@ -43,11 +43,11 @@ def test_a_trial_whose_slots_are_taken_is_interrupted_and_continues_elsewhere(sc
     scene.run("digits", 4)
     scene.run("urgent", 1, priority=1)
     bars = scene.queue(3600).lanes["bars"]
-    [taken] = [bar for bar in bars if bar["outcome"] == "interrupted"]
-    [urgent] = [bar for bar in bars if bar["experiment"] == "urgent"]
-    assert (taken["experiment"], taken["lanes"]) == ("digits", urgent["lanes"])
+    [taken] = [bar for bar in bars if bar.outcome == "interrupted"]
+    [urgent] = [bar for bar in bars if bar.experiment == "urgent"]
+    assert (taken.experiment, taken.lanes) == ("digits", urgent.lanes)
     scene.finish("urgent")
-    assert [bar["trial"] for bar in scene.queue(3600).lanes["bars"]].count(taken["trial"]) == 2
+    assert [bar.trial for bar in scene.queue(3600).lanes["bars"]].count(taken.trial) == 2
 
 
 def test_large_groups_take_several_lanes_and_small_ones_share_one(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_large_groups_take_several_lanes_and_small_ones_share_one(tmp_path: Path
     scene.run("big", 1, of=kind(2))
     scene.run("halves", 3, of=kind(1, shared_by=2))
     bars = scene.queue(3600).lanes["bars"]
-    places = [(bar["experiment"], bar["lanes"], bar["part"], bar["parts"]) for bar in bars]
+    places = [(bar.experiment, bar.lanes, bar.part, bar.parts) for bar in bars]
     assert sorted(places) == [
         ("big", [0, 1], 0, 1),
         ("halves", [2], 0, 2),
@@ -70,8 +70,8 @@ def test_lanes_of_groups_that_have_ended_are_taken_again(scene: SceneControl) ->
     scene.run("big", 1, of=kind(4))
     for _ in range(40):
         scene.settle(1.0)
-    [bar] = [bar for bar in scene.queue(3600).lanes["bars"] if bar["experiment"] == "big"]
-    assert bar["lanes"] == [0, 1, 2, 3]
+    [bar] = [bar for bar in scene.queue(3600).lanes["bars"] if bar.experiment == "big"]
+    assert bar.lanes == [0, 1, 2, 3]
     assert len(scene.queue(3600).lanes["lanes"]) == 4
 
 
@@ -119,7 +119,7 @@ def test_the_next_server_knows_what_was_kept_and_the_file_stays_small(tmp_path: 
     assert again.kept[-1]["trial"] == 2 * MAX_BARS + 4
     lanes = Lanes(again.kept, clock=lambda: now + 5)
     view = lanes.view(3600, {"cpu": 1.0})
-    assert view["bars"][-1]["experiment"] == "digits"
+    assert view["bars"][-1].experiment == "digits"
     assert view["lanes"][0]["since"] == now + 5, "idle since this server's start, not before"
 
 

@@ -69,7 +69,7 @@ def test_every_view_has_the_same_numbers(served: Served, capsys: pytest.CaptureF
         "describe as list": (described["best_trial"], described["best_metric"]),
         "page": (one["best_trial"], one["best_metric"]),
         "page's list": (on_page["best_trial"], on_page["best_metric"]),
-        "Result": (result.overview.best_trial, result.overview.best),
+        "Result": (result.overview.best_trial, result.overview.best_metric),
         "figures": (int(figures.eligible.index[0]), figures.eligible["best_metric"].iloc[0]),
     }
     assert set(bests.values()) == {(0, 0.126)}, bests
@@ -79,9 +79,9 @@ def test_every_view_has_the_same_numbers(served: Served, capsys: pytest.CaptureF
     assert described["states"] == one["states"] == dict(search.states) == states == Counter(logger.states.values())
     for numbers in (listed, described, on_page, one):
         assert (numbers["trials"], numbers["ended"], numbers["failed"]) == (9, 6, 1)
-    assert described["diverged"] == {str(trial): since for trial, since in DIVERGED.items()}
+    assert described["diverged"] == one["diverged"] != ""
     assert described["restarts"] == sum(RESTARTS.values())
-    assert len(described["failures"]) == one["failures"] == 3
+    assert described["failures"] == one["failures"] == 3
 
     places = {trial: page(f"/story/trials/{trial}")["rank"] for trial in STATES}
     ranks = {
@@ -96,7 +96,8 @@ def test_every_view_has_the_same_numbers(served: Served, capsys: pytest.CaptureF
         table = result.trials.set_index("trial_id")
         fronts = {
             "list": listed["front"],
-            "describe": [each["trial"] for each in described["front"]],
+            "describe": described["front"],
+            "describe, with metrics": [each["trial"] for each in described["pareto_front"]],
             "page": one["front"],
             "page's list": on_page["front"],
             "Result": list(result.overview.front),
@@ -140,7 +141,7 @@ def test_every_view_has_the_same_alerts(served: Served, capsys: pytest.CaptureFi
     error = "notify.url answers with HTTP status 404"
     assert alert == {"id": 0, "time": 1_700_000_900.5, "event": "trial_failed", "text": text, "error": error}
     [described] = json.loads(said("experiment", "describe", "story", "--json"))["alerts"]
-    assert described == {**alert, "time": "2023-11-14T22:28:20+00:00"}
+    assert described == alert
     line = r"trial 1 failed for good: KeyError: '\x1b[8m' (not sent: notify.url answers with HTTP status 404)"
     shown = " ".join(said("experiment", "describe", "story").split())
     assert line in shown

@@ -106,7 +106,7 @@ def test_a_token_reads_all_and_moves_only_its_own(queued: Served) -> None:
     ("query", "status"),
     [
         ({"name": "none"}, 404),
-        ({}, 404),
+        ({}, 400),
         ({"name": "mine", "before": "none"}, 400),
         ({"name": "mine", "before": "mine"}, 400),
         ({"name": "mine", "priority": 0}, 400),

@@ -41,8 +41,8 @@ def story(served: Served) -> Story:
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [
-        ("/trials/3/fork", {"lr": 0.1}, 400, "give hparams"),
-        ("/trials", {"hparams": [1]}, 400, "give hparams"),
+        ("/trials/3/fork", {"lr": 0.1}, 400, "lr is not expected; give at, hparams"),
+        ("/trials", {"hparams": [1]}, 400, "hparams must be a JSON object, got [1]"),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(
@@ -172,12 +172,12 @@ def test_a_trial_has_code_of_its_own(
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({"patch": 3}, "patch must be the text of a unified diff"),
+        ({"patch": 3}, "patch must be text, got 3"),
         ({"patch": ""}, "the patch changes no file"),
         ({"patch": PATCH.replace("train", "../train")}, "'../train.py', which is outside of the code's directory"),
         ({"patch": PATCH.replace("0.2", "(")}, "the variant's train.py can't be parsed"),
         ({"patch": PATCH, "hparams": {"rate": 1}}, "rate: is not a hyperparameter of the space"),
-        ({"code": "x"}, "give hparams"),
+        ({"code": "x"}, "code is not expected; give hparams, patch"),
     ],
 )
 def test_code_that_can_not_be_used_is_refused(

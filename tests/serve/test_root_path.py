@@ -16,9 +16,8 @@ from dray.serve.auth import LOOPBACK
 from dray.serve.client import Server
 from dray.serve.quota import Quota
 from dray.serve.root_path import RootPath
-from dray.serve.site import openapi
 from dray.serve.tokens import Tokens
-from tests.serve.conftest import PORT, TOKEN, Served
+from tests.serve.conftest import DOCUMENT, PORT, TOKEN, Served
 from tests.serve.fake import FakeControl
 
 ROOT = RootPath.parse("https://hub.example.org/lab/dray/")
@@ -46,7 +45,7 @@ def test_the_page_and_its_files_have_relative_addresses(served: Served) -> None:
     for each in found:
         assert urljoin("https://host/lab/dray/", each).startswith("https://host/lab/dray/static/")
         assert served.send("GET", f"/{each}", headers={}).status == 200
-    assert urljoin("https://host/lab/dray/api/v1/openapi.json", openapi()["servers"][0]["url"]).endswith(
+    assert urljoin("https://host/lab/dray/api/v1/openapi.json", DOCUMENT["servers"][0]["url"]).endswith(
         "/lab/dray/api/v1"
     )
 

@@ -160,7 +160,7 @@ def test_a_difference_is_that_of_the_command(served: Served, digits: Path, capfd
     with pytest.raises(SystemExit):
         main(["diff", str(digits), str(other), "--json"])
     said = json.loads(capfd.readouterr().out)
-    assert found["diff"].split("\n") == said["code"]
+    assert found["diff"] == said["diff"]
     assert found["more"] == 0
     for name in ("config", "hyperparameters", "versions", "data", "metrics", "a", "b"):
         assert found[name] == said[name], name

@@ -14,6 +14,7 @@ from dray.records.metrics import SYSTEM, MetricsLog
 from dray.records.repeats import summary
 from dray.records.result import Result
 from dray.serve import experiments, logs
+from dray.text import fields_of
 from tests.records.repeated import repeated
 from tests.records.story import happened
 from tests.records.test_repeats import VALUES, runs
@@ -46,7 +47,7 @@ def test_experiments_are_listed_whether_or_not_they_were_submitted(served: Serve
     assert (one["state"], one["submitted"]["slots"], one["submitted"]["tags"]) == ("PAUSED", 1.5, ["old"])
     assert (two["state"], two["submitted"]) == ("COMPLETED", None)
     overview = Result(digits).overview
-    assert (two["trials"], two["ended"], two["best_metric"]) == (overview.trials, overview.ended, overview.best)
+    assert (two["trials"], two["ended"], two["best_metric"]) == (overview.trials, overview.ended, overview.best_metric)
 
 
 def test_the_list_answers_before_all_experiments_are_read(
@@ -179,14 +180,14 @@ def test_trials_that_were_trained_again_are_compared(served: Served) -> None:
     [row] = served.api("GET", "/experiments/again-1/trials?limit=1&offset=5").json["trials"]
     assert (row["trial"], row["repeat_of"], row["repeat"]) == (5, 1, 1)
     found = served.api("GET", "/experiments/again-1/comparison?a=3&b=1").json
-    assert found == result.compare(3, 1).to_json()
+    assert found == fields_of(result.compare(3, 1))
     assert (found["better"], found["text"]) == (3, str(result.compare(3, 1)))
     other = repeated(served.results / "again-2", VALUES, runs({1: 0.3, 2: 0.4, 3: 0.5}, noise=0.01)).path
     found = served.api("GET", "/experiments/again-1/comparison?a=3&b=1&with=again-2").json
-    assert found == compare(result.reader, 3, Result(other).reader, 1).to_json()
+    assert found == fields_of(compare(result.reader, 3, Result(other).reader, 1))
     assert found["text"].startswith("trial 3 of again-1 is better than trial 1 of again-2 by ")
     assert served.api("GET", "/experiments/again-1/comparison?a=3&b=1&with=..").status == 404
-    for query, problem in (("a=3&b=99", "there is no trial 99"), ("a=3&b=x", "b must be a whole number")):
+    for query, problem in (("a=3&b=99", "there is no trial 99"), ("a=3&b=x", "b must be an integer from 0, got x")):
         reply = served.api("GET", f"/experiments/again-1/comparison?{query}")
         assert reply.status == 400
         assert problem in reply.json["error"]

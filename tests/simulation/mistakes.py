@@ -102,7 +102,7 @@ MISTAKES = {
         Desk, "next_lease", "client is None or start in self._ended_starts", "client is None", None, "alone"
     ),
     "a request read twice": Mistake(
-        ExperimentDriver, "request", "if request.id in self._requested or", "if", None, "alone", "requests"
+        ExperimentDriver, "request", "if request.id in self._requested or", "if", 41, "alone", "requests"
     ),
     "a drained trial lost that another rank has left alone": Mistake(
         Desk,
@@ -113,10 +113,10 @@ MISTAKES = {
         "alone",
     ),
     "a failure that an earlier trial in its process has caused counts": Mistake(
-        Reuse, "withhold", "if not left.reused", "if True", 0, options="once"
+        Reuse, "withhold", "if not left.reused", "if True", None, options="once"
     ),
     "a used group for a trial that needs a new one": Mistake(
-        Desk, "_match", "if group.used and trial in client.new:", "if False:", 0, options="once"
+        Desk, "_match", "if group.used and trial in client.new:", "if False:", None, options="once"
     ),
     "a trial queued that has ended": Mistake(
         ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", None

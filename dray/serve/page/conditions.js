@@ -1,13 +1,14 @@
-// Conditions on trials as text, such as: lr>=0.001 lr<0.01 optimizer=adam|sgd "a name"=2
+// Conditions on trials as text, such as: lr>=0.001 lr<0.01 optimizer=adam|sgd "a name"=2. Names and values are as in
+// conditions.py.
 
-const ATOM = String.raw`(?:"[^"]*"|[^\s<>=!"|]+)`;
+const ATOM = String.raw`(?:"[^"]*"|'[^']*'|(?!')[^\s<>=!"|]+)`;
 const CONDITION = new RegExp(`(${ATOM})\\s*(<=|>=|=|<|>)\\s*(${ATOM}(?:\\|${ATOM})*)`, "g");
 const TESTS = {
   "<": (value, limit) => value < limit, "<=": (value, limit) => value <= limit, ">": (value, limit) => value > limit, ">=": (value, limit) => value >= limit,
   "=": (value, limit) => Math.abs(value - limit) <= 1e-4 * Math.abs(limit),  // to the digits that are shown
 };
-const bare = text => text.replace(/^"|"$/g, "");
-const quoted = text => /^[^\s<>=!"|]+$/.test(text) ? text : `"${text.replaceAll('"', "'")}"`;
+const bare = text => /^["']/.test(text) ? text.slice(1, -1) : text;
+const quoted = text => new RegExp(`^${ATOM}$`).test(text) && bare(text) === text ? text : text.includes('"') && !text.includes("'") ? `'${text}'` : `"${text.replaceAll('"', "'")}"`;
 const same = text => text.replaceAll('"', "'").toLowerCase();
 
 // `dimensions`: {label, names}, names for those without numbers. Returns the conditions by label, each as {names, tests:
