@@ -17,7 +17,7 @@ from random import Random
 from types import FrameType
 from typing import Any
 
-MAX_STEPS = 400_000
+MAX_STEPS = 100_000
 STEP_S = 2e-5
 """How long a thread runs before it waits, in virtual time."""
 SIGKILL = -signal.SIGKILL
