@@ -85,14 +85,14 @@ test: check
 
 SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
-# Four shares that take about as long: tests that share a Ray, those that (also) start Rays of their own, those of ranks, docs and
+# Four shares that take about as long: tests that share a Ray, and the simulation; those that (also) start Rays of their own, those of ranks, docs and
 # examples without Ray, and the rest.
 OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,fault_matrix interrupt observers secrets sweep)
 
 RANKS := tests/api tests/docs tests/examples tests/pytorch tests/training
 
 test-slow-ray: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/ray $(addprefix --ignore=,$(OWN))
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/ray tests/simulation $(addprefix --ignore=,$(OWN))
 
 test-slow-own: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(OWN)
@@ -101,7 +101,7 @@ test-slow-ranks: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(RANKS)
 
 test-slow-rest: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(addprefix --ignore=,tests/ray $(OWN) $(RANKS))
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(addprefix --ignore=,tests/ray tests/simulation $(OWN) $(RANKS))
 
 test-all: test
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long
