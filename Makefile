@@ -54,7 +54,7 @@ demo: $(INSTALLED)
 
 # Two at a time; the output of each is printed when it ends.
 check: $(INSTALLED)
-	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-half types floors lint
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-half test-fast-simulation types floors lint
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check
@@ -71,28 +71,32 @@ HALF := $(addprefix tests/,api cluster code compat core experiment hosts observe
 FAST := -q -m "not slow and not ray and not gpu and not cluster"
 
 test-fast: $(INSTALLED)
-	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-half
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-half test-fast-simulation
 
 test-fast-half: $(INSTALLED)
 	@$(BIN)/python -m pytest $(FAST) $(HALF)
 
 test-fast-rest: $(INSTALLED)
-	@$(BIN)/python -m pytest $(FAST) $(addprefix --ignore=,$(HALF))
+	@$(BIN)/python -m pytest $(FAST) $(addprefix --ignore=,tests/simulation $(HALF))
 
-# Side by side, four on two cores: much of a test on a real Ray is waiting. A crash, also at the exit, shows where.
+# On its own: what threads of earlier tests did would be part of its schedules.
+test-fast-simulation: $(INSTALLED)
+	@$(BIN)/python -m pytest $(FAST) tests/simulation
+
+# Side by side, five on two cores: much of a test on a real Ray is waiting. A crash, also at the exit, shows where.
 test: check
-	@$(MAKE) --no-print-directory -j 4 test-slow-ray test-slow-own test-slow-ranks test-slow-rest
+	@$(MAKE) --no-print-directory -j 5 test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-slow-simulation
 
 SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
-# Four shares that take about as long: tests that share a Ray, and the simulation; those that (also) start Rays of their own;
-# those of ranks, docs and examples without Ray; and the rest.
+# Four shares that take about as long: tests that share a Ray, those that (also) start Rays of their own, those of ranks, docs and
+# examples without Ray, and the rest; and the simulation.
 OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,fault_matrix interrupt observers secrets sweep)
 
 RANKS := tests/api tests/docs tests/examples tests/pytorch tests/training
 
 test-slow-ray: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/ray tests/simulation $(addprefix --ignore=,$(OWN))
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/ray $(addprefix --ignore=,$(OWN))
 
 test-slow-own: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(OWN)
@@ -102,6 +106,9 @@ test-slow-ranks: $(INSTALLED)
 
 test-slow-rest: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(addprefix --ignore=,tests/ray tests/simulation $(OWN) $(RANKS))
+
+test-slow-simulation: $(INSTALLED)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/simulation
 
 test-all: test
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long
