@@ -35,7 +35,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Without bytecode pytest rewrites the asserts of all test files in every run: five seconds for each half of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-oldest test-newest test-ray test-determined bench gpu docs release soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test-fast-simulation test test-slow-simulation test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-oldest test-newest test-ray test-determined bench gpu docs release soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
