@@ -128,7 +128,7 @@ class Kernel:
         self.now = 0.0
         self.steps = self.switches = self.idents = self._pushed = 0
         self.digest = 0
-        """Of all that the seed has chosen."""
+        """A hash of all that the seed has chosen."""
         self.failure: BaseException | None = None
         self.is_over = False
         self.processes: list[Process] = []
