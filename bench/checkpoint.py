@@ -77,9 +77,9 @@ def _dray(way: str, batches: int) -> dict[str, Any]:
     from dray import pytorch
 
     if way == "at-once":
-        from dray.training.checkpoint import saver
+        from dray.training.checkpoint import checkpointer
 
-        saver.AT_ONCE_BYTES = sys.maxsize
+        checkpointer.AT_ONCE_BYTES = sys.maxsize
 
     class Trial(pytorch.PyTorchTrial):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:

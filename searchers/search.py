@@ -56,7 +56,6 @@ from searchers.events import (
     Started,
     Stop,
 )
-from searchers.given import merge
 from searchers.method import MAX_TRIALS, Method
 from searchers.objectives import Objectives, normalised, with_first
 from searchers.records import (
@@ -70,7 +69,7 @@ from searchers.records import (
     request_to_json,
 )
 from searchers.samplers import RandomSampler, Sampler, draw, explore, notify_extended, notify_forked
-from searchers.space import Space
+from searchers.space import Space, merge
 from searchers.views import Points, State, TrainedShares, TrialView, as_dict
 
 Record = dict[str, object]

@@ -35,9 +35,9 @@ class Large(pytorch.PyTorchTrial):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context, self.tiny = context, bool(context.get_hparam("tiny"))
         if self.tiny:
-            from dray.training.checkpoint import saver
+            from dray.training.checkpoint import checkpointer
 
-            saver.AT_ONCE_BYTES = 0  # a small state would be written at once
+            checkpointer.AT_ONCE_BYTES = 0  # a small state would be written at once
         model, optimizer = made(self.tiny)
         self.model, self.optimizer = context.wrap_model(model), context.wrap_optimizer(optimizer)
 

@@ -16,7 +16,7 @@ from small_gpt import GPT, TINY, OnTokens, Sizes, clip, loss_of
 
 from dray import pytorch
 from dray.pytorch import FullyShard
-from dray.training.checkpoint import saver
+from dray.training.checkpoint import checkpointer
 
 SIZES = Sizes(tokens=8192, layers=4, width=1024, heads=16, batch=8)
 BATCHES, WARM_UP = 12, 4
@@ -49,7 +49,7 @@ def main(tiny: bool) -> None:
     sizes = TINY if tiny else SIZES
     sizes = replace(sizes, records=2 * sizes.batch)  # seen again and again, so that there is something to learn
     if tiny:
-        saver.AT_ONCE_BYTES = 0  # a small state would be written at once
+        checkpointer.AT_ONCE_BYTES = 0  # a small state would be written at once
         # Compiling for a CPU takes longer than all the rest.
         torch.nn.Module.compile = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")  # type: ignore[method-assign]
     usual: Trained | None = None

@@ -66,8 +66,7 @@ def preview(
     """
     from dray.code.load import check_entrypoint_file
     from dray.config.load import load_config
-    from dray.experiment.preview import preview_search
-    from dray.experiment.rates import measured_rates, unit_of
+    from dray.experiment.preview import measured_rates, preview_search, unit_of
     from searchers.previews import Rates
 
     options = {

@@ -1,6 +1,7 @@
 """A cluster at one time: its nodes, and which nodes its autoscaler may start and is starting.
 
-This is pure: the code that decides about worker groups gets these values, for which `dray.groups.shell` asks Ray.
+This is pure: the code that decides about worker groups gets these values, for which `dray.groups.lender_shell`
+asks Ray.
 """
 
 from __future__ import annotations

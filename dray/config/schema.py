@@ -7,9 +7,10 @@ Small sections are in ``sections.py``, each larger one has its own module. Rules
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -23,13 +24,12 @@ from pydantic import (
 )
 
 from dray.config.entrypoint import Entrypoint, as_written, parse_entrypoint
-from dray.config.isolation import Isolation, IsolationField
 from dray.config.length import Period
 from dray.config.log_policies import LogPolicy, policies
 from dray.config.notify import Notify
 from dray.config.resources import Resources, SlotRange, even_sizes
 from dray.config.searcher import BY_METHOD, ClassSearcher, Searcher
-from dray.config.section import ConfigNotes, Section, int_if_whole
+from dray.config.section import ConfigNotes, Section, int_if_whole, named
 from dray.config.sections import (
     Budget,
     Environment,
@@ -46,6 +46,46 @@ from dray.config.storage import CheckpointStorage, Storage
 from dray.masking import masked, texts
 from dray.script import Script
 from searchers.space import Space, parse, spaces_in_lists
+
+OWN = ("/", "/dev", "/proc", "/tmp")
+"""Directories of which each sandbox has its own."""
+
+
+def _absolute(path: str) -> str:
+    if not os.path.isabs(path):
+        raise ValueError(f"must be an absolute path, the same on all nodes, got {path!r}")
+    if (found := os.path.normpath(path)) in OWN:
+        raise ValueError(f"can't be {found}, of which each sandbox has its own; name what is needed in it")
+    return found
+
+
+class Isolation(Section):
+    """What keeps a trial's code away from the rest of its machine. ``isolation: sandbox`` is short for ``{name:
+    sandbox}``."""
+
+    place: ClassVar[str] = "isolation"
+
+    name: Literal["none", "sandbox"] = Field(
+        default="none",
+        description="sandbox: each trial runs in a process of its own, without network, that sees only its code, its "
+        "directory and the installed programs and libraries, and can write only to its directory; needs bubblewrap",
+        examples=["sandbox"],
+    )
+    read: list[Annotated[str, AfterValidator(_absolute)]] = Field(
+        default_factory=list,
+        description="other files and directories that a trial in a sandbox may read, such as its data",
+        examples=[["/data/cifar"]],
+    )
+
+    @property
+    def is_sandbox(self) -> bool:
+        return self.name == "sandbox"
+
+
+IsolationField: TypeAlias = Annotated[
+    Isolation, BeforeValidator(named, json_schema_input_type=Literal["none", "sandbox"] | Isolation)
+]
+
 
 MAX_NAME = 200
 _IN_LIST = (

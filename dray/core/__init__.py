@@ -1,8 +1,7 @@
 """The core API, for programs with their own training loop: metrics, checkpoints, preemption, processes."""
 
 from dray.core.checkpoint import CheckpointContext, DownloadMode
-from dray.core.context import Context, ExperimentalCoreContext, ProfilerContext, init
-from dray.core.preempt import PreemptContext, PreemptMode
+from dray.core.context import Context, ExperimentalCoreContext, PreemptContext, PreemptMode, ProfilerContext, init
 from dray.core.searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
 from dray.core.train import EarlyExitReason, TensorboardMode, TrainContext
 from dray.training.cluster_info import ClusterInfo, TrialInfo, get_cluster_info

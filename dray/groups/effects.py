@@ -1,6 +1,6 @@
 """Effects of `dray.groups.pool.Groups`, and the events that it receives: one class each.
 
-`dray.groups.shell.GroupsShell` carries out the first five effects, in order, and reports the events.
+`dray.groups.lender_shell.GroupsShell` carries out the first five effects, in order, and reports the events.
 """
 
 from __future__ import annotations

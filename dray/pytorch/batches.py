@@ -5,16 +5,16 @@ from __future__ import annotations
 import collections
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import numpy as np
 import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, Dataset
 
-from dray.pytorch.epochs import set_epoch
 from dray.training import rng
 
 
@@ -307,3 +307,30 @@ def _skip_items(items: Iterator[Any], count: int) -> int:
     counter = itertools.count()
     collections.deque(zip(itertools.islice(items, count), counter, strict=False), maxlen=0)
     return next(counter)
+
+
+def set_epoch(dataset: Any, epoch: int, seed: int) -> None:
+    """Call `set_epoch(epoch)` of a data set, or of those that it wraps.
+
+    Its random draws are the same in all processes and in a resumed run, and leave the global RNGs unchanged.
+    """
+    with rng.seeded(Random(f"{seed}:dataset:{epoch}").getrandbits(63)):
+        for each in _with_epochs(dataset, set()):
+            each.set_epoch(epoch)
+
+
+def _with_epochs(dataset: Any, seen: set[int]) -> Iterator[Any]:
+    """The outermost data sets that have `set_epoch`: those wrapped by one are its own affair."""
+    if id(dataset) in seen:
+        return
+    seen.add(id(dataset))
+    if callable(getattr(dataset, "set_epoch", None)):
+        yield dataset
+        return
+    for name, value in getattr(dataset, "__dict__", {}).items():
+        # Of containers only those named like torch's (ConcatDataset.datasets): others may hold a million records.
+        is_group = name.endswith("datasets") and isinstance(value, (list, tuple, Mapping))
+        inner = (value.values() if isinstance(value, Mapping) else value) if is_group else (value,)
+        for each in inner:
+            if is_group or isinstance(each, Dataset) or name.endswith("dataset"):
+                yield from _with_epochs(each, seen)

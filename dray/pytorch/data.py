@@ -19,8 +19,8 @@ from dray.pytorch.batches import (
     Shard,
     WorkerBatches,
     drawn_seed,
+    set_epoch,
 )
-from dray.pytorch.epochs import set_epoch
 from dray.pytorch.samplers import DistributedBatchSampler
 from dray.training.parallel.mesh import Division
 from dray.training.units import is_int

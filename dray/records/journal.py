@@ -8,6 +8,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from dray.records.directory import ExperimentDirectory
+from dray.storage import Location
+from dray.text import counted
 from searchers import rows
 from searchers.journal import Journal
 from searchers.records import hparams_from_json, number_from_json
@@ -119,3 +122,33 @@ class GrowingJournal:
         self._end += len(data)
         self._lines += len(records)
         return records, is_another
+
+
+def lost_records(directory: ExperimentDirectory, records: int, *, where: Location | None = None) -> str:
+    """What the journal has lost, and what to do; "" if nothing.
+
+    It was emptied, cut, deleted, or replaced by an older copy: a crash loses no record that anything has acted on. An
+    experiment that went on from it would be another search: trials would jump to checkpoints that it does not know,
+    and others would get their numbers. The journal's lock file has the number of its records, here and beside its copy
+    in an object store.
+
+    Args:
+        directory: the experiment's directory.
+        records: the number of records in its journal.
+        where: the object store from which the directory was copied, if it was.
+    """
+    lost = Journal.num_lost(directory.journal, records)
+    if not lost:
+        return ""
+    journal, copy = str(directory.journal), ""
+    if where is not None:
+        journal = str(where.child(directory.journal.name))
+    elif not directory.storage.is_local:
+        copy = f"; or move {directory.path} away and resume its copy: dray experiment resume {directory.storage}"
+    return (
+        f"{journal} has {counted(records, 'record', ',')}, but had {records + lost:,}: it was cut, deleted, or "
+        "replaced by an older copy. The search can't continue without these records. Restore the file from a backup "
+        "that has them, or, from an older one, the whole directory, with its checkpoints and "
+        f"{directory.journal.name}.lock{copy}; or begin a new experiment from a checkpoint of this one "
+        "(searcher.source_checkpoint_uuid: the checkpoint's directory)"
+    )

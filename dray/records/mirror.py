@@ -21,9 +21,8 @@ from dray.errors import ExperimentError, NoExperiment
 from dray.records import driver_lock
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.driver_lock import PATIENCE_S
-from dray.records.journal import read_journal
+from dray.records.journal import lost_records, read_journal
 from dray.records.lookup import parse_location
-from dray.records.lost_records import lost_records
 from dray.storage import Location, RemoteDirectory
 from dray.storage.errors import Outage
 from dray.storage.logs import BYTES_PER_S, NAME, stored_as

@@ -18,8 +18,7 @@ from typing_extensions import TypedDict
 from dray.errors import NoExperiment
 from dray.records.forecast import TimeLeft, of_budget, rounded
 from dray.records.growing import GrowingMetrics
-from dray.records.journal import GrowingJournal
-from dray.records.lost_records import lost_records
+from dray.records.journal import GrowingJournal, lost_records
 from dray.records.metrics import SYSTEM, numpy_of
 from dray.records.overview import ExperimentState, Heading, Overview, drawn_by
 from dray.records.ranking import RankedTrials, no_collections

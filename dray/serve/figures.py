@@ -12,8 +12,9 @@ from typing_extensions import TypedDict
 from dray.figures import front, plots, slot_time
 from dray.figures.data import FigureData
 from dray.figures.plots import Figure
-from dray.figures.rungs import rungs
+from dray.records.journal import read_journal
 from dray.records.reader import ExperimentReader
+from dray.records.rungs import rung_estimates
 from dray.serve.answers import encoded
 from dray.text import finite
 
@@ -97,3 +98,23 @@ def cached(reader: ExperimentReader, make: Callable[[], bytes], share: float) ->
     """The result of ``make``, with its cost in this thread; the share of a core that remaking it may take."""
     began, version = time.thread_time(), reader.version
     return CachedFigures(make(), version, time.thread_time() - began, time.monotonic(), share)
+
+
+HEAD = ["rung", "trials", "reached the next", "rank correlation with the next", "continue"]
+
+
+def rungs(source: FigureData) -> list[list[str]]:
+    """A row of text for each rung but the last, after the headings; [] while no trial has reached two rungs."""
+    found = rung_estimates(source.config, read_journal(source.directory.journal)[: source.records])
+    if not any(each.compared for each in found):
+        return []
+    return [HEAD] + [
+        [
+            source.length(each.length),
+            f"{each.trials:,}",
+            f"{each.compared:,}",
+            "" if each.correlation is None else f"{each.correlation:.2f}",
+            f"{each.continues:.0%}",
+        ]
+        for each in found
+    ]

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from dray.config.isolation import Isolation
 from dray.config.load import load_config
 from dray.config.rules import beyond_sandbox
-from dray.config.schema import ExperimentConfig
+from dray.config.schema import ExperimentConfig, Isolation
 from dray.errors import ConfigError
 
 SEARCHER = {"name": "random", "metric": "loss", "max_length": {"batches": 1}, "max_trials": 1}

@@ -10,8 +10,7 @@ import yaml
 
 from dray.config.load import load_config
 from dray.errors import NoExperiment
-from dray.experiment.preview import preview_search
-from dray.experiment.rates import measured_rates
+from dray.experiment.preview import measured_rates, preview_search
 from dray.records.directory import ExperimentDirectory
 from dray.records.result import Result
 from dray.records.timeline import FILE

@@ -12,14 +12,13 @@ import pytest
 
 from dray.config.load import load_config
 from dray.figures import front, plots, slot_time
-from dray.figures.data import FigureData
-from dray.figures.importance import importance
-from dray.figures.rungs import HEAD, rungs
+from dray.figures.data import FigureData, importance
 from dray.figures.scale import LOG, scaled
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.records.metrics import read_metrics
 from dray.records.rungs import rung_estimates
+from dray.serve.figures import HEAD, rungs
 from searchers.domains import Categorical
 from searchers.journal import Journal
 from tests.report.simulated import START_S, simulated

@@ -19,8 +19,8 @@ from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.storage import verify
 from dray.storage.manifest import Listed
+from dray.training.checkpoint import checkpointer
 from dray.training.checkpoint import files as checkpoint
-from dray.training.checkpoint import saver
 from dray.training.checkpoint.files import Contents
 from dray.training.host import Report
 from tests.pytorch import resuming
@@ -52,7 +52,7 @@ class Held:
 
         monkeypatch.setattr(checkpoint, "contents", made)
         monkeypatch.setattr(checkpoint, "write", held)
-        monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+        monkeypatch.setattr(checkpointer, "AT_ONCE_BYTES", 0)
 
     def go_on(self) -> None:
         """Training has."""
@@ -122,7 +122,7 @@ def test_files_weights_and_metrics_are_those_of_a_run_that_waits(tmp_path: Path,
     behind = trained(FakeHost(tmp_path / "behind"), held)
     assert held.writers == ["other"] * (BATCHES - 1) + ["main"]
     held.writers.clear()
-    saver.AT_ONCE_BYTES = 1 << 30  # put back by the fixture
+    checkpointer.AT_ONCE_BYTES = 1 << 30  # put back by the fixture
     waiting = trained(FakeHost(tmp_path / "waiting"), None)
     assert held.writers == ["main"] * BATCHES
     assert_equal(behind, waiting)
@@ -186,7 +186,7 @@ PastRung = Callable[[RungHost, int], None]
 @pytest.fixture
 def past_rung(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> PastRung:
     """Trains so many batches, with no report between the rung and the end."""
-    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(checkpointer, "AT_ONCE_BYTES", 0)
     return lambda host, batches: fit(OneWeight, host, max_length=Batch(batches), reporting_period=Batch(batches))
 
 
@@ -259,7 +259,7 @@ def test_workers_that_are_forked_while_a_checkpoint_is_written_do_not_hang(
     fit: Fit, host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what is written at the time of the fork is written once."""
-    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(checkpointer, "AT_ONCE_BYTES", 0)
     pids: set[int] = set()
 
     class Forking(OneWeight):

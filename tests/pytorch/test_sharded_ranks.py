@@ -23,7 +23,7 @@ from dray import pytorch
 from dray.core import DistributedContext
 from dray.storage import CheckpointError, CheckpointStore, Location, verify
 from dray.storage.checkpoints import RemoteStore
-from dray.training.checkpoint import files, joint, saver, shard_file, sharded
+from dray.training.checkpoint import checkpointer, files, joint, shard_file, sharded
 from dray.training.parallel import exchange
 from tests import queued
 from tests.pytorch.fakes import FakeHost, RemoteHost, RungHost
@@ -79,11 +79,11 @@ def full() -> None:
 @contextmanager
 def in_background() -> Iterator[None]:
     """A block in which small states too are written in the background."""
-    before, saver.AT_ONCE_BYTES = saver.AT_ONCE_BYTES, 0
+    before, checkpointer.AT_ONCE_BYTES = checkpointer.AT_ONCE_BYTES, 0
     try:
         yield
     finally:
-        saver.AT_ONCE_BYTES = before
+        checkpointer.AT_ONCE_BYTES = before
 
 
 def all_runs(directory: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.storage.manifest import Listed
-from dray.training.checkpoint import saver
+from dray.training.checkpoint import checkpointer
 from dray.training.host import Report
 from dray.training.parallel.transport import TorchTransport
 from tests import queued
@@ -151,9 +151,9 @@ def pretrained_weights(directory: Path) -> dict[str, Any]:
 @contextmanager
 def all_are_large() -> Iterator[None]:
     """Checkpoints of any size are written while training goes on."""
-    before, saver.AT_ONCE_BYTES = saver.AT_ONCE_BYTES, 0
+    before, checkpointer.AT_ONCE_BYTES = checkpointer.AT_ONCE_BYTES, 0
     yield
-    saver.AT_ONCE_BYTES = before
+    checkpointer.AT_ONCE_BYTES = before
 
 
 def failure_behind(directory: Path) -> dict[str, Any]:

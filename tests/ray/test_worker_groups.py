@@ -36,8 +36,8 @@ from dray.groups.effects import (
     StartGroup,
 )
 from dray.groups.group import WorkerGroup, oom_kills, oom_kills_of
+from dray.groups.lender_shell import GroupsShell
 from dray.groups.on_ray import OnRay
-from dray.groups.shell import GroupsShell
 from dray.groups.slots import Slots
 from dray.groups.train_workers import WITHOUT_TRAIN
 from tests.ray.harness import wait_for

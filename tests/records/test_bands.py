@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dray.records.bands import LEAST, Band, band_of
+from dray.serve.curves import LEAST, Band, band_of
 
 
 def lines(slopes: list[float], xs: list[float]) -> list[tuple[list[float], list[float]]]:

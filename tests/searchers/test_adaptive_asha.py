@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from searchers import ASHA, AdaptiveASHA, Create, Done, MethodError, Pause, PromotionASHA, Resume, Stop
 from searchers.adaptive_asha import bracket_trials, bracket_weights
+from searchers.events import Requested, Source
 from searchers.method import MAX_TRIALS
 from tests.searchers.helpers import leave, report
 
@@ -39,6 +40,14 @@ def test_results_are_not_shared_between_brackets() -> None:
     assert report(method, 0, 4, 0.1) == []
     assert report(method, 2, 4, 0.9) == [], "worse than 0.1, but the first of its own bracket"
     assert report(method, 1, 4, 0.5) == [Stop(trial=1), Create(trial=4)]
+
+
+def test_a_requested_trial_is_ranked_in_the_bracket_of_its_source() -> None:
+    method = two_brackets()
+    method.start()
+    for source in (Source(trial=2, step=1), Source(trial=0, step=1), None):
+        method.requested(Requested(source=source))
+    assert [method.bracket_of(trial) for trial in (4, 5, 6)] == [1, 0, 0], "without a source: the first"
 
 
 def test_trials_keep_their_numbers_when_brackets_alternate() -> None:

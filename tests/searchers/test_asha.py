@@ -159,6 +159,11 @@ def test_divisor_must_be_a_number_above_1(divisor: object) -> None:
 # -------------------------------------------------------------------------------------------------- progress, extension
 
 
+def test_rungs_can_be_skipped_only_where_one_metric_ranks() -> None:
+    with pytest.raises(MethodError, match=r"skip_uninformative_rungs: compares trials by one metric"):
+        ASHA(max_trials=4, max_length=4, num_rungs=2, skip_uninformative_rungs=True, pareto=True)
+
+
 def test_progress_is_the_share_of_trials_past_the_first_rung() -> None:
     method = asha(max_trials=10)
     assert method.progress({}) == 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dray.records.result import Result
 from dray.serve.answers import BadInput
-from dray.serve.conditions import Condition, parsed
+from dray.serve.trials import Condition, parsed
 from tests.report.simulated import simulated
 from tests.serve.conftest import Served
 

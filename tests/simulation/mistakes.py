@@ -34,13 +34,12 @@ from dray.experiment.restarts import Reuse
 from dray.experiment.results import PendingResults
 from dray.experiment.retention import Retention
 from dray.experiment.run import Run
-from dray.groups.lender_shell import LenderShell
-from dray.groups.shell import GroupsShell
+from dray.groups.lender_shell import GroupsShell, LenderShell
 from dray.records.spending import Spending
 from dray.storage import checkpoints
 from dray.storage.checkpoints import CheckpointStore
+from dray.training.checkpoint.checkpointer import Saver
 from dray.training.checkpoint.joint import JointCheckpoint
-from dray.training.checkpoint.saver import Saver
 from dray.worker import trial as worker_trial
 from dray.worker.host import RayHost
 from dray.worker.link import TrialLink

@@ -16,8 +16,8 @@ from dray.desk.calls import DeskUnreachable
 from dray.desk.connection import Connection
 from dray.desk.messages import Departure
 from dray.hosts import current_host
+from dray.training.checkpoint.checkpointer import Saver
 from dray.training.checkpoint.files import Contents, read_progress
-from dray.training.checkpoint.saver import Saver
 from dray.training.host import Report
 from dray.training.loop import Outcome, Publish, Train, Validate, drive
 from dray.training.plan import Plan

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dray.training.batch_size import BatchSize, search_batch_size
+from dray.experiment.probe import BatchSize, search_batch_size
 
 Rate = Callable[[int], float]
 

@@ -17,7 +17,7 @@ from dray import core, pytorch
 from dray.core import ClusterInfo, DistributedContext, TrialInfo
 from dray.hosts import use_host
 from dray.pytorch.experimental import get_default_device
-from dray.training.checkpoint import files, saver
+from dray.training.checkpoint import checkpointer, files
 from dray.training.host import Report
 from dray.training.parallel import device
 from dray.training.parallel.agreement import Agreement
@@ -187,9 +187,9 @@ def test_threads_that_may_use_a_gpu_use_that_of_the_thread_which_starts_them(
     with Agreement(DistributedContext(), stop_requested=lambda: False, trained=lambda: 0).listening():
         pass
     ProcessSnapshot().run(lambda: None)
-    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(checkpointer, "AT_ONCE_BYTES", 0)
     contents = files.contents(state={}, progress=Progress(), ranks=[], description=files.Description(metadata={}))
-    saving = saver.Saver(FakeHost(tmp_path))
+    saving = checkpointer.Saver(FakeHost(tmp_path))
     saving.save(contents, Report(batches=1), at_once=False)
     saving.finish()
     assert used == {"dray-agreement": 1, "trial": 1, "dray-saver_0": 1}

@@ -17,10 +17,10 @@ import torch
 
 from dray.storage import CheckpointStore, verify
 from dray.storage.manifest import Listed
+from dray.training.checkpoint import checkpointer, snapshot
 from dray.training.checkpoint import files as checkpoint
-from dray.training.checkpoint import saver, snapshot
+from dray.training.checkpoint.checkpointer import Saver
 from dray.training.checkpoint.files import Contents, Description
-from dray.training.checkpoint.saver import Saver
 from dray.training.host import Report
 from dray.training.progress import Progress
 
@@ -64,7 +64,7 @@ class SlowHost:
 
 @pytest.fixture(autouse=True)
 def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(checkpointer, "AT_ONCE_BYTES", 0)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_callers_that_ask_for_it_wait(host: SlowHost) -> None:
     assert save(mine, state, 1, at_once=True) == host.store.id_of(1)
     assert save(mine, state, 2, written=lambda path: seen.append(sorted(p.name for p in path.iterdir()))) is not None
     assert seen == [["metadata.json", "progress.json", "state-dict.pth"]]
-    saver.AT_ONCE_BYTES = 13  # put back by the fixture
+    checkpointer.AT_ONCE_BYTES = 13  # put back by the fixture
     assert save(mine, state, 3) == host.store.id_of(3)
     host.is_remote = True
     assert save(mine, state, 4) is None
@@ -262,7 +262,7 @@ def test_the_writer_gives_way_to_those_that_train(host: SlowHost) -> None:
     mine, before = Saver(host), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     save(mine, {"x": torch.zeros(3)})
     mine.finish()
-    assert nice == {"writer": min(19, before + saver.NICE)}
+    assert nice == {"writer": min(19, before + checkpointer.NICE)}
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 

@@ -18,8 +18,7 @@ from dray import pytorch
 from dray.config.resources import GpuType
 from dray.hosts import use_host
 from dray.training import usage
-from dray.training.nvml import busy_percent
-from dray.training.usage import Usage, UsageShare, count_flops, peak_flops
+from dray.training.usage import Usage, UsageShare, busy_percent, count_flops, peak_flops
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
 

@@ -1,5 +1,5 @@
 // Conditions on trials as text, such as: lr>=0.001 lr<0.01 optimizer=adam|sgd "a name"=2. Names and values are as in
-// conditions.py.
+// trials.py.
 
 const ATOM = String.raw`(?:"[^"]*"|'[^']*'|(?!')[^\s<>=!"|]+)`;
 const CONDITION = new RegExp(`(${ATOM})\\s*(<=|>=|=|<|>)\\s*(${ATOM}(?:\\|${ATOM})*)`, "g");

@@ -17,7 +17,7 @@ import torch.distributed
 from recorded import note, trial_id
 
 from dray import pytorch
-from dray.training.checkpoint import saver, shard_file
+from dray.training.checkpoint import checkpointer, shard_file
 
 
 class RecordedDigits(model_def.DigitsTrial):
@@ -90,7 +90,7 @@ def _die_saving(file: Path) -> None:
         WRITE(output, shards)
 
     shard_file.write = write
-    saver.AT_ONCE_BYTES = 0
+    checkpointer.AT_ONCE_BYTES = 0
 
 
 WRITE = shard_file.write
