@@ -248,9 +248,7 @@ MISTAKES = {
     "a group's death that nobody hears of": Mistake(LenderShell, "_heard", "self._lender.on(owner, event)", "pass", 0),
     "groups that are not ended": Mistake(GroupsShell, "_act", "group.end()", "pass", 5),
     "groups that do not end with the run": Mistake(GroupsShell, "close", "group.end()", "pass", 0),
-    "a call that comes before the decider is lost": Mistake(
-        EventLoop, "_take", "self._early.append(call)", "pass", None
-    ),
+    "a call that comes before the decider is lost": Mistake(EventLoop, "_take", "self._early.append(call)", "pass", 38),
     "a burst that is not settled": Mistake(EventLoop, "call", "self._loop.call_soon(self._settle)", "pass", 0),
     # ------------------------------------------------------------------ the path of a commit
     "a commit without permission": Mistake(RayHost, "commit", "self._link.confirm_commit()", "pass", 0, "commit"),
