@@ -35,7 +35,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Without bytecode pytest rewrites the asserts of all test files in every run: five seconds for each half of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-oldest test-newest test-ray test-determined bench gpu docs release soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test-fast-simulation test test-slow-simulation test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-oldest test-newest test-ray test-determined bench gpu docs release soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -54,7 +54,7 @@ demo: $(INSTALLED)
 
 # Two at a time; the output of each is printed when it ends.
 check: $(INSTALLED)
-	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-half types floors lint
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-half test-fast-simulation types floors lint
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check
@@ -71,22 +71,26 @@ HALF := $(addprefix tests/,api cluster code compat core experiment hosts observe
 FAST := -q -m "not slow and not ray and not gpu and not cluster"
 
 test-fast: $(INSTALLED)
-	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-half
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-half test-fast-simulation
 
 test-fast-half: $(INSTALLED)
 	@$(BIN)/python -m pytest $(FAST) $(HALF)
 
 test-fast-rest: $(INSTALLED)
-	@$(BIN)/python -m pytest $(FAST) $(addprefix --ignore=,$(HALF))
+	@$(BIN)/python -m pytest $(FAST) $(addprefix --ignore=,tests/simulation $(HALF))
 
-# Side by side, four on two cores: much of a test on a real Ray is waiting. A crash, also at the exit, shows where.
+# On its own: what threads of earlier tests did would be part of its schedules.
+test-fast-simulation: $(INSTALLED)
+	@$(BIN)/python -m pytest $(FAST) tests/simulation
+
+# Side by side, five on two cores: much of a test on a real Ray is waiting. A crash, also at the exit, shows where.
 test: check
-	@$(MAKE) --no-print-directory -j 4 test-slow-ray test-slow-own test-slow-ranks test-slow-rest
+	@$(MAKE) --no-print-directory -j 5 test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-slow-simulation
 
 SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
 # Four shares that take about as long: tests that share a Ray, those that (also) start Rays of their own, those of ranks, docs and
-# examples without Ray, and the rest.
+# examples without Ray, and the rest; and the simulation.
 OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,fault_matrix interrupt observers secrets sweep)
 
 RANKS := tests/api tests/docs tests/examples tests/pytorch tests/training
@@ -101,7 +105,10 @@ test-slow-ranks: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(RANKS)
 
 test-slow-rest: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(addprefix --ignore=,tests/ray $(OWN) $(RANKS))
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(addprefix --ignore=,tests/ray tests/simulation $(OWN) $(RANKS))
+
+test-slow-simulation: $(INSTALLED)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/simulation
 
 test-all: test
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long
@@ -149,7 +156,7 @@ test-ray: $(OTHER)/.installed
 	@PYTHONFAULTHANDLER=1 $(OTHER)/bin/python -m pytest -q -k "not shared and not sharded" \
 		$(addprefix tests/cluster/test_,ray_internals.py autoscaler.py pods.py) \
 		$(addprefix tests/ray/test_,worker_groups.py fault_matrix.py elastic.py autoscaler.py tune.py tune_trainer.py) \
-		$(addprefix tests/ray/test_server.py::test_,the_second_experiment_trains_in_the_processes_of_the_first_with_its_own_code \
+		$(addprefix tests/ray/test_server.py::test_,a_second_experiment_trains_in_the_firsts_processes \
 		a_server_that_is_killed_finds_its_experiments_again)
 else
 test-ray: $(INSTALLED)

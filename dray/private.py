@@ -20,11 +20,15 @@ def withhold_writing() -> None:
 def replaced(path: Path) -> Iterator[Path]:
     """Where to write a file that takes the place of the one at `path` after the block, once it is on the disk."""
     unnamed = path.with_name(f".{path.name}.tmp")
-    yield unnamed
-    # Otherwise a power failure could leave an empty file in place of the earlier one.
-    with unnamed.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(unnamed, path)
+    try:
+        yield unnamed
+        # Otherwise a power failure could leave an empty file in place of the earlier one.
+        with unnamed.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(unnamed, path)
+    except BaseException:  # for example, the disk is full
+        unnamed.unlink(missing_ok=True)
+        raise
 
 
 def create(path: Path) -> TextIO:

@@ -1,4 +1,8 @@
-"""Experiments: searches over trials, run on Ray and stored in a directory from which they resume."""
+"""Experiments: searches over trials, run on Ray and stored in a directory from which they resume.
+
+Kubernetes, Slurm and the like restart a driver by repeating its command, whose path identifies the experiment: the call
+that created it continues it, on this machine or another.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import importlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +26,9 @@ from dray.config.search import build_sampler
 from dray.desk.messages import GroupReady, Message
 from dray.display.display import Display
 from dray.display.text import searched_line
-from dray.errors import AlreadyEnded, ConfigError, DirectoryGone, EntrypointError, ExperimentError
+from dray.errors import AlreadyEnded, ConfigError, DirectoryGone, EntrypointError, ExperimentError, NoExperiment
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.driver import OpenSearch
-from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.isolation_check import check_code, check_sandbox
 from dray.experiment.notify import Notifier
@@ -49,10 +52,10 @@ from dray.records.journal import read_journal
 from dray.records.logs import short_error, where
 from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
-from dray.records.mirror import Mirror, fetch_experiment
+from dray.records.mirror import Mirror, delete_trials, fetch_experiment, fetch_to
 from dray.records.numbering import take_number, typed
 from dray.records.reader import ExperimentReader
-from dray.records.secrets import check_secrets, with_secrets
+from dray.records.secrets import check_secrets, with_secrets, write_secrets
 from dray.records.spending import spending_of
 from dray.storage.errors import is_full
 from searchers.events import DoneReason
@@ -67,6 +70,52 @@ if TYPE_CHECKING:
     from dray.records.result import Result
     from dray.records.trial_record import TrialRecord
     from dray.serve.client import Server
+
+
+_RESOLVED = ("checkpoint_storage", "reproducibility.experiment_seed", "searcher.source_checkpoint_uuid")
+"""Fields that are drawn or looked up when an experiment is created, and may differ."""
+_NONE = "(not set)"
+
+
+def config_of_existing(path: Path, config: ExperimentConfig) -> ExperimentConfig | None:
+    """The config of an existing experiment in this directory, or None. An experiment of the same name in the object
+    store is copied to the directory first.
+
+    Raises:
+        ConfigError: it was created with a different config, or the store can't be used.
+    """
+    directory, where = ExperimentDirectory(path), config.checkpoint_storage.location
+    if not directory.config_file.exists():
+        if where is None or where.is_local:
+            return None
+        check_storage(where)
+        place = where.child(path.name)
+        try:
+            fetch_to(path, place)
+        except NoExperiment:
+            delete_trials(place)
+            return None
+        write_secrets(directory.secrets_file, config)  # the store never has them
+    stored = directory.config()
+    cure = f"give another path, or continue it as it is: dray experiment resume {path}"
+    faults = [
+        (field, f"is {now!r}, but the experiment in {path} was created with {before!r}; {cure}")
+        for field, now, before in _differences(config.to_dict(), stored.to_dict())
+    ]
+    if faults:
+        raise ConfigError(faults)
+    return with_secrets(stored, directory.secrets_file)
+
+
+def _differences(now: Any, before: Any, *path: str) -> Iterator[tuple[str, Any, Any]]:
+    """The fields that differ, each with both values."""
+    if ".".join(path) in _RESOLVED or now == before:
+        return
+    if isinstance(now, Mapping) and isinstance(before, Mapping):
+        for name in dict.fromkeys([*now, *before]):
+            yield from _differences(now.get(name, _NONE), before.get(name, _NONE), *path, str(name))
+    else:
+        yield ".".join(path), now, before
 
 
 class Experiment:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from dray.code.trial_import import Importer, import_in_new_process
 from dray.errors import NoExperiment
 from dray.experiment import variants
 from dray.experiment.request_files import DIRECTORY
+from dray.private import replaced
 from dray.records.checkpoints import LAST, NoCheckpoint, choose
 from dray.records.directory import ExperimentDirectory
 from dray.records.journal import GrowingJournal
@@ -53,17 +53,9 @@ def place(directory: Path, request: Requested) -> None:
     """Leave a request for the experiment's driver."""
     folder = directory / DIRECTORY
     folder.mkdir(exist_ok=True)
-    temporary = folder / f".{request.id}"
-    try:
-        with temporary.open("w") as file:
-            file.write(json.dumps(request_to_json(request)))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(folder / f"{request.id}.json")
-        sync_folder(folder)  # its name too
-    except BaseException:  # for example, the disk is full
-        temporary.unlink(missing_ok=True)
-        raise
+    with replaced(folder / f"{request.id}.json") as unnamed:
+        unnamed.write_text(json.dumps(request_to_json(request)))
+    sync_folder(folder)  # its name too
 
 
 def answer(journal: GrowingJournal, request: Requested) -> Mapping[str, Any] | None:

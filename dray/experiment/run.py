@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dray.cluster.watch import Watch
@@ -21,7 +22,7 @@ from dray.config.notify import Watched
 from dray.desk import messages
 from dray.desk.calls import Call, Session
 from dray.desk.effects import After, Say
-from dray.desk.failure import LOG_TAIL
+from dray.desk.failure import LOG_TAIL, Failure, failure_printed
 from dray.desk.loop import EventLoop
 from dray.desk.messages import Message, TrialLeft
 from dray.desk.wire import checked
@@ -30,7 +31,6 @@ from dray.errors import ConfigError, DirectoryGone, ExperimentError, TakenOver
 from dray.experiment import effects
 from dray.experiment.cleaner import Cleaner
 from dray.experiment.core import ReadLogs, RunCore
-from dray.experiment.deaths import with_last_lines
 from dray.experiment.driver import OpenSearch
 from dray.experiment.handle import results_of
 from dray.experiment.interrupts import Interrupts
@@ -53,6 +53,7 @@ from dray.records.numbering import typed
 from dray.records.spending import ALIVE_S, ALIVE_SHARE, spending_of
 from dray.records.timeline import Timeline
 from dray.worker.lease import SEND_EVERY_S, TrialLease
+from dray.worker.log.tail import last_output, with_log_tail
 from dray.worker.spec import ExperimentSpec
 from searchers.events import Source
 from searchers.journal import Journal
@@ -60,6 +61,23 @@ from searchers.ray_tune import TuneDriver
 
 if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial
+
+
+def with_last_lines(left: TrialLeft, logs: Path, *, can_read: bool = True) -> TrialLeft:
+    """A death with the last lines of the log of a dead process: of several, the one that a GPU's error has ended, which
+    becomes the failure, with its node if the GPU may be broken."""
+    found = {rank: log for rank in left.dead if can_read and (log := logs / f"rank_{rank}.log").exists()}
+    if not found:
+        return replace(left, error=f"{left.error}; what it printed is in {logs}")
+    was = left.failure or Failure(kind="died")
+    nodes = dict(zip(left.dead, left.nodes, strict=False))
+    for rank, log in found.items() if was.kind == "died" else ():
+        if (failure := failure_printed(last_output(log), nodes.get(rank, ""), was.batches)) is not None:
+            who = f"rank {rank}: " if len(left.dead) > 1 else ""
+            error = f"{left.error}: {who}{failure.where}"
+            return replace(left, error=with_log_tail(error, log), failure=failure)
+    return replace(left, error=with_log_tail(left.error, next(iter(found.values()))))
+
 
 POLL_S = 0.25
 """How often the driver checks signals and updates the display when nothing happens."""

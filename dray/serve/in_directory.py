@@ -101,7 +101,7 @@ class InDirectory(Trials, Handle):
 
     def wait(self, say: Callable[[str], None] = lambda line: None) -> Overview:
         with self._here() as stored:
-            while Journal.writer(stored.directory.journal) is not None:
+            while self.is_active():
                 time.sleep(POLL_S)
             return stored.overview()
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import NoReturn
 
 from dray import private
 from dray.cluster.connection import connect
@@ -18,9 +21,35 @@ from dray.records.directory import results_root
 from dray.serve import address as addresses
 from dray.serve.app import AT_ROOT, listening
 from dray.serve.manager import Manager, why_full
-from dray.serve.restart import leave_soon, restart
 from dray.serve.root_path import RootPath
 from dray.serve.tokens import STATE, Tokens
+
+RESTARTED = "_DRAY_SERVER_RESTARTED"  # Unix time of the last restart
+AGAIN_S = 300.0  # the shortest time between two restarts
+LEAVE_S = 2.0  # how long the process may take to end
+
+
+def leave_soon(code: int) -> None:
+    """End the process in a moment, with this exit code: threads that wait for the dead Ray would keep it for a minute,
+    after which Ray ends it with an error of its own."""
+    timer = threading.Timer(LEAVE_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def restart(environment: Mapping[str, str], say: Callable[[str], None]) -> NoReturn:
+    """Replace this process's program by itself, which finds its queue as after a kill. `environment`: as it was when
+    this one started. A second time within five minutes, it is an `ExperimentError`."""
+    died = "a process of Ray on this machine has died"
+    if abs(time.time() - float(environment.get(RESTARTED) or 0)) < AGAIN_S:  # the clock may have been set back
+        raise ExperimentError(
+            f"{died} again within {AGAIN_S / 60:.0f} minutes, perhaps for want of memory; start the server again, "
+            "which then continues its queue"
+        )
+    say(f"{died}; the server starts again, and continues its queue")
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environment, RESTARTED: str(time.time())})
+
 
 IDLE_S = 600.0  # how long a worker group may be idle before it ends, by default
 

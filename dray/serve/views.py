@@ -6,9 +6,9 @@ import asyncio
 import functools
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -16,16 +16,16 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from typing_extensions import TypedDict
 
-from dray.errors import ExperimentError, NoExperiment
+from dray.errors import ConfigError, ExperimentError, NoExperiment
 from dray.records.checkpoints import list_checkpoints
 from dray.records.comparison import Comparison, compare
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
-from dray.serve import figures, queue_views, series, table
+from dray.serve import curves, figures, table
 from dray.serve.answers import BadInput, Encoded, encoded
-from dray.serve.auth import CALLER
+from dray.serve.auth import CALLER, refusal
 from dray.serve.boards import Boards, boards
-from dray.serve.control import API, Control, Status, Submitted
+from dray.serve.control import ACTIVE, API, Control, QueueState, Share, Status, Submitted
 from dray.serve.curves import Curves
 from dray.serve.described import (
     Experiment,
@@ -39,6 +39,7 @@ from dray.serve.described import (
     with_standing,
 )
 from dray.serve.experiments import VIEW_S, Experiments, locked
+from dray.serve.foresight import in_order, moved, ties
 from dray.serve.given import (
     ComparisonQuery,
     FiguresQuery,
@@ -50,9 +51,93 @@ from dray.serve.given import (
     Wanted,
     query_of,
 )
+from dray.serve.quota import check_priority
 from dray.serve.refusals import NotSubmitted
 from dray.serve.searched import Searched, searched
 from dray.serve.texts import Texts
+from dray.serve.tokens import Token
+from dray.text import fields_of
+
+FIELDS = ("priority", "weight", "max_slots")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueAnswer(QueueState):
+    """The queue, and what the cluster's slots did.
+
+    Attributes:
+        refused: why the token may not change an experiment, by name; without those that it may.
+    """
+
+    refused: Mapping[str, str]
+
+
+class Preview(TypedDict):
+    changes: dict[
+        str, dict[str, Any]
+    ]  # what to change, by experiment; moving one may need to change the priorities of others
+    lines: list[str]  # what happens then
+    order: list[str]  # the queue then
+    refused: str  # the reason why the token may not do it; empty: it may
+
+
+def queue(control: Control, query: QueueQuery, token: Token) -> QueueAnswer:
+    found = control.queue(query.seconds)
+    refused = {each.name: why for each in found.entries if (why := refusal(token, each.name, each.owner))}
+    return QueueAnswer(**fields_of(found), refused=refused)
+
+
+def preview(control: Control, query: PreviewQuery, token: Token) -> Preview:
+    name = query.name
+    asked = control.experiment(name)
+    queued = {each.name: each for each in control.experiments() if each.state in ACTIVE}
+    changes, refused = _changes(query, asked, queued, token)
+    known = {**queued, name: asked}
+    shares = {each: replace(known[each].share, **change) for each, change in changes.items()}
+    priorities = {each.name: shares.get(each.name, each.share).priority for each in queued.values()}
+    order, lines = in_order(priorities), ["Nothing changes."]
+    if shares:
+        lines = control.foresee(shares) if name in queued else [f"It takes effect when {name} is queued again."]
+    if query.before is not None and (tie := ties(order, priorities, name)):
+        lines.append(tie)
+    refused = refused or next((why for each in changes if (why := _refusal(token, known[each], shares[each]))), "")
+    return {"changes": changes, "lines": lines, "order": order, "refused": refused}
+
+
+def _changes(
+    query: PreviewQuery, asked: Submitted, queued: Mapping[str, Submitted], token: Token
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """The fields to change by experiment, and the reason why the token may not move the experiment."""
+    if query.before is None:
+        given = {field: getattr(query, field) for field in FIELDS if field in query.model_fields_set}
+        change = {field: value for field, value in given.items() if value != getattr(asked.share, field)}
+        return {asked.name: change} if change else {}, ""
+    name, before = asked.name, query.before or None
+    if name not in queued or before == name or (before is not None and before not in queued):
+        raise BadInput(
+            f"{name[:100]} can't be moved before {before!r:.100}: give two that run or wait, or nothing: the end"
+        )
+    priorities = {each.name: each.share.priority for each in queued.values()}
+    found = moved(priorities, name, before, lambda each, priority: not _refusal(token, queued[each], priority))
+    why = ""
+    if found is None:
+        found = moved(priorities, name, before) or {}
+        why = "" if found else "there is no priority left between its neighbours; change theirs"
+    return {each: {"priority": priority} for each, priority in found.items()}, why
+
+
+def _refusal(token: Token, submitted: Submitted, new: Share | int) -> str:
+    """The reason why a token may not give an experiment a share, or a priority."""
+    priority = new if isinstance(new, int) else new.priority
+    if why := refusal(token, submitted.name, submitted.owner):
+        return why
+    try:
+        if priority != submitted.share.priority:
+            check_priority(token.owner, token.quota, priority)
+    except ConfigError as error:
+        return "; ".join(what for _, what in error.faults)
+    return ""
+
 
 Read = Callable[..., Any]
 """Takes a request, and a model of its query if it has one. Returns what is sent as JSON."""
@@ -169,13 +254,13 @@ class Views:
                 **taken(described(reader, overview, submitted)), pace=pace, status=self._control.status()
             )
 
-    def queue(self, request: web.Request, query: QueueQuery) -> queue_views.QueueAnswer:
+    def queue(self, request: web.Request, query: QueueQuery) -> QueueAnswer:
         """The experiments in the order in which they get slots, and what the slots did"""
-        return queue_views.queue(self._control, query, request[CALLER])
+        return queue(self._control, query, request[CALLER])
 
-    def preview(self, request: web.Request, query: PreviewQuery) -> queue_views.Preview:
+    def preview(self, request: web.Request, query: PreviewQuery) -> Preview:
         """What a change of an experiment's place or share would do; nothing changes"""
-        return queue_views.preview(self._control, query, request[CALLER])
+        return preview(self._control, query, request[CALLER])
 
     def config(self, request: web.Request) -> Searched:
         """The experiment.yaml with all defaults filled in, without secrets"""
@@ -200,13 +285,13 @@ class Views:
         except NotSubmitted:
             return None
 
-    def metrics(self, request: web.Request, query: MetricsQuery) -> series.TrialMetrics:
+    def metrics(self, request: web.Request, query: MetricsQuery) -> curves.TrialMetrics:
         """All metrics of a trial"""
-        return series.metrics(*self._trial(request), query.points)
+        return curves.metrics(*self._trial(request), query.points)
 
-    def system(self, request: web.Request) -> series.System:
+    def system(self, request: web.Request) -> curves.System:
         """A trial's use of its machine over time"""
-        return series.system(*self._trial(request))
+        return curves.system(*self._trial(request))
 
     def comparison(self, request: web.Request, query: ComparisonQuery) -> Comparison:
         """The difference between two trials, by their repeats with the same seeds if they have any"""

@@ -167,6 +167,7 @@ def test_a_record_of_another_kind_is_one_line(digits: ExperimentDirectory, dray:
 def test_an_experiment_whose_journal_was_cut_says_so_once_and_not_to_resume(
     digits: ExperimentDirectory, dray: Dray
 ) -> None:
+    Journal(digits.journal).close()  # notes how many records there are
     digits.journal.write_bytes(b"")
     shown = dray("e", "describe", "digits").out
     assert shown.count("it was cut, deleted, or replaced by an older copy") == 1

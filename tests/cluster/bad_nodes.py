@@ -68,6 +68,7 @@ def with_torch(directory: Path, version: str) -> str:
     place = directory / "other-torch"
     (place / "torch").mkdir(parents=True)
     (place / "torch" / "__init__.py").write_text("raise ImportError('this torch is not for this machine')")
+    (place / "torch" / "version.py").write_text("cuda = None\n")
     (place / f"torch-{version}.dist-info").mkdir()
     (place / f"torch-{version}.dist-info" / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
     return os.pathsep.join([str(place), os.environ["PYTHONPATH"]])

@@ -119,7 +119,7 @@ def test_who_does_not_know_the_key_is_refused(role: Role, stranger: str) -> None
     check()
 
 
-def test_frames_that_are_changed_left_out_repeated_or_turned_round_are_refused() -> None:
+def test_frames_changed_left_out_repeated_or_reversed_are_refused() -> None:
     @in_loop
     async def check() -> None:
         async def frames(count: int = 1) -> tuple[Channel, Pipe, list[bytes]]:

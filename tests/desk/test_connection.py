@@ -267,7 +267,7 @@ def test_nothing_is_read_of_a_client_that_does_not_know_the_key(sent: bytes) -> 
 
 
 @pytest.mark.parametrize("sent", HOSTILE, ids=["pickle in a frame", "pickle", "too little"])
-def test_a_client_reads_nothing_of_a_listener_that_does_not_know_the_key(sent: bytes) -> None:
+def test_a_client_reads_nothing_of_a_listener_without_the_key(sent: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         received = bytearray()
 
@@ -422,7 +422,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
     made.stop()
 
 
-def test_each_message_arrives_once_and_in_order_however_often_it_is_cut(server: Server, proxy: Proxy) -> None:
+def test_messages_arrive_once_and_in_order_however_often_cut(server: Server, proxy: Proxy) -> None:
     pushed: list[Any] = []
     desk = Connection(proxy.endpoint, on_push=pushed.append)
     proxy.cut_every(20_000)
@@ -458,7 +458,7 @@ def test_what_is_told_before_the_end_arrives_after_a_cut(server: Server, proxy: 
     assert server.desk.told == ["the last"]
 
 
-def test_a_client_that_does_not_come_back_is_lost_and_unknown_afterwards() -> None:
+def test_a_client_that_does_not_come_back_is_lost_for_good() -> None:
     server = Server(BRIEF)
     proxy = Proxy(server.endpoint)
     desk = Connection(proxy.endpoint)

@@ -110,9 +110,7 @@ def scene() -> Scene:
 
 
 @pytest.mark.parametrize("state", TRANSITIONS)
-def test_an_event_changes_a_leases_state_as_the_table_says_or_raises_and_changes_nothing(
-    scene: Scene, state: Any
-) -> None:
+def test_a_leases_events_change_its_state_as_the_table_says(scene: Scene, state: Any) -> None:
     group = Group(owner=scene.run, name="g", shape="", start=1, size=1)
     for event in ("bind", "begin", "move", "cancel", "conclude", "fail", "end"):
         lease = Lease(number=1, client=scene.run, trial=0, group=group, state=state)
@@ -126,7 +124,7 @@ def test_an_event_changes_a_leases_state_as_the_table_says_or_raises_and_changes
 
 
 # ----------------------------------------------------------------------------------------------------------- the queue
-def test_trials_are_granted_in_queue_order_and_a_restarted_one_goes_first(scene: Scene) -> None:
+def test_trials_are_granted_in_order_and_restarted_ones_first(scene: Scene) -> None:
     scene.queue(0, 1)
     scene.queue(7, 8, first=True)
     for group in "abcd":
@@ -134,7 +132,7 @@ def test_trials_are_granted_in_queue_order_and_a_restarted_one_goes_first(scene:
     assert scene.granted() == [7, 8, 0, 1]
 
 
-def test_ranks_wait_until_all_ask_and_the_driver_has_given_the_parameters(scene: Scene) -> None:
+def test_ranks_wait_for_each_other_and_for_their_parameters(scene: Scene) -> None:
     scene.queue(0)
     scene.desk.next_lease("g0", "run", "g", 1, 0, 2, 0)
     assert not scene.effects
@@ -183,7 +181,7 @@ def test_the_trial_of_a_drained_group_continues_first_in_another(scene: Scene) -
     assert scene.granted() == [3]
 
 
-def test_a_node_that_goes_before_its_drained_trial_has_left_costs_no_restart(scene: Scene) -> None:
+def test_a_node_lost_before_its_drained_trial_costs_no_restart(scene: Scene) -> None:
     scene.lend(3)
     scene.desk.drain("g")
     scene.end_group(dead={0: "Ray has lost the node"})
@@ -286,7 +284,7 @@ def test_an_unfit_process_says_why_and_waits_for_the_end_of_the_run(scene: Scene
     assert scene.replies() == {"late": None}
 
 
-def test_a_death_is_reported_with_the_nodes_of_the_dead_and_a_failed_gpu_to_all(scene: Scene) -> None:
+def test_a_death_has_its_nodes_and_a_failed_gpu_is_told_to_all(scene: Scene) -> None:
     lease = scene.lend(3, size=2)
     ended = GroupEnded(group=lease.group.name, start=lease.group.start, dead={1: ""}, nodes={1: "n1"})
     scene.desk.group_ended("run", ended)
@@ -297,7 +295,7 @@ def test_a_death_is_reported_with_the_nodes_of_the_dead_and_a_failed_gpu_to_all(
 
 
 # --------------------------------------------------------------------------------------------- ranks that fail or hang
-def test_ranks_that_fail_alike_end_their_lease_and_with_invalid_hps_keep_their_group(scene: Scene) -> None:
+def test_ranks_with_invalid_hyperparameters_keep_their_group(scene: Scene) -> None:
     lease = scene.lend(3, size=2)
     assert scene.leave(lease, 1, "invalid_hp", "no") == [After(PEERS_GRACE_S, "expire", (lease.number,))]
     assert lease.state == "failed"
@@ -320,7 +318,7 @@ def test_a_rank_that_left_first_retires_the_group_after_a_grace(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_trial_whose_group_is_to_end_continues_in_another_after_one_rank_left_alone(scene: Scene, rank: int) -> None:
+def test_a_moving_trial_continues_elsewhere_after_a_rank_left_alone(scene: Scene, rank: int) -> None:
     lease = scene.lend(3, size=2)
     scene.ask("other", start=2, size=2)
     scene.desk.drain("g")
@@ -353,7 +351,7 @@ def test_a_stale_process_has_its_group_replaced_without_a_loss(scene: Scene) -> 
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_ranks_own_error_counts_before_the_error_of_a_collective_that_it_caused(scene: Scene, first: int) -> None:
+def test_a_ranks_own_error_counts_before_that_of_a_collective(scene: Scene, first: int) -> None:
     lease = scene.lend(3, size=2)
     for rank in (first, 1 - first):
         if rank == 1:
@@ -418,7 +416,7 @@ def test_the_cause_of_a_death_is_the_kind_of_failure(scene: Scene, cause: str, k
         (2, {}, "ConnectionLost: 10.0.0.7:1", "a process of worker group g ended: ConnectionLost: 10.0.0.7:1"),
     ],
 )
-def test_the_error_names_the_ranks_that_died_or_how_their_processes_ended(
+def test_a_deaths_error_names_its_ranks_or_how_they_ended(
     scene: Scene, size: int, dead: dict[int, str], own: str, error: str
 ) -> None:
     lease = scene.lend(3, size=size)
@@ -472,7 +470,7 @@ def test_trials_go_to_groups_of_their_shape_alone(scene: Scene) -> None:
     assert trials(two) == [0]
 
 
-def test_each_message_goes_to_the_client_that_it_concerns_and_a_trials_begin_and_end_to_the_groups_owner_too(
+def test_messages_go_to_the_client_concerned_and_the_groups_owner(
     scene: Scene,
 ) -> None:
     scene.add("other", endpoint=("host", 1, b"key"))
@@ -513,7 +511,7 @@ def test_shares_are_by_weight_over_time_if_there_are_few_groups(
     assert list(seconds.values()) == pytest.approx(due, abs=2 * QUANTUM)
 
 
-def test_a_higher_priority_takes_groups_at_once_and_the_others_continue_later(scene: Scene) -> None:
+def test_a_higher_priority_takes_groups_at_once(scene: Scene) -> None:
     usual, urgent = scene.add("usual"), scene.add("urgent", priority=1)
     scene.queue(0, 1, 2, client="usual")
     have(scene, 3)
@@ -587,7 +585,7 @@ def test_a_client_is_removed_once_its_trials_have_left(scene: Scene) -> None:
     assert list(scene.desk.clients) == ["run"]
 
 
-def test_a_trial_that_does_not_leave_its_removed_client_in_time_has_its_group_end(scene: Scene) -> None:
+def test_a_trial_that_outstays_its_removed_client_has_its_group_end(scene: Scene) -> None:
     scene.add("other")
     scene.lend(3, client="other")
     scene.desk.remove("other")
@@ -597,7 +595,7 @@ def test_a_trial_that_does_not_leave_its_removed_client_in_time_has_its_group_en
     assert [left.client for left in scene.take(ClientLeft)] == ["other"]
 
 
-def test_all_clients_of_a_shape_hear_that_no_group_of_it_can_run_trials(scene: Scene) -> None:
+def test_all_clients_of_a_shape_hear_that_it_is_unfit(scene: Scene) -> None:
     for name, shape in (("a", "x"), ("b", "y")):
         scene.add(name, shape=shape)
     why = Unfit(message="no torch")
@@ -605,7 +603,7 @@ def test_all_clients_of_a_shape_hear_that_no_group_of_it_can_run_trials(scene: S
     assert [(each.client, each.message.why) for each in scene.take(Tell)] == [("a", why)]  # type: ignore[union-attr]
 
 
-def test_a_shrinking_owner_ends_idle_groups_and_then_those_of_the_lowest_priority(scene: Scene) -> None:
+def test_a_shrinking_owner_ends_idle_groups_then_low_priorities(scene: Scene) -> None:
     scene.add("low", priority=50)
     scene.add("high", priority=1)
     for client, trial, name in (("high", 0, "a"), ("low", 1, "b"), ("low", 2, "c")):
@@ -618,7 +616,7 @@ def test_a_shrinking_owner_ends_idle_groups_and_then_those_of_the_lowest_priorit
     assert ended == ["", "idle", "c idle", "b c idle"]
 
 
-def test_a_shrinking_owner_that_must_be_quick_has_trials_save_and_leave(scene: Scene) -> None:
+def test_a_shrinking_owner_in_haste_has_trials_save_and_leave(scene: Scene) -> None:
     leases = [scene.lend(trial, name) for trial, name in enumerate("ab")]
     scene.desk.shrink("run", 1, at_once=False)
     assert [(lease.state, lease.group.retiring) for lease in leases] == [("running", False), ("running", True)]
@@ -630,7 +628,7 @@ def test_a_shrinking_owner_that_must_be_quick_has_trials_save_and_leave(scene: S
 
 
 # ------------------------------------------------------------------------------------------------------- new processes
-def test_a_trial_that_needs_new_processes_ends_a_used_group_and_waits_for_the_one_in_its_place(scene: Scene) -> None:
+def test_a_trial_that_needs_new_processes_renews_a_used_group(scene: Scene) -> None:
     lease = scene.lend(0)
     scene.ask(after=lease.number)
     scene.leave(lease, 0, "completed")
@@ -646,7 +644,7 @@ def test_a_trial_that_needs_new_processes_ends_a_used_group_and_waits_for_the_on
     assert scene.granted() == [1]
 
 
-def test_only_one_used_group_ends_for_a_trial_and_others_train_the_rest(scene: Scene) -> None:
+def test_only_one_used_group_ends_for_a_trial(scene: Scene) -> None:
     for lease in [scene.lend(10, "a"), scene.lend(11, "b", start=2)]:
         scene.leave(lease, 0, "completed")
         scene.ask(lease.group.name, start=lease.group.start, after=lease.number)
@@ -660,7 +658,7 @@ def test_only_one_used_group_ends_for_a_trial_and_others_train_the_rest(scene: S
     assert {retired.group, granted.group} == {"a", "b"}
 
 
-def test_another_used_group_ends_for_a_trial_if_the_one_in_place_of_the_first_is_lost(scene: Scene) -> None:
+def test_another_used_group_ends_if_a_renewed_one_is_lost(scene: Scene) -> None:
     first, second = scene.lend(10, "a"), scene.lend(11, "b", start=2)
     scene.leave(first, 0, "completed")
     scene.ask("a", after=first.number)
@@ -675,9 +673,7 @@ def test_another_used_group_ends_for_a_trial_if_the_one_in_place_of_the_first_is
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_an_import_that_fails_in_used_processes_is_tried_in_new_ones_and_no_driver_hears_of_it(
-    scene: Scene, size: int
-) -> None:
+def test_an_import_that_fails_in_used_processes_is_tried_in_new_ones(scene: Scene, size: int) -> None:
     lease = scene.lend(0, size=size)
     late = scene.leave(lease, size - 1, "unloaded", alone=True)
     for rank in range(size - 1):

@@ -166,7 +166,7 @@ def test_the_users_error_is_shown_if_a_library_raises_because_of_it(tmp_path: Pa
     assert (what, where) == (r"KeyError: 'many\nlines'", "  model_def.py:1, in <module>")
 
 
-def test_a_syntax_error_is_located_in_the_broken_file_not_in_its_importer(tmp_path: Path) -> None:
+def test_a_syntax_error_is_located_in_the_broken_file(tmp_path: Path) -> None:
     (tmp_path / "my_broken.py").write_text("x = 1\ndef broken(:\n    pass\n")
     what, where, line, *_ = report_of(tmp_path, "import my_broken\n", code=tmp_path)
     assert what.startswith("SyntaxError: invalid syntax")

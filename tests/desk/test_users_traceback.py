@@ -51,7 +51,7 @@ def test_what_is_shown_is_pythons_own_traceback_of_the_program_alone(kind: str, 
     assert shown(error, tmp_path)[-1].lstrip(" |+") == alone.stderr.splitlines()[-1].lstrip(" |+")
 
 
-def test_an_error_that_never_passed_through_the_users_code_is_left_out_of_a_chain(tmp_path: Path) -> None:
+def test_an_error_outside_the_users_code_is_left_out_of_a_chain(tmp_path: Path) -> None:
     error = error_of("inner()", tmp_path)
     try:
         torch.zeros(2) @ torch.zeros(3)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dray.display.screens import stderr
+from dray.display.display import stderr
 
 
 def test_run_continues_when_its_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

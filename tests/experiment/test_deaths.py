@@ -8,7 +8,7 @@ import pytest
 
 from dray.desk.failure import Failure
 from dray.desk.messages import TrialLeft
-from dray.experiment.deaths import with_last_lines
+from dray.experiment.run import with_last_lines
 from dray.worker.log.writer import ENDING
 
 TRACE = [f"frame #{n}: c10d::ProcessGroupNCCL::watchdogHandler() + 0x{n} (0x7f libtorch_cuda.so)" for n in range(60)]

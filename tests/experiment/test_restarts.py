@@ -12,8 +12,7 @@ from dray.desk.effects import Say
 from dray.desk.failure import Failure, FailureKind
 from dray.desk.messages import TrialLeft
 from dray.experiment.effects import Append, Effect, ShowFailure
-from dray.experiment.restarts import Restarts, failure_fields, why_given_up
-from dray.experiment.reuse import MAX_IN_VAIN
+from dray.experiment.restarts import MAX_IN_VAIN, Restarts, failure_fields, why_given_up
 
 
 def error(batches: int, where: str = "ValueError at model.py:3 in train_batch", kind: FailureKind = "error") -> Failure:

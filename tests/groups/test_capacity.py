@@ -73,7 +73,7 @@ def test_as_many_groups_fit_as_an_exhaustive_search_finds(nodes: list[int], slot
     assert not has_room(nodes, slots, most + 1, strategy)
 
 
-def test_a_grown_cluster_is_its_head_and_as_many_of_the_best_nodes_as_allowed() -> None:
+def test_a_grown_cluster_is_its_head_and_the_best_allowed_nodes() -> None:
     small = NodeType(resources={"CPU": 2}, max_count=10)
     large = NodeType(resources={"CPU": 16}, max_count=2)
     both = AutoscalerLimits(types=(small, large), max_count=3)
@@ -148,14 +148,14 @@ def asks(*types: str, slots: int = 1) -> Resources:
     return Resources.model_validate({"slot_type": list(types), "slots_per_trial": slots})
 
 
-def test_only_gpus_of_the_types_asked_for_count_and_all_of_a_group_are_of_one() -> None:
+def test_a_groups_gpus_are_of_one_of_the_types_asked_for() -> None:
     for types, per_trial, expected in [((), 1, 2), (("L4",), 1, 1), (("L4", "A100"), 1, 2), ((), 2, 1)]:
         assert groups_now(TWO_TYPES, gpus(per_trial, gpu_types=types)) == expected
     with pytest.raises(ConfigError, match="2 slots requested"):  # one on each would be of two types
         find_slots(TWO_TYPES, asks("L4", "A100", slots=2), 2, "the cluster")
 
 
-def test_types_that_the_cluster_cannot_have_are_left_out_and_an_error_if_none_is_left() -> None:
+def test_gpu_types_that_the_cluster_cannot_have_are_left_out() -> None:
     assert gpu_types(asks("H100", "L4"), TWO_TYPES) == ("L4",)
     with pytest.raises(ConfigError, match=r"has no such GPUs, and can start none; .* of its nodes: A100, L4"):
         find_slots(TWO_TYPES, asks("H100"), 1, "the cluster")

@@ -97,7 +97,7 @@ def test_without_room_the_smallest_size_waits() -> None:
     assert not world.steps
 
 
-def test_a_group_grows_once_room_is_held_and_it_has_trained_as_long_as_its_start_took() -> None:
+def test_a_group_grows_after_it_has_trained_as_long_as_it_started() -> None:
     world = World(1)
     assert world.start(takes_s=10) == 1
     assert not world.grows_to()

@@ -94,7 +94,7 @@ class Scene:
             self.ask(lease.group.name, lease.number)
 
 
-def test_experiments_of_one_kind_share_groups_and_get_as_many_as_the_cluster_has_slots() -> None:
+def test_experiments_of_one_kind_share_as_many_groups_as_slots() -> None:
     scene = Scene(4)
     scene.add("a", 8)
     scene.add("b", 8)
@@ -127,7 +127,7 @@ def test_another_kind_of_a_higher_priority_gets_its_slots_at_once() -> None:
     assert [lease.state for lease in scene.leases("a")] == ["running"] * 3 + ["moving"]
 
 
-def test_groups_that_nobody_needs_end_after_a_while_and_their_pool_closes() -> None:
+def test_groups_that_nobody_needs_end_and_their_pool_closes() -> None:
     scene = Scene(2)
     scene.add("a", 2)
     scene.step()
@@ -140,7 +140,7 @@ def test_groups_that_nobody_needs_end_after_a_while_and_their_pool_closes() -> N
     assert (scene.lender.count, len(scene.take(PoolClosed))) == (0, 1)
 
 
-def test_experiments_hear_that_groups_of_their_kind_can_run_no_trial_and_the_others_go_on() -> None:
+def test_only_experiments_of_an_unfit_kind_of_group_hear_of_it() -> None:
     scene = Scene(4)
     scene.add("a", 1)
     scene.add("b", 1, OTHER)
@@ -190,7 +190,7 @@ MINE, LARGE = demand("mine"), demand("large", size=2)
         (MINE, [demand("later", has=1, priority=99)], False),
     ],
 )
-def test_others_have_the_slots_of_a_group_if_it_does_not_fit_beside_theirs_and_those_of_higher_priorities(
+def test_a_group_has_room_beside_others_and_higher_priorities(
     mine: Demand, others: list[Demand], no_room: bool
 ) -> None:
     assert has_no_room(mine, [mine, *others], 2) is no_room
@@ -202,7 +202,7 @@ def test_a_group_does_not_fit_if_others_of_its_account_have_its_slots() -> None:
         assert has_no_room(mine, [mine, replace(mate, has=has, account=account)], 64) is no_room
 
 
-def test_a_kind_of_group_that_came_by_message_has_the_same_shape_and_an_environment_that_ray_takes() -> None:
+def test_a_received_kind_keeps_its_shape_and_rays_environment() -> None:
     env = {"py_modules": ["gcs://dray.zip"], "env_vars": {"A": "1"}}
     sent = replace(KIND, slots=replace(cpus(), runtime_env=env))
     got = unpack(pack(sent))

@@ -110,7 +110,7 @@ def test_types_without_a_label_cannot_be_avoided() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- types of GPUs
-def test_without_an_autoscaler_a_group_that_gets_no_gpu_asks_for_the_next_type() -> None:
+def test_without_an_autoscaler_a_group_asks_for_the_next_gpu_type() -> None:
     here = World(gpus(2, gpu_types=("A100", "L4")), None)
     assert here.choice.first(0.0) == {GPU_TYPE: "A100"}
     for gpu_type, waited_s, instead in [

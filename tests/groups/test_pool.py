@@ -232,7 +232,7 @@ def test_a_group_that_keeps_dying_without_a_trial_ends_the_experiment() -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_starts_that_had_a_trial_or_ended_on_purpose_are_no_failed_starts(lost: bool) -> None:
+def test_starts_with_a_trial_or_ended_on_purpose_did_not_fail(lost: bool) -> None:
     world = World(1).step(2)
     for _ in range(3 * MAX_FAILED_STARTS):
         world.comes_up()
@@ -276,7 +276,7 @@ def test_groups_never_exceed_max_slots_and_n_share_each_slot(
     assert (world.groups.count, len(world.started)) == (expected, expected + 1), "what one had, the next may have"
 
 
-def test_the_cluster_is_looked_at_as_often_for_a_thousand_groups_as_for_one() -> None:
+def test_a_thousand_groups_look_at_the_cluster_as_often_as_one() -> None:
     world = World(*[4] * 1000, own=False, slots=replace(cpus(), cpus_per_slot=4)).step(2000)
     assert (world.groups.count, world.looks) == (1000, 0), "it was seen just before"
     for name in world.names:  # what the desk sends while they start
@@ -390,7 +390,7 @@ def test_an_elastic_group_starts_once_its_slots_were_reserved(own: bool) -> None
     assert world.rooms == {}, "they are for the group"
 
 
-def test_an_elastic_group_is_drained_to_grow_and_replaced_by_a_larger_one() -> None:
+def test_an_elastic_group_is_drained_and_replaced_by_a_larger_one() -> None:
     world = elastic(2).comes_up().later(2 * LOOK_S)
     assert [start.slots.per_trial for start in world.started] == [2]
     world.nodes.append(node({"CPU": 2.0}))
@@ -401,7 +401,7 @@ def test_an_elastic_group_is_drained_to_grow_and_replaced_by_a_larger_one() -> N
     assert (world.groups.count, world.started[1].slots.per_trial) == (1, 4)
 
 
-def test_an_elastic_group_whose_slots_others_took_is_replaced_by_a_smaller_one() -> None:
+def test_an_elastic_group_that_lost_slots_becomes_smaller() -> None:
     world = elastic(2)
     world.has_slots = False
     world.later(TAKEN_S - LOOK_S)
@@ -421,7 +421,7 @@ def test_an_elastic_group_whose_slots_others_took_is_replaced_by_a_smaller_one()
 
 
 # ------------------------------------------------------------------------------------------- a server's groups
-def test_a_server_keeps_idle_groups_for_as_long_as_it_was_told_and_then_none() -> None:
+def test_a_server_keeps_idle_groups_as_long_as_it_was_told() -> None:
     world = World(4, own=False, idle_s=300.0, is_servers=True).bring_up(2).step(0).later(LOOK_S)
     assert world.later(298.0).desk.told == []
     assert world.later(4 * LOOK_S).desk.told == [("retire_idle", "run", 2)]

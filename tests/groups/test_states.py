@@ -12,9 +12,7 @@ from tests.groups.clusters import cpus
 
 
 @pytest.mark.parametrize(("state", "event"), [*product(get_args(GroupState), get_args(GroupEvent))])
-def test_an_event_changes_the_state_as_the_table_says_or_raises_and_changes_nothing(
-    state: GroupState, event: GroupEvent
-) -> None:
+def test_a_groups_events_change_its_state_as_the_table_says(state: GroupState, event: GroupEvent) -> None:
     member = Member(name="group-0", start=1, slots=cpus(), since=0.0, state=state)
     if (after := TRANSITIONS[state].get(event)) is not None:
         member.on(event)

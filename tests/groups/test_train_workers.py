@@ -9,7 +9,7 @@ from dray.groups import train_workers
 from dray.groups.train_workers import StartAbandoned
 
 
-def test_a_start_whose_ray_has_been_shut_down_ends_and_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_whose_ray_was_shut_down_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's own functions start a cluster, with its default settings, if there is none."""
     asked: list[float] = []
     live = iter([True, False])

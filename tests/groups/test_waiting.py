@@ -15,7 +15,7 @@ def seen(*nodes: Any, **activity: Any) -> ClusterView:
     return cluster(HEAD_NODE, *nodes, free={"CPU": 1.0}, activity=Activity(**now))
 
 
-def test_waiting_is_reported_once_with_the_request_the_cluster_and_the_autoscaler() -> None:
+def test_waiting_is_reported_once_with_the_request_and_the_cluster() -> None:
     waiting, view = NodeWait(gpus(2)), seen(starting={"spot": 2})
     said = [waiting.look(2, 3, view, float(now)) for now in range(200)]
     assert [now for now, line in enumerate(said) if line] == [SAY_AFTER_S]
@@ -38,7 +38,7 @@ def test_unavailable_nodes_are_reported_once() -> None:
     assert waiting.look(1, 1, refused, SAY_AFTER_S + 2 * SAY_EVERY_S) == ""
 
 
-def test_a_missing_autoscaler_is_reported_once_free_resources_are_known() -> None:
+def test_a_missing_autoscaler_is_reported_with_what_is_free() -> None:
     waiting, view = NodeWait(gpus(2)), cluster(HEAD_NODE, GPU_NODE)
     assert [waiting.look(1, 2, view, now) for now in (0.0, SAY_AFTER_S)] == ["", ""]
     assert waiting.look(1, 2, cluster(HEAD_NODE, GPU_NODE, free={"CPU": 1.0}), SAY_AFTER_S) == (

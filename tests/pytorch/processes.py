@@ -78,9 +78,9 @@ def results_of(
     """What each of so many ranks has put into `directory`, after all have ended well; `local_sizes`: how many of them
     are on each node, instead of all on one."""
     with _processes(size, script, directory, backend=backend, local_sizes=local_sizes) as processes:
-        for process in processes:
-            _, errors = process.communicate(timeout=HANGS_S)
-            assert process.returncode == 0, errors
+        errors = [process.communicate(timeout=HANGS_S)[1] for process in processes]
+        codes = [process.returncode for process in processes]
+        assert codes == [0] * size, "\n".join(errors)  # of all: another's may be the reason
     return [torch.load(directory / f"rank_{rank}.pt", weights_only=False) for rank in range(size)]
 
 

@@ -132,9 +132,11 @@ def stories(directory: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
                     queued.init(directory.with_name(f"{story}-{kind}-{until}".replace(" ", "")), rank, size)
                     peers = DistributedContext.from_torch_distributed()
                     found[story, kind, part] = run(kind, place, until, latest, distributed=peers)
+                    dist.barrier()  # nobody leaves while another still connects, or receives
                     dist.destroy_process_group()
                 latest = str(place / f"checkpoint_{until}")
     queued.init(directory.with_name("end"), rank, 4)
+    dist.barrier()
     return found
 
 

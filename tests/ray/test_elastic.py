@@ -163,9 +163,7 @@ def test_trial_grows_and_shrinks_with_the_cluster(story: Story) -> None:
     assert story.result.trials[["state", "batches"]].values.tolist() == [["COMPLETED", BATCHES]]
 
 
-def test_each_step_trains_on_the_records_that_it_would_have_in_one_process(
-    story: Story, alone: tuple[Path, list[dict[str, Any]]]
-) -> None:
+def test_each_step_trains_on_the_records_of_one_process(story: Story, alone: tuple[Path, list[dict[str, Any]]]) -> None:
     found = steps(story.lines)
     assert found == [sorted(line["records"]) for line in alone[1]]
     for epoch in range(BATCHES // PER_EPOCH):

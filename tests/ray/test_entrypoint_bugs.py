@@ -110,7 +110,7 @@ def test_a_rank_that_hangs_ends_the_trial(bug: str, timeouts: dict[str, int], sa
 
 
 @pytest.mark.api("8.16")
-def test_a_metric_that_the_trial_does_not_return_is_told_by_the_command(tmp_path: Path) -> None:
+def test_a_metric_that_no_trial_returns_is_told_by_the_command(tmp_path: Path) -> None:
     config = recorded(tmp_path / "record", trials=4, batches=10, resources={"slot": "cpu", "max_slots": 1})
     config["searcher"]["metric"] = "accuracy"
     path = tmp_path / "experiment"

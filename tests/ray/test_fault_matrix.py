@@ -44,7 +44,7 @@ RANKS = {"rank-0 worker": 0, "another worker": 1, "rank 0 saving": 0, "another s
         pytest.param(ON_A_CLUSTER, range(len(ON_A_CLUSTER)), "nodes", id="of others, sharded", marks=pytest.mark.long),
     ],
 )
-def test_whatever_dies_every_trial_ends_once_with_the_weights_of_an_undisturbed_run(
+def test_whatever_dies_trials_end_once_with_undisturbed_weights(
     cases: Sequence[str], sharded: Collection[int], where: str, digits_dir: Path, shared_cluster: str, tmp_path: Path
 ) -> None:
     trials = len(cases)

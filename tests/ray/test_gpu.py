@@ -36,7 +36,7 @@ def test_each_worker_has_a_gpu_of_its_own_and_nccl_joins_them(slots: int, digits
     assert result.metrics.query("name == 'accuracy'")["value"].max() > 0.95
 
 
-def test_one_of_four_trials_on_a_gpu_uses_more_than_its_share_and_three_go_on(tmp_path: Path) -> None:
+def test_three_trials_go_on_when_a_fourth_exceeds_its_gpu_share(tmp_path: Path) -> None:
     ray.shutdown()  # the experiments of the tests before started one in this process
     # On a cluster that is up, all groups start at the same time.
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)

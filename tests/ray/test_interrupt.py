@@ -93,9 +93,7 @@ def test_going_on_ends_every_trial_once_and_trains_no_batch_twice(story: Story) 
 
 
 @pytest.mark.long
-def test_trials_save_when_the_terminal_is_closed_long_before_their_next_report(
-    drive: Callable[..., Driver], tmp_path: Path
-) -> None:
+def test_trials_save_when_the_terminal_is_closed(drive: Callable[..., Driver], tmp_path: Path) -> None:
     record, path = tmp_path / "record", tmp_path / "experiment"
     config = recorded(record, trials=1, batches=1000, pause_s=0.2, min_validation_period=None)
     terminal, inner = os.openpty()

@@ -52,7 +52,7 @@ def test_the_quick_start_from_its_first_command_to_its_last(tmp_path: Path) -> N
     assert "validation_loss" in said["dray trial metrics latest best"]
     assert "<html" in (code / "report.html").read_text()
     assert json.loads((code / "model" / "hparams.json").read_text())["global_batch_size"] == 64
-    # Of the command's experiment, which was then extended, and of the driver's.
+    # The command's experiment, which was then extended, comes before the driver's.
     trials = [dray.Result(path).trials for path in sorted((tmp_path / "results").glob("digits-*"))]
     assert [len(each) for each in trials] == [20, 16]
     first, second = trials

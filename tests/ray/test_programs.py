@@ -32,7 +32,7 @@ def test_trials_are_as_long_as_fit_says_and_validate_when_it_says(example: dray.
 
 
 @pytest.mark.api("8.15")
-def test_what_a_program_prints_is_in_its_trials_log_with_the_hyperparameters_of_the_search(
+def test_what_a_program_prints_is_in_its_trials_log(
     example: dray.Result,
 ) -> None:
     rows = example.trials.set_index("trial_id")

@@ -27,7 +27,7 @@ def ran(directory: Path, isolation: str) -> dray.Result:
 
 
 @pytest.mark.long
-def test_trials_in_sandboxes_train_pause_and_resume_as_others_do_bit_by_bit(ray_is_up: None, tmp_path: Path) -> None:
+def test_sandboxed_trials_train_pause_and_resume_bit_by_bit(ray_is_up: None, tmp_path: Path) -> None:
     free, inside = (ran(tmp_path / isolation, isolation) for isolation in ("none", "sandbox"))
     assert inside.trials["batches"].tolist() == [20, 10]
     assert any("starts, from" in line and "checkpoint_10" in line for line in printed(inside.path, 0))

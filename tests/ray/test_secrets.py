@@ -56,7 +56,7 @@ def found(content: bytes, canaries: tuple[str, ...]) -> set[str]:
     return there
 
 
-def test_every_trial_got_the_true_one_before_the_driver_died_and_after(watched: Watched) -> None:
+def test_every_trial_got_the_true_secret_in_both_runs(watched: Watched) -> None:
     told = lines(watched.home / "record-secrets")
     assert {each["trial"] for each in told} == set(range(TRIAL_COUNT)) - {INVALID}
     assert {each["digest"] for each in told} == {hashlib.sha256(DATA.encode()).hexdigest()}

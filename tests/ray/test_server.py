@@ -54,9 +54,7 @@ def has_saved(server: Served, submitted: Submitted) -> bool:
 
 
 # -------------------------------------------------------------------------------------------------------- one design
-def test_the_second_experiment_trains_in_the_processes_of_the_first_with_its_own_code(
-    server: Served, tmp_path: Path
-) -> None:
+def test_a_second_experiment_trains_in_the_firsts_processes(server: Served, tmp_path: Path) -> None:
     new = ('return {"loss": loss}', 'return {"loss": loss, "new": 1.0}')
     changed = copy_of(TRIALS, tmp_path / "changed", recorded=new)
     first = server.submit("first")
@@ -102,7 +100,7 @@ def test_bisect_names_the_commit_after_which_the_metric_is_worse(
     assert len(pids) <= 2 <= len(trained), "in the processes of the server's two slots"
 
 
-def test_the_metrics_of_an_experiment_are_exported_also_if_it_ends_at_once(server: Served) -> None:
+def test_an_experiments_metrics_are_exported_even_if_it_ends_at_once(server: Served) -> None:
     submitted = server.submit("measured", trials=2)
     server.wait_until(submitted, "COMPLETED")
 
@@ -154,7 +152,7 @@ def test_a_server_that_is_killed_finds_its_experiments_again(server: Served) -> 
 
 
 @pytest.mark.long
-def test_a_server_whose_own_ray_dies_starts_again_by_itself_and_finds_its_experiment(
+def test_a_server_whose_own_ray_dies_finds_its_experiment_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))

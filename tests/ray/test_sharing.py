@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.mark.usefixtures("ray_is_up")
-def test_one_of_four_trials_on_a_slot_runs_out_of_memory_and_three_go_on(tmp_path: Path) -> None:
+def test_three_trials_go_on_when_a_fourth_runs_out_of_memory(tmp_path: Path) -> None:
     met = check_that_three_go_on(tmp_path, "killed", "died", slot="cpu", cpus_per_slot=2)
     assert [each["has"] for each in met] == [{"CPU": 0.5}] * 4
     assert {each["gpus"] for each in met} == {os.environ.get("CUDA_VISIBLE_DEVICES", "")}

@@ -46,7 +46,7 @@ def result(shared_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> dra
     return dray.Result(path)
 
 
-def test_every_trial_ends_once_and_the_total_is_under_a_third_of_random_searchs(result: dray.Result) -> None:
+def test_every_trial_ends_once_at_a_third_of_random_searchs_cost(result: dray.Result) -> None:
     assert set(result.trials["state"]) == {"COMPLETED", "PRUNED"}
     assert ends(result.path) == dict.fromkeys(range(64), 1)
     assert result.trials["restarts"].eq(0).all()

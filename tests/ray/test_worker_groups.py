@@ -187,9 +187,7 @@ def test_the_death_of_a_process_is_reported_with_its_rank(world: World) -> None:
     wait_for(lambda: not lives(both[0]) and world.is_over(), "the other's end")
 
 
-def test_a_process_that_died_when_the_kernel_killed_one_of_its_node_was_out_of_memory(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_death_beside_a_kill_of_the_kernel_is_out_of_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("dray.groups.group.SURVIVORS_S", 60.0)  # both deaths, however late Ray reports the second
     world.start(slots=2, cpus=0.5)
@@ -229,7 +227,7 @@ def test_a_group_that_waits_for_slots_has_no_process_and_can_be_ended(world: Wor
     wait_for(world.is_over, "its thread")
 
 
-def test_slots_are_reserved_as_far_as_there_are_some_until_they_are_released(world: World) -> None:
+def test_available_slots_are_reserved_until_they_are_released(world: World) -> None:
     cpus = int(ray.cluster_resources()["CPU"])
     slot = Slots(per_trial=1, gpu=False, cpus_per_slot=1, runtime_env={})
     world.shell.perform(Reserve(room=1, slots=slot, sizes=(0, 1, cpus, 2 * cpus)))

@@ -124,8 +124,8 @@ def test_pipe_in_place_of_a_file_keeps_nobody_waiting(file: str, tmp_path: Path)
         make()
         with damage.results(tmp_path):
             assert damage.NAME in (seen := {each.name: each for each in list_experiments()})
-        assert (why := seen[damage.NAME].why) == "" or f"{path} can't be read: it is a pipe or a device; " in why
-        assert seen["other-2"].why == ""
+        assert not (why := seen[damage.NAME].why) or f"{path} can't be read: it is a pipe or a device; " in why
+        assert seen["other-2"].why is None
 
 
 def test_whatever_is_wrong_with_one_experiment_others_are_listed(
@@ -142,7 +142,7 @@ def test_whatever_is_wrong_with_one_experiment_others_are_listed(
         assert {each.name: each.why for each in list_experiments()}[damage.NAME] == "KeyError: 'value'"
     there, _ = Experiments(tmp_path).overviews()
     assert there[damage.NAME].why == "KeyError: 'value'"
-    assert there["other-2"].why == ""
+    assert there["other-2"].why is None
 
 
 def test_changed_row_of_a_timeline_is_left_out(tmp_path: Path) -> None:

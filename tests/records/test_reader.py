@@ -205,4 +205,4 @@ def test_no_best_trial_if_none_keeps_the_limits(tmp_path: Path) -> None:
     ):
         _ = result.best_trial
     assert best_trials(result.reader, width=100) == []
-    assert result.overview.front == ()
+    assert result.overview.front is None

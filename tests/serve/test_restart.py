@@ -13,7 +13,7 @@ import pytest
 PROGRAM = """
 import os, sys
 from dray.errors import ExperimentError
-from dray.serve.restart import restart
+from dray.serve.server import restart
 
 print("starts", sys.argv[1:], os.getpid(), os.environ.get("SET_SINCE"))
 given = dict(os.environ)

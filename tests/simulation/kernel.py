@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import heapq
+import os
 import signal
 import sys
 from asyncio import events
@@ -127,7 +128,7 @@ class Kernel:
         self.now = 0.0
         self.steps = self.switches = self.idents = self._pushed = 0
         self.digest = 0
-        """Of all that the seed has chosen."""
+        """A hash of all that the seed has chosen."""
         self.failure: BaseException | None = None
         self.is_over = False
         self.processes: list[Process] = []
@@ -393,8 +394,14 @@ class Kernel:
     def _proceed(self) -> None:
         following = self.current = self._next()
         if following is not None:
-            following.baton.release()
-            self._hub.acquire()
+            # Only one thread runs at a time: on one core the baton is passed without waking another core.
+            cores = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, {sorted(cores)[os.getpid() % len(cores)]})
+            try:
+                following.baton.release()
+                self._hub.acquire()
+            finally:
+                os.sched_setaffinity(0, cores)
         self.current = None
 
     def _unwind(self) -> None:

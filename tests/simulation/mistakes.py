@@ -30,9 +30,9 @@ from dray.experiment.driver import ExperimentDriver
 from dray.experiment.limits import Limits
 from dray.experiment.notify import Notifier
 from dray.experiment.request_files import RequestFiles
+from dray.experiment.restarts import Reuse
 from dray.experiment.results import PendingResults
 from dray.experiment.retention import Retention
-from dray.experiment.reuse import Reuse
 from dray.experiment.run import Run
 from dray.groups.lender_shell import LenderShell
 from dray.groups.shell import GroupsShell
