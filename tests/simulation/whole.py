@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 import torch
+import yaml
 
 from dray import pytorch
 from dray.cluster import connection, ray_output
@@ -26,6 +27,7 @@ from dray.experiment import experiment as experiments
 from dray.experiment import notify, prometheus, requests, run
 from dray.experiment.request_files import DIRECTORY as REQUESTS
 from dray.groups import lender_shell, on_ray
+from dray.records import metrics
 from dray.records.directory import CODE_ID_LENGTH, ExperimentDirectory
 from dray.records.metrics import MetricsLog
 from dray.records.result import Result
@@ -241,6 +243,8 @@ class World(Trials):
             prometheus: {"_made": Quiet},
             notify: {"deliver": self._deliver},
             run: {"POLL_S": 2.0},
+            metrics: {"PACK_EVERY_S": 30.0},
+            yaml: {"safe_dump": partial(yaml.dump, Dumper=yaml.CSafeDumper)},  # the same, and faster
             **with_clock(lambda: self.kernel.now, MetricsLog),
             lender_shell: {"POLL_S": 0.1},
         }
@@ -428,7 +432,7 @@ class World(Trials):
             case "node" if node:
                 self.nodes.kill(node)
             case "drain" if node and not node.is_draining:
-                node.is_draining = True
+                self.nodes.drain(node)
                 kernel.at(30.0, lambda: node.is_alive and self.nodes.kill(node))
             case "driver" if driver:
                 driver.kill()
