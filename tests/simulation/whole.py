@@ -57,6 +57,8 @@ SLOW_S = 8.0
 """How late a driver may notice what it has spent: it looks every two seconds here."""
 STOPPED_S = 100.0
 """How long a driver may take to end after a signal, if its connections last."""
+CONNECT_S = 60.0
+"""How long after the end of a partition a worker may give up connecting."""
 MAX_RUNS = 100
 GROWTH = 3
 """The factor by which a user extends a budget that is spent."""
@@ -319,7 +321,8 @@ class World(Trials):
             if group.owner.is_alive:
                 self.kernel.fail(f"{process.name} has lost its session, and no packet was lost: {error}")
 
-        if process.name not in self.nodes.cut_off:
+        is_cut = self.net.cut_until(process, group.owner) > self.kernel.now - CONNECT_S
+        if process.name not in self.nodes.cut_off and not is_cut:
             self.kernel.at(300.0, check)
 
     def _deliver(self, wanted: object, told: Mapping[str, Any]) -> str:
