@@ -46,6 +46,7 @@ def test_workers_that_are_not_reused_start_with_each_trial(tmp_path: Path, earli
     assert (found.start, found.boot) == pytest.approx((START_S + 3, 0))
 
 
+@pytest.mark.usefixtures("few_simulations")
 def test_a_preview_by_an_experiment_holds_its_own_time(earlier: ExperimentDirectory) -> None:
     phases = Result(earlier.path).timeline
     wall_s = phases["end"].max() - phases["start"].min()

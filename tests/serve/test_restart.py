@@ -10,28 +10,23 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = """
-import os, sys
 from dray.errors import ExperimentError
-from dray.serve.server import restart
-
-print("starts", sys.argv[1:], os.getpid(), os.environ.get("SET_SINCE"))
-given = dict(os.environ)
-os.environ["SET_SINCE"] = "yes"
-try:
-    restart(given, print)
-except ExperimentError as error:
-    print(error)
-"""
+from dray.serve import server
 
 
-def test_a_server_starts_again_as_it_was_started_but_not_twice_within_minutes() -> None:
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, "--port=8600"], stdout=subprocess.PIPE, text=True)
-    said = process.communicate()[0].splitlines()
-    started = f"starts ['--port=8600'] {process.pid} None"
+def test_a_server_starts_again_as_it_was_started_but_not_twice_within_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    replaced: list[tuple[str, list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execve", lambda *given: replaced.append(given))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-I", "dray", "--port=8600"])
+    server.restart({"HOME": "/root"}, said.append)
+    [(program, command, environment)] = replaced
+    assert (program, command) == (sys.executable, [sys.executable, "-I", "dray", "--port=8600"])
+    assert environment.pop("HOME") == "/root"
     died = "a process of Ray on this machine has died"
-    assert said[:3] == [started, f"{died}; the server starts again, and continues its queue", started]
-    assert said[3].startswith(f"{died} again within 5 minutes")
+    assert said == [f"{died}; the server starts again, and continues its queue"]
+    with pytest.raises(ExperimentError, match=f"^{died} again within 5 minutes"):
+        server.restart(environment, said.append)
 
 
 SERVER = """
