@@ -67,7 +67,7 @@ floors: $(INSTALLED)
 	@$(BIN)/lint-imports --no-logo
 
 # Two processes with directories of their own: each of xdist's would collect all the tests, a quarter of the time.
-HALF := $(addprefix tests/,api cluster code compat core experiment hosts observers pytorch records searchers storage training worker)
+HALF := $(addprefix tests/,api code compat core experiment hosts observers pytorch records searchers storage training worker)
 FAST := -q -m "not slow and not ray and not gpu and not cluster"
 
 test-fast: $(INSTALLED)

@@ -24,6 +24,8 @@ from dray.records.timeline import FILE
 from searchers.previews import Rates
 from tests.report.simulated import BEGAN, START_S, config_of, simulated
 
+pytestmark = pytest.mark.usefixtures("few_simulations")
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "digits"
 SEARCHED = "searching hidden: 16 to 256, integer; lr: 0.0001 to 0.1, log\n"
 """The values of the space, not the exponents of the file."""
@@ -67,7 +69,8 @@ def test_adaptive_shows_each_bracket_with_its_rungs_and_a_range() -> None:
     total, low, high = map(int, found.groups())
     assert total == pytest.approx(added_up(rows), abs=1)
     # More than by Determined's rule, by which 4 and 1 of 18 go on, and 1 of 6.
-    assert 14 + 12 + 16 + 20 + 16 < low < total < high < 24 * 16
+    assert total > 14 + 12 + 16 + 20 + 16
+    assert low < total < high < 24 * 16
 
 
 def test_a_population_trains_its_length_once() -> None:
@@ -87,7 +90,8 @@ def test_auto_explains_what_it_does() -> None:
     assert re.search("in all about (5|6).%, since later trials are better", below)
     assert "hyperparameters are random until there are 12 results; then a model of all results proposes most" in below
     prior = {"lr": {"around": 0.01, "within": 3}}
-    _, believed = shown(config.model_copy(update={"searcher": config.searcher.model_copy(update={"prior": prior})}))
+    fewer = config.searcher.model_copy(update={"prior": prior, "max_trials": 16})
+    _, believed = shown(config.model_copy(update={"searcher": fewer}))
     assert "hyperparameters are random or from the prior until there are 12 results" in believed
 
 

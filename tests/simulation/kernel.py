@@ -106,6 +106,12 @@ def _held() -> _thread.LockType:
     return lock
 
 
+def _core() -> int:
+    """The core on which this thread runs: two processes that choose by a number could both choose the same one."""
+    with open("/proc/thread-self/stat", encoding="utf-8") as stat:
+        return int(stat.read().rpartition(")")[2].split()[36])
+
+
 class Kernel:
     """A schedule.
 
@@ -396,7 +402,7 @@ class Kernel:
         if following is not None:
             # Only one thread runs at a time: on one core the baton is passed without waking another core.
             cores = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, {sorted(cores)[os.getpid() % len(cores)]})
+            os.sched_setaffinity(0, {_core()})
             try:
                 following.baton.release()
                 self._hub.acquire()

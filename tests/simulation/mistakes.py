@@ -37,6 +37,13 @@ from dray.experiment.run import Run
 from dray.groups.lender_shell import LenderShell
 from dray.groups.shell import GroupsShell
 from dray.records.spending import Spending
+from dray.serve import processes
+from dray.serve.accounts import Accounts
+from dray.serve.core import ServerCore
+from dray.serve.manager import Manager
+from dray.serve.processes import Spares
+from dray.serve.queue import Queue
+from dray.serve.scheduler import Scheduler
 from dray.storage import checkpoints
 from dray.storage.checkpoints import CheckpointStore
 from dray.training.checkpoint.joint import JointCheckpoint
@@ -248,9 +255,7 @@ MISTAKES = {
     "a group's death that nobody hears of": Mistake(LenderShell, "_heard", "self._lender.on(owner, event)", "pass", 0),
     "groups that are not ended": Mistake(GroupsShell, "_act", "group.end()", "pass", 5),
     "groups that do not end with the run": Mistake(GroupsShell, "close", "group.end()", "pass", 0),
-    "a call that comes before the decider is lost": Mistake(
-        EventLoop, "_take", "self._early.append(call)", "pass", None
-    ),
+    "a call that comes before the decider is lost": Mistake(EventLoop, "_take", "self._early.append(call)", "pass", 38),
     "a burst that is not settled": Mistake(EventLoop, "call", "self._loop.call_soon(self._settle)", "pass", 0),
     # ------------------------------------------------------------------ the path of a commit
     "a commit without permission": Mistake(RayHost, "commit", "self._link.confirm_commit()", "pass", 0, "commit"),
@@ -319,6 +324,81 @@ MISTAKES = {
     "a record that is not forced to the disk": Mistake(Journal, "_write", "os.fsync(self._file)", "pass", 0),
     "half a record that stays after a full disk": Mistake(
         Journal, "_write", "os.ftruncate(self._file, self._size)", "pass", None
+    ),
+    # ------------------------------------------------------------------ the server
+    "an experiment whose process dies again and again is not given up": Mistake(
+        Scheduler, "ended", "item.restarts >= MAX_DEATHS", "False", None
+    ),
+    "a process while the trials of the last one have yet to leave": Mistake(
+        Scheduler, "_is_up", "or is_leaving", "", None, options="token"
+    ),
+    "a process that starts on a full disk": Mistake(Scheduler, "_why_no_process", "if self.full:", "if False:", None),
+    "more processes than slots": Mistake(
+        Scheduler, "_why_no_process", "if len(those) > slots and", "if False and", None
+    ),
+    "a full disk counts as a death": Mistake(Scheduler, "ended", "elif process.met_full_disk:", "elif False:", None),
+    "an experiment activated that its token can't pay": Mistake(
+        Scheduler, "act", "self.accounts.admit(item)", "pass", None
+    ),
+    "a pause that no process hears of": Mistake(
+        Scheduler, "act", "if name in self._processes:", "if False:", None, options="token"
+    ),
+    "a server's end that no process hears of": Mistake(
+        Scheduler, "close", "self._emit(SignalProcess(name, signal.SIGTERM))", "pass", None, options="token"
+    ),
+    "what an experiment has spent is not recorded": Mistake(
+        Accounts, "settle", "self._queue.spent(name, spent)", "pass", None
+    ),
+    "a budget is not reserved": Mistake(Accounts, "use", "if is_live else 0.0", "if False else 0.0", None),
+    "an overrun that only counts what is spent": Mistake(
+        Accounts, "overrun", "use.used[unit] + use.reserved[unit] > limit", "use.used[unit] > limit", None
+    ),
+    "the desk does not know of a token's slots": Mistake(
+        ServerCore, "_add", "{**share, **self.scheduler.claim(run)}", "dict(share)", None, options="token"
+    ),
+    "the run of a process that has died keeps its groups": Mistake(
+        ServerCore, "lost", "self.lender.desk.remove(run)", "pass", None, options="token"
+    ),
+    "a user's request that is not on the disk": Mistake(
+        Queue, "_note", "self._append(record)", "pass", None, options="token"
+    ),
+    "deaths count in a row though it trained between them": Mistake(
+        Queue, "_apply", '1 if record["has_trained"] else item.restarts + 1', "item.restarts + 1", None
+    ),
+    "an extension that is applied at each start": Mistake(
+        Queue, "opened", "if self._items[name].extension:", "if False:", None
+    ),
+    "deleting an experiment gives its token its money back": Mistake(
+        Queue, "_forget", "item is not None and item.owner", "False", None
+    ),
+    "what was spent before the server died is forgotten": Mistake(
+        Manager, "__init__", "if item.owner:", "if False:", None
+    ),
+    "a process that ended before it was assigned": Mistake(
+        Manager, "_start", "if process.exit_code is not None:", "if False:", None, options="token"
+    ),
+    "a process that created an experiment waits for ever": Mistake(
+        Manager, "_accept", "process.signal(signal.SIGKILL)", "pass", None, options="token"
+    ),
+    "the end of a process is told before the disk is looked at": Mistake(
+        Manager, "_note_end", "self._scheduler.disk(why_full(self._results))", "pass", None, options="token"
+    ),
+    "a spare process that has ended": Mistake(
+        Spares,
+        "take",
+        "self._waiting if self._waiting.exit_code is None else self._start()",
+        "self._waiting",
+        None,
+        options="token",
+    ),
+    "an experiment's process outlives its server": Mistake(
+        processes, "_receive", "os.kill(os.getpid(), signal.SIGKILL)", "return", None, options="token"
+    ),
+    "a damaged checkpoint comes back": Mistake(
+        Retention, "examined", "each.checkpoint not in self._damaged and ", "", None
+    ),
+    "a damaged checkpoint comes back after a restart": Mistake(
+        Retention, "recover", 'if record.get("event") == "damaged"', "if False", None
     ),
 }
 
