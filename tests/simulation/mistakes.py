@@ -120,16 +120,16 @@ MISTAKES = {
         "alone",
     ),
     "a failure that an earlier trial in its process has caused counts": Mistake(
-        Reuse, "withhold", "if not left.reused", "if True", None, options="once"
+        Reuse, "withhold", "if not left.reused", "if True", 0, options="once"
     ),
     "a used group for a trial that needs a new one": Mistake(
-        Desk, "_match", "if group.used and trial in client.new:", "if False:", None, options="once"
+        Desk, "_match", "if group.used and trial in client.new:", "if False:", 0, options="once"
     ),
     "a trial queued that has ended": Mistake(
         ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", None
     ),
     "a drained trial lost": Mistake(
-        Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', None
+        Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', 18
     ),
     "a closed terminal that hung": Mistake(
         ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", None
@@ -138,10 +138,10 @@ MISTAKES = {
         ExperimentDriver, "_append", "Append(record, wait)", "Append(record, False)", 0
     ),
     "a lease granted twice": Mistake(
-        Client, "next_trial", "if not self._is_held(trial)", "if True", 15, options="requests"
+        Client, "next_trial", "if not self._is_held(trial)", "if True", 22, options="requests"
     ),
     "a lost wakeup: the parameters of a lease": Mistake(Desk, "bind", "self._answer_ranks(state.group)", "pass", 0),
-    "a lost wakeup: a trial that is queued": Mistake(Desk, "enqueue", "    self._match()\n", "", 6),
+    "a lost wakeup: a trial that is queued": Mistake(Desk, "enqueue", "    self._match()\n", "", 18),
     "a retry of a trial that has ended": Mistake(
         ExperimentDriver,
         "_left",
@@ -231,7 +231,7 @@ MISTAKES = {
     "an answered request that stays": Mistake(
         Run, "_perform", "self._requests.remove(request_id)", "pass", 0, options="requests"
     ),
-    "a request that is read only once": Mistake(RequestFiles, "waiting", "*.json", "*.none", None, options="requests"),
+    "a request that is read only once": Mistake(RequestFiles, "waiting", "*.json", "*.none", 0, options="requests"),
     "a failure whose logs are never read": Mistake(Run, "_read_logs", "self._logs.submit(read)", "pass", 0),
     "an alert that is not noted": Mistake(
         Notifier, "told", "found, self._told = self._told or [], []", "found, self._told = [], []", 3, options="alerts"
@@ -283,7 +283,7 @@ MISTAKES = {
     ),
     "checkpoints of killed writers stay": Mistake(RayHost, "resume", "self._store.sweep()", "pass", None, "commit"),
     "a carried report is not sent": Mistake(
-        RayHost, "resume", 'return self.reports.resume(report, carried["decides"])', "return None", None, "commit"
+        RayHost, "resume", 'return self.reports.resume(report, carried["decides"])', "return None", 44, "commit"
     ),
     "a commit that nobody hears of": Mistake(
         RayHost,
@@ -294,7 +294,7 @@ MISTAKES = {
         "commit",
     ),
     "rows without a checkpoint are forgotten": Mistake(
-        RayHost, "commit", "rows=[*staged.rows, *message.rows]", "rows=list(message.rows)", None, "commit"
+        RayHost, "commit", "[*staged.rows, *message.rows]", "list(message.rows)", None, "commit"
     ),
     "kept rows are not sent with a report": Mistake(
         TrialLink, "send", "rows=[*self._kept, *report.rows]", "rows=[*report.rows]", 0, "commit"
@@ -354,13 +354,10 @@ MISTAKES = {
         Accounts, "overrun", "use.used[unit] + use.reserved[unit] > limit", "use.used[unit] > limit", None
     ),
     "the desk does not know of a token's slots": Mistake(
-        ServerCore, "_add", "{**share, **self.scheduler.claim(run)}", "dict(share)", None, options="token"
-    ),
-    "the run of a process that has died keeps its groups": Mistake(
-        ServerCore, "lost", "self.lender.desk.remove(run)", "pass", None, options="token"
+        ServerCore, "_add", "{**share, **self.scheduler.claim(run)}", "dict(share)", 2, options="token"
     ),
     "a user's request that is not on the disk": Mistake(
-        Queue, "_note", "self._append(record)", "pass", None, options="token"
+        Queue, "_note", "self._append(record)", "pass", 2, options="token"
     ),
     "deaths count in a row though it trained between them": Mistake(
         Queue, "_apply", '1 if record["has_trained"] else item.restarts + 1', "item.restarts + 1", None
@@ -392,7 +389,7 @@ MISTAKES = {
         options="token",
     ),
     "an experiment's process outlives its server": Mistake(
-        processes, "_receive", "os.kill(os.getpid(), signal.SIGKILL)", "return", None, options="token"
+        processes, "_receive", "os.kill(os.getpid(), signal.SIGKILL)", "return", 15, options="token"
     ),
     "a damaged checkpoint comes back": Mistake(
         Retention, "examined", "each.checkpoint not in self._damaged and ", "", None
