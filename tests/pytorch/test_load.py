@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from dray import pytorch
 from dray.pytorch import Batch
 from dray.storage import CheckpointError
+from tests.forks.process import run_script
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 
@@ -65,8 +65,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (source / "model_def.py").write_text(MODEL_DEF)
     (source / "helper.py").write_text(HELPER)
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(pytorch.__file__).parents[2]))
-    subprocess.run([sys.executable, "model_def.py"], cwd=source, check=True)
+    run_script(source / "model_def.py", directory=source)
     (checkpoint,) = (tmp_path / "results" / "local").glob("*/checkpoint_3")
     shutil.rmtree(source)
     return checkpoint
