@@ -41,7 +41,7 @@ from tests.pytorch.processes import results_of, serve
 from tests.pytorch.resuming import assert_equal
 from tests.pytorch.sharding import foreach_by_default
 from tests.pytorch.test_profiler import traced
-from tests.training.test_event_file import read
+from tests.training.test_usage import read
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from dray.worker.isolation.leaks import group_names
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.ranks import Place
 from tests.core.test_distributed import nodes
-from tests.worker.test_gpu_share import Desk
+from tests.worker.test_worker import Desk
 from tests.workers import connected, worker_spec
 
 Run = Callable[..., tuple[Any, list[str]]]
