@@ -91,7 +91,7 @@ SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
 # Four shares that take about as long: tests that share a Ray, those that (also) start Rays of their own, those of ranks, docs and
 # examples without Ray, and the rest; and the simulation.
-OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,fault_matrix interrupt observers secrets sweep)
+OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,fault_matrix interrupt sweep)
 
 RANKS := tests/api tests/docs tests/examples tests/pytorch tests/training
 
