@@ -60,13 +60,10 @@ class Process:
         self.files: dict[Any, None] = {}
         self.file_operations = self.kill_at = 0
         self.on_end: list[Callable[[], object]] = []
+        self.is_alive = True
         self.exit_code: int | None = None
         self.handlers: dict[int, Any] = {}
         self.signals: list[int] = []
-
-    @property
-    def is_alive(self) -> bool:
-        return self.exit_code is None
 
     def kill(self) -> None:
         self.kernel.end(self, SIGKILL)
@@ -219,7 +216,7 @@ class Kernel:
         """End a process, as by a signal or by its last statement. It does nothing from now on."""
         if not process.is_alive:
             return
-        process.exit_code = code
+        process.is_alive, process.exit_code = False, code
         self.note(f"{process.name} ends with {code}")
         for task in process.tasks:
             if task.parked:
