@@ -29,14 +29,6 @@ from dray.training.parallel import agreement
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight, callback, one_weight, trial
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
-    (tmp_path / "code").mkdir()
-    monkeypatch.chdir(tmp_path / "code")  # each checkpoint has a copy of it
-    return tmp_path / "results"
-
-
 def fit(trial_class: type[OneWeight] = OneWeight, callbacks: Any = (), **arguments: Any) -> OneWeight:
     with pytorch.init() as context:
         made = trial_class(context)

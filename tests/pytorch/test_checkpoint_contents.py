@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import json
 import shutil
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -23,6 +22,7 @@ from dray.pytorch import Batch
 from dray.storage import CheckpointError, CheckpointStore, verify
 from dray.training.checkpoint import files as checkpoint
 from dray.training.parallel.mesh import Division
+from tests.forks.process import run_script
 from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, callback, one_weight, trial
@@ -241,8 +241,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (source / "model_def.py").write_text(MODEL_DEF)
     (source / "helper.py").write_text(HELPER)
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(pytorch.__file__).parents[2]))
-    subprocess.run([sys.executable, "model_def.py"], cwd=source, check=True)
+    run_script(source / "model_def.py", directory=source)
     (checkpoint,) = (tmp_path / "results" / "local").glob("*/checkpoint_3")
     shutil.rmtree(source)
     return checkpoint

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from dray.errors import ExperimentError
 from dray.serve import server
 from dray.serve.client import Server
 from dray.serve.control import Submitted
+from tests.forks.process import Forked
 from tests.report.simulated import simulated
 from tests.serve.conftest import PORT
 from tests.serve.fake import FakeControl
@@ -119,13 +119,9 @@ server.serve("127.0.0.1", 8600, None, 600.0, print)
 def test_a_server_ends_although_its_threads_wait_for_the_dead_ray(
     tmp_path: Path, arguments: list[str], code: int
 ) -> None:
-    again = {"_DRAY_SERVER_RESTARTED": str(time.time())}
-    process = subprocess.run(
-        [sys.executable, "-c", SERVER, *arguments],
-        env={**os.environ, "DRAY_HOME": str(tmp_path), **again},
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=50,
-    )
+    (tmp_path / "server.py").write_text(SERVER)
+    environment = {**os.environ, "DRAY_HOME": str(tmp_path), "_DRAY_SERVER_RESTARTED": str(time.time())}
+    process = Forked(str(tmp_path / "server.py"), *arguments, environment=environment)
+    _, errors = process.communicate(50)
     assert process.returncode == code
-    assert ("has died again within 5 minutes" in process.stderr) == bool(code)
+    assert ("has died again within 5 minutes" in errors) == bool(code)
