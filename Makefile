@@ -1,6 +1,6 @@
 # make demo    the ASHA search of examples/digits on Ray, on this machine
 # make check   ruff, mypy --strict, import-linter, the fast tests: under a minute
-# make test    check, then the slow tests and those on a real Ray; ten to fifteen minutes
+# make test    check, then the slow tests and those on a real Ray; about a quarter of an hour
 # make test-all  the same, and the long ones: the deaths of nodes, machines that Ray launches, a store in S3; half an hour more
 # make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
 # make test-oldest  the fast tests and the demo with the lowest versions that pyproject.toml allows, in build/oldest; 7 GB
@@ -67,7 +67,7 @@ floors: $(INSTALLED)
 	@$(BIN)/lint-imports --no-logo
 
 # Two processes with directories of their own: each of xdist's would collect all the tests, a quarter of the time.
-HALF := $(addprefix tests/,api cluster code compat core experiment hosts observers pytorch records searchers storage training worker)
+HALF := $(addprefix tests/,api code compat core experiment hosts observers pytorch records searchers storage training worker)
 FAST := -q -m "not slow and not ray and not gpu and not cluster"
 
 test-fast: $(INSTALLED)
@@ -91,7 +91,7 @@ SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
 # Four shares that take about as long: tests that share a Ray, those that (also) start Rays of their own, those of ranks, docs and
 # examples without Ray, and the rest; and the simulation.
-OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,fault_matrix interrupt observers secrets sweep)
+OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,fault_matrix interrupt sweep)
 
 RANKS := tests/api tests/docs tests/examples tests/pytorch tests/training
 

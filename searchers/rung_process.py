@@ -23,12 +23,15 @@ and 5; Snoek et al., "Practical Bayesian Optimization of Machine Learning Algori
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import blas, cho_solve, cholesky, lapack
+from threadpoolctl import ThreadpoolController
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
@@ -44,6 +47,19 @@ _DISTANCE = (np.log(0.2), 1.0)
 _SCALE = (0.0, 0.5)
 _TAU = (np.log(0.2), 1.0)
 _SIGMA = (np.log(0.1), 1.0)
+
+
+_BLAS = ThreadpoolController()
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def _on_one_thread(function: _Function) -> _Function:
+    """Let BLAS use one thread in this function.
+
+    The matrices are small. On cores that are busy with training, two threads that wait for each other take a hundred
+    times as long as one.
+    """
+    return cast("_Function", _BLAS.wrap(limits=1, user_api="blas")(function))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +110,7 @@ class RungProcess:
         results: At least one result.
     """
 
+    @_on_one_thread
     def __init__(self, parameters: Parameters, theta: Array, results: Results) -> None:
         self._parameters, self._theta, self.results = parameters, theta, results
         noise = np.exp(theta[parameters.sigma])
@@ -119,6 +136,7 @@ class RungProcess:
         # At the last rung, for each result's hyperparameters.
         self.expected = self._offset + self._weights @ (self._from_kernel * kernel)
 
+    @_on_one_thread
     def expecting(self, live: Array) -> RungProcess:
         """Return this process under the assumption that live trials end as expected.
 
@@ -148,6 +166,7 @@ class RungProcess:
         solved: Array = blas.dtrsm(1.0, self._factor, covariance, lower=True)
         return solved
 
+    @_on_one_thread
     def at_the_end(self, rows: Array) -> tuple[Array, Array]:
         """Predict the last rung for new trials.
 
@@ -193,6 +212,7 @@ class Fit:
         self._value = np.inf
         self._gradient, self._move = np.zeros(len(self._at)), np.zeros(len(self._at))
 
+    @_on_one_thread
     def step(self) -> None:
         """Evaluate the density once, and move if it is higher than before. The first step only evaluates it."""
         # Within four deviations every covariance matrix can be factorised.

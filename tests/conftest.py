@@ -91,6 +91,21 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The default storage, of a run in a directory with little code: each checkpoint has a copy of it."""
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    (tmp_path / "code").mkdir()
+    monkeypatch.chdir(tmp_path / "code")
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def few_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preview simulates 40 searches instead of 200: its ranges are wider, and it takes a fifth of the time."""
+    monkeypatch.setattr("searchers.previews.MAX_RUNS", 40)
+
+
 @pytest.fixture(scope="session")
 def clusters() -> Iterator[SharedCluster]:
     """See `tests.ray.shared`."""

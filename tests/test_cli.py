@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import dray
-from dray.cli import app, main
+from dray.cli import main
 from dray.errors import ExperimentError, FoundInTraining
 from searchers.errors import JournalError
+from tests.cli.said import Said
 
 ROOT = Path(__file__).parents[1]
 DIGITS = ROOT / "examples" / "digits"
@@ -58,8 +60,10 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "one.yaml"
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+def run(*arguments: object) -> Said:
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err, pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    return Said(code=int(end.value.code or 0), out=out.getvalue(), err=err.getvalue())
 
 
 @pytest.mark.parametrize(
@@ -74,20 +78,20 @@ def run(*arguments: object) -> Result:
 def test_create_runs_the_config_with_the_models_code_by_default_that_beside_it(
     config: Path, options: list[str], code: Path | None, place: Path | str | None
 ) -> None:
-    assert run("experiment", "create", config, *options).exit_code == 0
+    assert run("experiment", "create", config, *options).code == 0
     assert FakeExperiment.made == [("one", config.parent if code is None else code, place)]
 
 
 def test_the_demo_is_the_search_of_the_digits_example() -> None:
     result = run("demo")
-    assert (result.exit_code, FakeExperiment.made) == (0, [("digits-asha", DIGITS, None)])
-    assert f"cp -r {DIGITS} digits" in result.output
+    assert (result.code, FakeExperiment.made) == (0, [("digits-asha", DIGITS, None)])
+    assert f"cp -r {DIGITS} digits" in result.err
 
 
 def test_a_local_run_has_no_object_store(config: Path) -> None:
     result = run("e", "create", config, "--storage-path", "s3://bucket/results", "--local")
-    assert result.exit_code == 2
-    assert "--storage-path can't be used with --local" in result.output
+    assert result.code == 2
+    assert "--storage-path can't be used with --local" in result.err
 
 
 @pytest.mark.parametrize(
@@ -100,13 +104,13 @@ def test_a_local_run_has_no_object_store(config: Path) -> None:
 )
 def test_a_search_with_failed_trials_has_an_exit_code_of_its_own(config: Path, states: list[str], code: int) -> None:
     FakeExperiment.states = states
-    assert run("e", "create", config).exit_code == code
+    assert run("e", "create", config).code == code
 
 
 def test_a_fault_of_the_config_that_a_trial_found_is_a_failure_and_not_bad_usage(config: Path) -> None:
     FakeExperiment.outcome = FoundInTraining([("searcher.metric", "no such metric")])
     result = run("e", "create", config)
-    assert (result.exit_code, "searcher.metric: no such metric" in result.output) == (1, True)
+    assert (result.code, "searcher.metric: no such metric" in result.err) == (1, True)
 
 
 def test_exit_of_a_local_program_is_reported_with_its_line(config: Path, tmp_path: Path) -> None:
@@ -115,8 +119,8 @@ def test_exit_of_a_local_program_is_reported_with_its_line(config: Path, tmp_pat
     path = list(sys.path)
     result = run("e", "create", config, "--local", "--path", tmp_path / "results")
     sys.path[:] = path
-    assert result.exit_code == 1
-    told = result.output[result.output.index("dray: ") :].splitlines()
+    assert result.code == 1
+    told = result.err[result.err.index("dray: ") :].splitlines()
     assert told[0] == "dray: python3 my_program.py exited with code 3"
     assert told[1].endswith("my_program.py:3, in <module>")
     assert told[2:] == ["    sys.exit(3)"]
@@ -133,17 +137,17 @@ def test_a_metric_that_a_local_program_does_not_report_is_one_line(config: Path,
     path = list(sys.path)
     result = run("e", "create", config, "--local", "--path", tmp_path / "results")
     sys.path[:] = path
-    assert result.exit_code == 1
-    [told] = [line for line in result.output.splitlines() if "searcher.metric" in line]
+    assert result.code == 1
+    [told] = [line for line in result.err.splitlines() if "searcher.metric" in line]
     assert told.startswith("dray: searcher.metric: the search compares ")
-    assert "Traceback" not in result.output
+    assert "Traceback" not in result.err
 
 
 @pytest.mark.parametrize("options", [[], ["--max-trials", "0"], ["--max-length", "a"]])
 def test_extend_without_a_budget_is_bad_input(tmp_path: Path, options: list[str]) -> None:
     result = run("e", "extend", tmp_path, *options)
-    assert result.exit_code == 2
-    assert "--max-" in result.stderr
+    assert result.code == 2
+    assert "--max-" in result.err
     assert FakeExperiment.made == []
 
 
@@ -169,8 +173,8 @@ def test_bad_usage_is_one_line_that_points_to_help(
 def test_fields_are_changed_from_the_command_line() -> None:
     changed = ["--config", "searcher.max_trials=16", "--config", "searcher.max_length={epochs: 32}"]
     result = run("preview", DIGITS / "asha.yaml", *changed)
-    assert result.exit_code == 0
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
+    assert result.code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.out.splitlines() if "│" in line]
     assert [row[2] for row in rows] == ["2", "8", "32"]
     assert rows[0][3] == "16"
 
@@ -178,17 +182,17 @@ def test_fields_are_changed_from_the_command_line() -> None:
 def test_a_bad_change_is_one_message() -> None:
     for command in (["preview"], ["e", "create"]):
         result = run(*command, DIGITS / "asha.yaml", "--config", "searcher.max_trails=8")
-        assert result.exit_code == 2
-        assert "searcher.max_trails: unknown field; did you mean max_trials?" in result.stderr
+        assert result.code == 2
+        assert "searcher.max_trails: unknown field; did you mean max_trials?" in result.err
     assert FakeExperiment.made == []
 
 
 def test_bad_config_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(CONFIG.replace("metric: loss", "metrik: loss"))
     result = run("e", "create", tmp_path / "bad.yaml")
-    assert result.exit_code == 2
-    assert "searcher.metrik: unknown field; did you mean metric?" in result.stderr
-    assert "Traceback" not in result.output
+    assert result.code == 2
+    assert "searcher.metrik: unknown field; did you mean metric?" in result.err
+    assert "Traceback" not in result.err
     assert FakeExperiment.made == []
 
 
@@ -205,8 +209,8 @@ def test_exit_code_says_how_the_search_ended(
 ) -> None:
     experiment.outcome = outcome
     result = run("e", "create", config)
-    assert (result.exit_code, says in result.stderr, "Traceback" in result.output) == (code, True, False)
+    assert (result.code, says in result.err, "Traceback" in result.err) == (code, True, False)
 
 
 def test_version_is_printed() -> None:
-    assert run("--version").output == f"dray {dray.__version__}\n"
+    assert run("--version").out == f"dray {dray.__version__}\n"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 
 import pytest
@@ -14,6 +12,7 @@ from packaging.utils import canonicalize_name
 
 import dray
 from tests.docs.pages import PROJECT, ROOT
+from tests.sources import at_import, imported, nodes
 
 FOR_AN_EXTRA = {
     "dray/agents/server.py",
@@ -26,17 +25,6 @@ IF_INSTALLED = {"torchao", "transformers"}
 """In no extra: whoever uses them has them."""
 
 
-def imports(node: ast.AST, late: bool) -> Iterator[tuple[str, bool]]:
-    """The top-level packages that are imported below a node, each with whether a function has to be called first."""
-    for child in ast.iter_child_nodes(node):
-        match child:
-            case ast.Import(names=names):
-                yield from ((each.name.partition(".")[0], late) for each in names)
-            case ast.ImportFrom(module=str(module), level=0):
-                yield module.partition(".")[0], late
-        yield from imports(child, late or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
-
-
 def names(requirements: list[str]) -> set[str]:
     return {canonicalize_name(Requirement(each).name) for each in requirements}
 
@@ -47,14 +35,14 @@ def test_each_package_that_is_imported_is_a_requirement_and_not_only_of_ray_or_t
     with_extras = plain.union(IF_INSTALLED, *(names(listed) for extra, listed in extras.items() if extra != "dev"))
     provided_by = {**packages_distributions(), "pydantic_core": ["pydantic"]}  # which pins the other's version
     undeclared = set()
-    for file in [*ROOT.glob("dray/**/*.py"), *ROOT.glob("searchers/**/*.py")]:
-        optional = str(file.relative_to(ROOT)) in FOR_AN_EXTRA
-        for package, late in imports(ast.parse(file.read_text()), optional):
-            if package in {*sys.stdlib_module_names, "dray", "searchers"}:
-                continue
-            providers = {canonicalize_name(each) for each in provided_by.get(package, [package])}
-            if not providers & (with_extras if late else plain):
-                undeclared.add((package, str(file.relative_to(ROOT))))
+    ours = {*sys.stdlib_module_names, "dray", "searchers"}
+    for file, found in nodes().items():
+        early = set() if file in FOR_AN_EXTRA else set(at_import(found[0]))
+        for node in found:
+            for package in {name.partition(".")[0] for name in imported(node)} - ours:
+                providers = {canonicalize_name(each) for each in provided_by.get(package, [package])}
+                if not providers & (plain if node in early else with_extras):
+                    undeclared.add((package, file))
     assert undeclared == set()
 
 

@@ -11,8 +11,7 @@ import yaml
 
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError
-
-ROOT = Path(__file__).parents[1]
+from tests.sources import nodes
 
 MODULES = (
     "pickle",
@@ -57,9 +56,9 @@ ALLOWED = {
 }
 
 
-def uses(path: Path) -> Iterator[str]:
+def uses(file: list[ast.AST]) -> Iterator[str]:
     """What a file names that could run code."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in file:
         if isinstance(node, ast.Attribute) and node.attr in READ:
             owner = ast.unparse(node.value)
             if owner.rpartition(".")[2] in MODULES:
@@ -71,8 +70,7 @@ def uses(path: Path) -> Iterator[str]:
 
 
 def test_all_of_it_is_known() -> None:
-    files = [path for package in ("dray", "searchers") for path in (ROOT / package).rglob("*.py")]
-    assert {(path.relative_to(ROOT).as_posix(), use) for path in files for use in uses(path)} == set(ALLOWED)
+    assert {(name, use) for name, file in nodes().items() for use in uses(file)} == set(ALLOWED)
 
 
 @pytest.mark.parametrize("name", ["SafeLoader", "CSafeLoader"])

@@ -173,8 +173,8 @@ _FAR = 1e12  # no hyperparameter is this large: the exponent must be a value
 
 def doubts(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
     """The path of each field of a valid config that its author hardly meant, and a warning: constants that look like
-    ranges, values in place of exponents, or a missing direction. Each names a cure, and a spelling without a warning for
-    the case that the config is right."""
+    ranges, values in place of exponents, or a missing direction. Each names a cure, and a spelling without a warning
+    for the case that the config is right."""
     searcher = config.searcher
     compares = not isinstance(searcher, SingleSearcher)
     for name, spec in config.hyperparameters.items():

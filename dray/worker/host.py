@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +205,9 @@ class RayHost:
     def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         staged, message = self.reports.unsaved.take(staging), self.reports.carried(report)
         metric = staged.value if message.value is None else message.value
-        carried = asdict(replace(message, rows=[*staged.rows, *message.rows]))
-        carried |= {"decides": report.decides, "batches": report.batches, "metric": metric}
+        carried = {each.name: getattr(message, each.name) for each in fields(message)}
+        carried |= {"rows": [*staged.rows, *message.rows], "metric": metric}
+        carried |= {"decides": report.decides, "batches": report.batches}
         (staging / REPORT_FILE).write_text(json.dumps(carried))
         self._link.confirm_commit()
         checkpoint = self._store.commit(staging, report.batches, known)

@@ -6,11 +6,13 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp import Client
+from mcp.server.mcpserver import MCPServer
 
 from dray.agents import server as agents
 from dray.agents.answers import MOST_BYTES
@@ -34,15 +36,19 @@ async def text_of(client: Client, tool: str, given: dict[str, Any]) -> tuple[str
     return content.text, bool(result.is_error)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Agent:
     """Calls one tool at a time."""
 
     tools: Tools
 
+    @cached_property
+    def server(self) -> MCPServer:
+        return agents.make(self.tools)
+
     def text(self, tool: str, **given: Any) -> tuple[str, bool]:
         async def call() -> tuple[str, bool]:
-            async with Client(agents.make(self.tools)) as client:
+            async with Client(self.server) as client:
                 return await text_of(client, tool, given)
 
         return asyncio.run(call())

@@ -14,6 +14,8 @@ import pytest
 
 from searchers import Create, Event, Exited, Pause, Reported, Resume, parse_space
 
+pytestmark = pytest.mark.slow  # it imports what it compares with
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 

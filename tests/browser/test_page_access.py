@@ -119,7 +119,8 @@ def test_axe_finds_nothing(screen: Site) -> None:
     assert violations(screen, where) == ""
 
 
-@pytest.mark.parametrize("screen", [pytest.param(1400, marks=pytest.mark.long), PHONE], indirect=True)
+@pytest.mark.long  # of what is dark, `make test` has the colours, below
+@pytest.mark.parametrize("screen", [1400, PHONE], indirect=True)
 def test_axe_finds_nothing_in_the_dark(screen: Site) -> None:
     theme(screen, "dark")
     assert violations(screen, places(screen), runOnly=["color-contrast", "link-in-text-block"]) == ""

@@ -24,6 +24,7 @@ def test_schema_is_printed(home: Path, dray: Dray) -> None:
     assert dray("config", "schema").value == json_schema()
 
 
+@pytest.mark.usefixtures("few_simulations")
 def test_preview_is_also_json(home: Path, dray: Dray) -> None:
     found = dray("preview", DIGITS / "asha.yaml", "--json").value
     [rungs] = found["brackets"]
@@ -49,6 +50,7 @@ def test_preview_is_also_json(home: Path, dray: Dray) -> None:
     }
 
 
+@pytest.mark.usefixtures("few_simulations")
 def test_times_of_a_preview_are_those_given(home: Path, dray: Dray) -> None:
     """A grid of 8 trials with 8 epochs, all at a time."""
     said = dray("preview", DIGITS / "grid.yaml", "--seconds-per-epoch", 450, "--price", 2.9).out
@@ -63,6 +65,7 @@ def test_times_of_a_preview_are_those_given(home: Path, dray: Dray) -> None:
     assert f"({low:.3g} to {high:.3g})" in slots
 
 
+@pytest.mark.usefixtures("few_simulations")
 def test_times_of_a_preview_are_those_of_another_experiment(home: Path, dray: Dray) -> None:
     said = dray("preview", DIGITS / "asha.yaml", "--like", "digits-1").out
     assert said.strip().endswith("at 1 s per epoch (8 trials), 0.5 s to start a trial, 0 s to start its workers")

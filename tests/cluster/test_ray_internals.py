@@ -26,6 +26,7 @@ from packaging.requirements import Requirement
 
 from dray.cluster import internals
 from dray.errors import RAY
+from tests.sources import at_import, dotted, imported, nodes
 
 ROOT = Path(__file__).parents[2]
 MAX_NAMES = 15
@@ -154,9 +155,8 @@ def test_the_page_has_what_the_absence_of_each_name_costs() -> None:
 
 def test_every_private_name_of_rays_in_our_files_is_in_the_list() -> None:
     listed = {(file, name.replace(":", ".")) for file, _, name, _ in NAMES}
-    for path in [*(ROOT / "dray").rglob("*.py"), *(ROOT / "searchers").rglob("*.py")]:
-        file = str(path.relative_to(ROOT))
-        for used in sorted(set(private_of_ray(ast.parse(path.read_text())))):
+    for file, found in nodes().items():
+        for used in sorted({name for node in found for name in private_of_ray(node)}):
             # Whether it is a module, or an attribute of one.
             assert any(
                 file == ours and (f"{known}.".startswith(f"{used}.") or used.startswith(f"{known}."))
@@ -164,29 +164,22 @@ def test_every_private_name_of_rays_in_our_files_is_in_the_list() -> None:
             ), f"{file} uses {used}, which is private to Ray"
 
 
-def private_of_ray(tree: ast.Module) -> Iterator[str]:
-    """The dotted names of Ray that a file imports or writes out, and that are not of its public API."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.ImportFrom(module=str(module), names=names, level=0):
-                named = [f"{module}.{alias.name}" for alias in names]
-            case ast.Import(names=names):
-                named = [alias.name for alias in names]
-            case ast.Attribute():
-                named = [ast.unparse(node)]
-            case ast.Constant(value=str(text)) if re.fullmatch(r"ray(\.\w+)+", text):
-                named = [text]
-            case _:
-                continue
-        for name in named:
-            if name.startswith("ray.") and is_private(name):
-                yield name
+def private_of_ray(node: ast.AST) -> Iterator[str]:
+    """The dotted names of Ray that a node imports or writes out, and that are not of its public API."""
+    match node:
+        case ast.Attribute():
+            named = [dotted(node)]
+        case ast.Constant(value=str(text)) if re.fullmatch(r"ray(\.\w+)+", text):
+            named = [text]
+        case _:
+            named = imported(node)
+    yield from (name for name in named if name.startswith("ray.") and is_private(name))
 
 
 def test_only_functions_import_private_names_of_rays() -> None:
-    for path in [*(ROOT / "dray").rglob("*.py"), *(ROOT / "searchers").rglob("*.py")]:
-        imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
-        assert list(private_of_ray(ast.Module(imports, []))) == [], f"where one is missing, {path} can't be imported"
+    for file, [module, *_] in nodes().items():
+        private = [name for node in at_import(module) for name in private_of_ray(node)]
+        assert private == [], f"where one is missing, {file} can't be imported"
 
 
 BLOCKS: dict[str, Callable[[], AbstractContextManager[None]]] = {

@@ -19,6 +19,7 @@ from dray.code.archive import Archived
 from dray.code.factory import FromDirectory, Sent, home_of, place_of
 from dray.config.entrypoint import ClassName, parse_entrypoint
 from dray.errors import EntrypointError
+from tests.forks.process import run_script
 from tests.model_code import imports_undone
 
 CODE = "from dray import pytorch\nclass MyTrial(pytorch.PyTorchTrial):\n    class Inner(pytorch.PyTorchTrial): ...\n"
@@ -86,9 +87,11 @@ def script_class(directory: Path, name: str) -> bytes:
 
 def cloudpickle_of(directory: Path, script: str, name: str) -> bytes:
     (directory / "driver.py").write_text(
-        f"import sys\nfrom ray import cloudpickle\n{script}sys.stdout.buffer.write(cloudpickle.dumps({name}))\n"
+        "import pathlib\nfrom ray import cloudpickle\n"
+        f"{script}pathlib.Path('pickled').write_bytes(cloudpickle.dumps({name}))\n"
     )
-    return subprocess.run([sys.executable, directory / "driver.py"], capture_output=True, check=True).stdout
+    run_script(directory / "driver.py", directory=directory)
+    return (directory / "pickled").read_bytes()
 
 
 @pytest.mark.slow
@@ -138,7 +141,7 @@ def test_class_of_an_installed_package_has_no_home() -> None:
 
 @pytest.mark.parametrize(
     ("command", "home"),
-    [("my_package/deep/model.py", "my_package/deep"), ("-m my_package.deep.model", "."), ("-m my_package.deep", ".")],
+    [("my_package/deep/model.py", "my_package/deep"), ("-m my_package.deep", ".")],
 )
 @pytest.mark.slow
 def test_home_of_a_scripts_class_is_where_python_imports_from(directory: Path, command: str, home: str) -> None:

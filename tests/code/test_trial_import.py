@@ -79,10 +79,8 @@ def test_an_import_on_trial_is_answered_in_time_and_leaves_no_process(tmp_path: 
 
 
 def test_a_process_without_torch_can_start_another_one_for_it(tmp_path: Path) -> None:
-    for name in ("good", "raises"):
-        (tmp_path / f"{name}.py").write_text(MODULES[name])
+    (tmp_path / "good.py").write_text(MODULES["good"])
     assert import_in_new_process(ClassName("good", "Trial"), tmp_path) == ""
-    assert "ZeroDivisionError" in import_in_new_process(ClassName("raises", "Trial"), tmp_path)
     assert not list(tmp_path.rglob("*.pyc"))
     (tmp_path / "floods.py").write_text(FLOODS)
     assert import_in_new_process(ClassName("floods", "Trial"), tmp_path).endswith("without an answer, or gave none")

@@ -19,6 +19,8 @@ from dray.core import ClusterInfo, TrialInfo
 from dray.hosts import LocalHost, use_host
 from dray.training.host import Report
 
+pytestmark = pytest.mark.slow  # it imports transformers
+
 
 @pytest.fixture
 def callback(alias: None) -> Iterator[Any]:
@@ -203,7 +205,6 @@ class Linear(torch.nn.Module):
         return {"loss": ((out - labels) ** 2).mean(), "logits": out}
 
 
-@pytest.mark.slow
 def test_with_the_real_trainer(callback: Any, tmp_path: Path, in_trial: Any) -> None:
     """Stopped by the search, gone on with: as if it had not been."""
     import transformers  # not where no test of it is chosen: it takes a second

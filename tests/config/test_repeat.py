@@ -85,6 +85,7 @@ def test_own_method_must_create_trials_on_request() -> None:
     assert isinstance(build_method(config, Custom(method=Single())), Repeats)
 
 
+@pytest.mark.usefixtures("few_simulations")
 def test_preview_says_what_repeats_cost(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
@@ -95,5 +96,5 @@ def test_preview_says_what_repeats_cost(capsys: pytest.CaptureFixture[str]) -> N
     assert "repeats" in shown
     plain = seen.as_dict()
     assert (plain["repeats"], alone.as_dict()["repeats"]) == (6, None)
-    assert plain["total"] == pytest.approx(alone.as_dict()["total"] + 96)
+    assert plain["total"] == pytest.approx(alone.as_dict()["total"] + 96, abs=0.02)  # each is rounded
     assert plain["brackets"][-1] == [{"length": 16, "trials": 6, "last": 6}]

@@ -43,13 +43,7 @@ from tests.core.test_distributed import HANGS_S, nodes, on_ranks
 from tests.pytorch.fakes import FakeHost
 from tests.storage.s3 import LocalS3
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
-    (tmp_path / "code").mkdir()
-    monkeypatch.chdir(tmp_path / "code")  # each checkpoint has a copy of it
-    return tmp_path / "results"
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def rows(home: Path) -> list[dict[str, Any]]:

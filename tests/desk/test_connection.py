@@ -1,4 +1,4 @@
-"""Calls over TCP, against a listener in another thread."""
+"""Calls over TCP, against a listener in another thread, and what both sides keep of a session that may be cut."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -30,6 +31,7 @@ from dray.desk.connection import (
     Session,
     listen,
 )
+from dray.desk.stream import Stream
 from dray.desk.wire import Malformed
 
 BRIEF = Limits(connect_s=5, reconnect_s=0.3, kept_s=0.3)
@@ -507,3 +509,58 @@ def test_with_rays_certificates_it_is_encrypted(certificates: dict[str, str], mo
     with pytest.raises(DeskUnreachable):
         Connection(server.endpoint, limits=Limits(connect_s=0.5))
     server.die()
+
+
+class Side:
+    """Sends numbers; it is its own connection too."""
+
+    def __init__(self) -> None:
+        self.stream, self.sent = Stream(), 0
+        self.wire = deque[bytes]()  # to the other side
+
+    def send(self, *parts: bytes) -> None:
+        self.wire.append(b"".join(parts))
+
+    def abort(self) -> None:
+        raise AssertionError("there is no connection in place of which this one could be")
+
+    def say(self) -> None:
+        self.sent += 1
+        self.stream.send(b"%d" % self.sent)
+
+    def take(self, frame: bytes) -> None:
+        connection: Any = self
+        if self.stream.channel is None:
+            self.stream.resume(connection, frame)
+        else:
+            self.stream.receive(frame)
+
+
+def test_what_has_arrived_is_not_kept_for_long() -> None:
+    one, other = Side(), Side()
+    for each in (one, other):
+        each.send(each.stream.count())
+    one.take(other.wire.popleft())
+    other.take(one.wire.popleft())
+    for number in range(1000):
+        one.say()
+        other.take(one.wire.popleft())
+        if other.wire:
+            one.take(other.wire.popleft())
+        if number % 100 == 99:
+            one.stream.send(bytes(1 << 20))
+            other.stream.receive(one.wire.popleft())
+            one.take(other.wire.popleft())  # the count comes at once after a large message
+    one.stream.channel = None
+    connection: Any = one
+    one.stream.resume(connection, other.stream.count())
+    assert not one.wire
+
+
+@pytest.mark.parametrize("frame", [b"", b"1234567", (2).to_bytes(8, "big"), (0).to_bytes(8, "big")])
+def test_acknowledgements_that_can_not_be_are_refused(frame: bytes) -> None:
+    stream = Stream()
+    stream.send(b"one")
+    stream.receive((1).to_bytes(8, "big"))
+    with pytest.raises(Malformed):
+        stream.receive(frame)

@@ -29,6 +29,7 @@ with pytorch.init(hparams={"global_batch_size": 64, "lr": 0.01, "hidden": 16}) a
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_code_loads_a_trial(tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(files("index.md")["model_def.py"])
     (tmp_path / "train.py").write_text(TRAIN)

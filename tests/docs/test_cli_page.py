@@ -52,6 +52,7 @@ def test_every_field_of_json_is_on_the_page(command: str, home: Path, dray: Dray
     assert found <= set(re.findall(r"`(\w+)`", row)), command
 
 
+@pytest.mark.usefixtures("few_simulations")
 def test_fields_of_a_preview_are_on_the_page(home: Path, dray: Dray) -> None:  # noqa: F811
     config = Path(__file__).parents[2] / "examples" / "digits" / "asha.yaml"
     found = fields(dray("preview", config, "--json").value) | fields(dray("cluster", "status", "--json").value)

@@ -87,6 +87,7 @@ def test_a_trial_of_drays_search_learns(page: str, validations: int, tmp_path: P
 
 # ----------------------------------------------------------------------------------------------------- the other side
 @pytest.mark.slow
+@pytest.mark.long
 def test_optuna(tmp_path: Path) -> None:
     printed = run_command("from-optuna.md", "study.py", project("from-optuna.md", tmp_path / "code"))
     [loss] = re.findall(r"^\{'hidden': \d+, 'dropout': [\d.]+, 'lr': [\d.]+\} ([\d.]+)$", printed, re.MULTILINE)
@@ -110,6 +111,7 @@ def test_hydra(tmp_path: Path, results: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_wandb(tmp_path: Path) -> None:
     """As the agent starts it; the sweep itself needs W&B's server."""
     code = project("from-wandb-sweeps.md", tmp_path / "code")
@@ -125,6 +127,7 @@ def test_wandb(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_katib(tmp_path: Path) -> None:
     """The trial's container as a process; `test_katibs_experiment_is_valid` checks the rest."""
     code = project("from-katib.md", tmp_path / "code")

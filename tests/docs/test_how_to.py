@@ -69,6 +69,7 @@ def test_early_stopping_trial_ends_early(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------- hugging-face.md
 @pytest.mark.slow
+@pytest.mark.long
 def test_hugging_face_model_learns_in_a_trial(tmp_path: Path) -> None:
     found = validations("hugging-face.md", tmp_path, "trial.yaml", hyperparameters={"lr": 3e-3})
     assert found[-1]["batches"] == 160

@@ -101,6 +101,7 @@ def test_trial_learns_like_the_original_loop(project: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_script_for_anywhere_runs_locally(project: Path) -> None:
     run_script(project / "train_anywhere.py", directory=project)
     assert checkpoints(project) == [8 * 23]  # 1,437 records, 64 a batch

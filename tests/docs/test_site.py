@@ -67,6 +67,7 @@ def test_links_to_other_places_are_to_public_projects(page: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_site(site: Path) -> None:
     pages = {path.name: Page(path) for path in site.glob("*.html")}
     assert {path.stem for path in DOCS.glob("*.md")} <= {Path(name).stem for name in pages}
@@ -82,6 +83,7 @@ def test_site(site: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(shutil.which("chromedriver") is None, reason="needs chromium and chromedriver")
+@pytest.mark.long
 def test_search_finds_a_page_from_disk(site: Path, browser: Any) -> None:  # noqa: F811
     from selenium.webdriver.support.wait import WebDriverWait
 

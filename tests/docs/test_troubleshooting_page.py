@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import PAGES
+from tests.sources import nodes
 
 MESSAGES = re.findall(r"^### `(.+)`$", PAGES["troubleshooting.md"], flags=re.MULTILINE)
 
@@ -16,13 +17,8 @@ MESSAGES = re.findall(r"^### `(.+)`$", PAGES["troubleshooting.md"], flags=re.MUL
 @cache
 def literals() -> str:
     """All text in dray's strings, with a newline in place of each value that is filled in."""
-    texts = []
-    for package in ("dray", "searchers"):
-        for file in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    texts.append(node.value)
-    return "\n".join(texts)
+    strings = [node for file in nodes().values() for node in file if isinstance(node, ast.Constant)]
+    return "\n".join(each.value for each in strings if isinstance(each.value, str))
 
 
 @pytest.mark.parametrize("message", MESSAGES)

@@ -180,6 +180,7 @@ def test_code_that_runs_in_a_sandbox_is_not_run_outside_of_one(first: Side, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_each_is_run_in_a_process_of_its_own_and_an_error_is_named(first: Side, tmp_path: Path) -> None:
     assert find_parting(first, first, 2).batches == 2
     code = first.directory.code / "my_weight.py"

@@ -5,9 +5,6 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,10 +14,11 @@ import pytest
 import torch
 import yaml
 
+import dray.cli
 from dray import import_from_path, pytorch
 from dray.config.load import load_config
 from dray.hosts import use_host
-from tests.forks.process import torchrun
+from tests.forks.process import run_script, torchrun
 from tests.pytorch.fakes import FakeHost
 
 GPT = Path(__file__).parents[2] / "examples" / "gpt"
@@ -140,14 +138,9 @@ def test_experiment_runs_the_script_with_its_hyperparameters(tmp_path: Path) -> 
         "searcher": {**CONFIG["searcher"], "max_length": {"batches": 6}},
     }
     (tmp_path / "const.yaml").write_text(yaml.safe_dump({**config, "entrypoint": "python3 train.py --characters 8"}))
-    done = subprocess.run(
-        [sys.executable, "-m", "dray.cli", "experiment", "create", str(tmp_path / "const.yaml"), str(GPT), "--local"],
-        env={**os.environ, "DRAY_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    command = ["experiment", "create", str(tmp_path / "const.yaml"), str(GPT), "--local"]
+    home = {"DRAY_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    run_script(Path(dray.cli.__file__).with_name("__main__.py"), *command, directory=tmp_path, **home)
     [run] = (tmp_path / "home" / "local").iterdir()
     [saved] = run.glob("checkpoint_6/hparams.json")
     assert json.loads(saved.read_text()) == hparams

@@ -64,6 +64,8 @@ CONFIG: dict[str, Any] = {
     },
     "reproducibility": {"experiment_seed": 7},
 }
+#: What trial 0 draws.
+LR: Any = load_config(CONFIG).space.sample(Random("7:0"))["lr"]
 
 
 @pytest.fixture(autouse=True)
@@ -83,10 +85,8 @@ def list_checkpoints(directory: Path) -> set[int]:
 
 
 def test_trial_0_of_the_search_is_trained_and_validated_at_its_rungs(model_dir: Path) -> None:
-    lr = load_config(CONFIG).space.sample(Random("7:0"))["lr"]
-    assert isinstance(lr, float)
     seen = validations(run_local(load_config(CONFIG), model_dir, path=model_dir / "run"))
-    assert seen == pytest.approx({n: (1 - 2 * lr) ** (2 * n) for n in (2, 4, 8)}, rel=1e-4)
+    assert seen == pytest.approx({n: (1 - 2 * LR) ** (2 * n) for n in (2, 4, 8)}, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,6 @@ def test_length_may_be_in_any_unit(model_dir: Path, length: Any, batches: list[i
 def test_every_trial_begins_with_the_state_of_the_source_at_its_own_first_batch(
     model_dir: Path, field: str, remote: bool
 ) -> None:
-    lr = load_config(CONFIG).space.sample(Random("7:0"))["lr"]
-    assert isinstance(lr, float)
     source = run_local(load_config(CONFIG), model_dir, path=model_dir / "source")
     name = {"source_checkpoint_uuid": f"{source}/checkpoint_8", "source_trial_id": str(source)}[field]
     if remote:
@@ -113,16 +111,14 @@ def test_every_trial_begins_with_the_state_of_the_source_at_its_own_first_batch(
         name = f"memory://results{name}"
     config = load_config({**CONFIG, "searcher": {**CONFIG["searcher"], field: name}})
     seen = validations(run_local(config, model_dir, path=model_dir / "run"))
-    assert seen == pytest.approx({n: (1 - 2 * lr) ** (2 * (8 + n)) for n in (2, 4, 8)}, rel=1e-3)
+    assert seen == pytest.approx({n: (1 - 2 * LR) ** (2 * (8 + n)) for n in (2, 4, 8)}, rel=1e-3)
     if remote and field == "source_checkpoint_uuid":
         trial: Any = load_trial_from_checkpoint_path(name)
-        assert 1 - trial.model.weight.item() == pytest.approx((1 - 2 * lr) ** 8, rel=1e-3)
+        assert 1 - trial.model.weight.item() == pytest.approx((1 - 2 * LR) ** 8, rel=1e-3)
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["directory", "object store"])
 def test_a_checkpoint_of_determineds_is_found_in_the_storage_by_its_uuid(model_dir: Path, remote: bool) -> None:
-    lr = load_config(CONFIG).space.sample(Random("7:0"))["lr"]
-    assert isinstance(lr, float)
     source = run_local(load_config(CONFIG), model_dir, path=model_dir / "source")
     storage, uuid = model_dir / "storage", "3f0e2b5c-8f61-4c1b-9d3a-0d6f7a3b9e11"
     (storage / uuid).mkdir(parents=True)
@@ -134,7 +130,7 @@ def test_a_checkpoint_of_determineds_is_found_in_the_storage_by_its_uuid(model_d
     searcher = {**CONFIG["searcher"], "source_checkpoint_uuid": uuid}
     config = load_config({**CONFIG, "searcher": searcher, "checkpoint_storage": where})
     seen = validations(run_local(config, model_dir, path=model_dir / "run"))
-    assert seen == pytest.approx({n: (1 - 2 * lr) ** (2 * (8 + n)) for n in (2, 4, 8)}, rel=1e-3)
+    assert seen == pytest.approx({n: (1 - 2 * LR) ** (2 * (8 + n)) for n in (2, 4, 8)}, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from dray.records.directory import ExperimentDirectory
 from dray.records.listing import open_experiment
 from dray.records.metrics import MetricsLog
 from dray.records.reader import ExperimentReader
-from searchers import Exited, Journal, Reported, Started
+from searchers import Exited, Reported, Started
+from searchers.journal import Journal
 
 CONFIG: dict[str, Any] = {
     "entrypoint": "python3 train.py",

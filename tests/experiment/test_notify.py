@@ -26,7 +26,7 @@ from dray.masking import MASK
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from searchers.journal import Journal
-from tests.experiment.test_extension import finished, resume
+from tests.experiment.test_existing import finished, resume
 
 CONFIG: dict[str, Any] = {
     "name": "told",

@@ -91,6 +91,7 @@ def model_dir(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_size_fits_if_it_fits_on_every_rank(
     home: Path,  # noqa: F811
     dray: Callable[..., Said],  # noqa: F811

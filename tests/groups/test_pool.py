@@ -1,19 +1,27 @@
-"""How many worker groups a run has, and when they start and end: nodes, times and events are given."""
+"""How many worker groups a run has, when they start and end, and what is said of those that wait: all is given here."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from dray.cluster.view import GPU_TYPE, NODE_ID, AutoscalerLimits, ClusterView
+from dray.cluster.view import GPU_TYPE, NODE_ID, Activity, AutoscalerLimits, ClusterView
+from dray.config.resources import Resources
+from dray.desk.connection import Call, Connection, ConnectionLost
 from dray.desk.effects import Say
 from dray.desk.failure import Failure
+from dray.desk.loop import EventLoop
 from dray.desk.messages import GpuFailed, GroupEnded, GroupReady, LeaseGranted, TrialLeft, WorkerArrived
+from dray.desk.wire import Malformed
 from dray.display.counts import Counts
+from dray.errors import ConfigError
+from dray.groups.borrowed import BorrowedGroups, GroupServer
+from dray.groups.capacity import find_slots
 from dray.groups.effects import (
     ClusterSeen,
     EndGroup,
@@ -30,9 +38,20 @@ from dray.groups.effects import (
     StartGroup,
 )
 from dray.groups.elastic import TAKEN_S
-from dray.groups.pool import IDLE_S, IN_TURN_S, LOOK_S, MAX_FAILED_STARTS, Groups, GroupsPlan
+from dray.groups.pool import (
+    IDLE_S,
+    IN_TURN_S,
+    LOOK_S,
+    MAX_FAILED_STARTS,
+    SAY_AFTER_S,
+    SAY_EVERY_S,
+    Groups,
+    GroupsPlan,
+    NodeWait,
+)
 from dray.groups.slots import Slots
-from tests.groups.clusters import cpus, node
+from tests.groups.clusters import GPU_NODE, HEAD_NODE, cluster, cpus, gpus, node
+from tests.ray.harness import wait_for
 
 
 class FakeDesk:
@@ -435,3 +454,120 @@ def test_groups_make_room_by_those_without_slots_first() -> None:
     world.groups.make_room(at_once=True)
     assert world.ended == [("group-1", 2), ("group-1", 4)]
     assert world.desk.told == [("shrink", "run", 1, True)]
+
+
+def seen(*nodes: Any, **activity: Any) -> ClusterView:
+    """A cluster whose autoscaler does this."""
+    now = {"starting": {}, "failed": {}, **activity}
+    return cluster(HEAD_NODE, *nodes, free={"CPU": 1.0}, activity=Activity(**now))
+
+
+def test_waiting_is_reported_once_with_the_request_and_the_cluster() -> None:
+    waiting, view = NodeWait(gpus(2)), seen(starting={"spot": 2})
+    said = [waiting.look(2, 3, view, float(now)) for now in range(200)]
+    assert [now for now, line in enumerate(said) if line] == [SAY_AFTER_S]
+    assert said[int(SAY_AFTER_S)] == (
+        "2 of 3 worker groups wait for nodes. Each needs 2 x (1 GPU and 1 CPU). "
+        "The cluster has 4 CPUs (1 free) on 1 node; the autoscaler is starting 2 spot"
+    )
+    assert waiting.status == "2 of 3 worker groups wait for nodes (2 spot starting)"
+    assert waiting.look(0, 3, view, 200.0) == waiting.status == ""
+
+
+def test_unavailable_nodes_are_reported_once() -> None:
+    waiting = NodeWait(gpus(2))
+    assert waiting.look(1, 1, seen(), 0.0) == ""
+    assert "the worker group waits" in waiting.look(1, 1, seen(), SAY_AFTER_S)
+    refused = seen(failed={"spot": "no capacity"})
+    assert waiting.look(1, 1, refused, SAY_AFTER_S) == ""
+    assert "it could not start spot: no capacity" in waiting.look(1, 1, refused, SAY_AFTER_S + SAY_EVERY_S)
+    assert waiting.status == "the worker group waits for nodes (spot not available)"
+    assert waiting.look(1, 1, refused, SAY_AFTER_S + 2 * SAY_EVERY_S) == ""
+
+
+def test_a_missing_autoscaler_is_reported_with_what_is_free() -> None:
+    waiting, view = NodeWait(gpus(2)), cluster(HEAD_NODE, GPU_NODE)
+    assert [waiting.look(1, 2, view, now) for now in (0.0, SAY_AFTER_S)] == ["", ""]
+    assert waiting.look(1, 2, cluster(HEAD_NODE, GPU_NODE, free={"CPU": 1.0}), SAY_AFTER_S) == (
+        "1 of 2 worker groups wait for nodes. Each needs 2 x (1 GPU and 1 CPU). "
+        "The cluster has 2 GPUs (0 free) and 12 CPUs (1 free) on 2 nodes; no autoscaler is running to start more"
+    )
+
+
+def test_a_short_wait_is_not_reported() -> None:
+    waiting = NodeWait(gpus(2))
+    for turn in range(100):
+        assert waiting.look((turn + 1) % 2, 1, seen(), turn * (SAY_AFTER_S - 1)) == waiting.status == ""
+
+
+class Answers:
+    def take(self, call: Call) -> None:
+        if call.method == "nonsense":
+            raise Malformed(call.method)
+        call.answer()
+
+    def lost(self, session: Any) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def failed(self, error: BaseException) -> None:
+        raise error
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoop]:
+    loop = EventLoop("test-server")
+    loop.listen("127.0.0.1")
+    loop.attach(Answers())
+    yield loop
+    loop.close()
+
+
+def lent(loop: EventLoop) -> BorrowedGroups:
+    server = GroupServer(address="", endpoint=loop.endpoint, local=True)
+    return BorrowedGroups(server, "run-1", None, loop.endpoint, {}, lambda message: None)  # type: ignore[arg-type]
+
+
+def test_one_that_its_server_has_forgotten_does_not_wait_forever(loop: EventLoop) -> None:
+    groups = lent(loop)
+    groups.step()
+    loop.close()
+    wait_for(lambda: groups._desk.is_lost, "the loss", 5)  # noqa: SLF001
+    with pytest.raises(ConnectionLost, match="lost the connection to the server"):
+        groups.step()
+
+
+def test_one_that_has_ended_has_lost_nothing(loop: EventLoop) -> None:
+    groups = lent(loop)
+    groups.end()
+    wait_for(lambda: groups._desk._stream.is_ending, "the end")  # noqa: SLF001
+    groups.step()
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_client_that_calls_what_none_calls_is_let_go_with_one_line(
+    is_early: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = EventLoop("test-server")
+    loop.listen("127.0.0.1")
+    bad, good = Connection(loop.endpoint), Connection(loop.endpoint)
+    attach = partial(loop.attach, Answers())
+    for step in (bad.nonsense, attach) if is_early else (attach, bad.nonsense):
+        step()
+    wait_for(lambda: bad.is_lost, "the end of its session")
+    good.call("sense").result(30)
+    assert [record.getMessage() for record in caplog.records] == [
+        "ended a session that called what no client calls: nonsense"
+    ]
+    good.close()
+    loop.close()
+
+
+def test_a_cluster_that_a_server_lends_is_one_thing_in_messages(loop: EventLoop) -> None:
+    asked = Resources(slots_per_trial=5)
+    server = GroupServer(address="10.0.0.1:6379", endpoint=loop.endpoint, local=False)
+    told = r"5 slots requested, but the Ray cluster of the server at 10\.0\.0\.1:6379 has, or can grow to, 4 cpu slots"
+    with pytest.raises(ConfigError, match=told):
+        find_slots(cluster(HEAD_NODE), asked, 5, server.cluster().description)

@@ -21,19 +21,12 @@ import torch
 
 from dray import pytorch
 from dray.hosts import LocalHost, current_host, progress, signals, use_host
+from dray.hosts.unsaved import UnsavedRows
 from dray.pytorch import Batch
 from dray.records.checkpoints import export
 from dray.storage import CheckpointError, Location, StorageError
 from dray.training.parallel import agreement
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight, callback, one_weight, trial
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
-    (tmp_path / "code").mkdir()
-    monkeypatch.chdir(tmp_path / "code")  # each checkpoint has a copy of it
-    return tmp_path / "results"
 
 
 def fit(trial_class: type[OneWeight] = OneWeight, callbacks: Any = (), **arguments: Any) -> OneWeight:
@@ -346,3 +339,53 @@ def test_a_run_in_a_given_directory(home: Path, tmp_path: Path) -> None:
     with use_host(LocalHost(tmp_path / "mine", trial_seed=3)), pytorch.init() as context:
         pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))
     assert (tmp_path / "mine" / "checkpoint_1" / "manifest.json").exists()
+
+
+def rows(*batches: int) -> list[dict[str, Any]]:
+    return [{"batches": number} for number in batches]
+
+
+def carried(unsaved: UnsavedRows, staging: Path) -> list[dict[str, Any]]:
+    """The rows that a checkpoint staged now carries."""
+    unsaved.stage(staging)
+    return list(unsaved.take(staging).rows)
+
+
+def test_rows_are_carried_until_a_checkpoint_is_committed(tmp_path: Path) -> None:
+    unsaved = UnsavedRows()
+    unsaved.add(rows(1, 2))
+    assert carried(unsaved, tmp_path) == rows(1, 2)
+    unsaved.add(rows(3, 4))
+    # That checkpoint found no room: the next carries its rows too.
+    assert carried(unsaved, tmp_path) == rows(1, 2, 3, 4)
+    unsaved.saved = 4
+    assert carried(unsaved, tmp_path) == []
+
+
+def test_rows_reported_between_staging_and_commit_stay_unsaved(tmp_path: Path) -> None:
+    unsaved = UnsavedRows()
+    unsaved.add(rows(1))
+    unsaved.stage(tmp_path, 0.5)
+    unsaved.add(rows(2, 3))
+    assert unsaved.take(tmp_path)[:2] == (rows(1), 0.5)
+    unsaved.saved = 2
+    assert carried(unsaved, tmp_path) == rows(3)
+    unsaved.saved = 4
+    unsaved.add(rows(4))
+    assert carried(unsaved, tmp_path) == [], "the report of a checkpoint may be published after its commit"
+
+
+def test_a_checkpoint_that_failed_is_forgotten(tmp_path: Path) -> None:
+    unsaved = UnsavedRows()
+    unsaved.stage(tmp_path / "removed when writing failed")
+    unsaved.stage(tmp_path)
+    with pytest.raises(KeyError):
+        unsaved.take(tmp_path / "removed when writing failed")
+
+
+def test_a_run_that_begins_again_is_another_one(tmp_path: Path) -> None:
+    unsaved = UnsavedRows()
+    unsaved.saved = 10
+    unsaved.add(rows(5))
+    unsaved.add(rows(6))
+    assert carried(unsaved, tmp_path) == rows(5, 6)

@@ -19,13 +19,7 @@ from dray.training.plan import Plan
 from tests.hosts.terminal import terminal
 from tests.pytorch.fakes import FakeHost, OneWeight, fails
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
-    (tmp_path / "code").mkdir()
-    monkeypatch.chdir(tmp_path / "code")  # each checkpoint has a copy of it
-    return tmp_path / "results"
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture(autouse=True)

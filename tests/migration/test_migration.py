@@ -35,8 +35,8 @@ TAKES_AT_MOST_S = 1200
 """All the experiments of a test, one after another; ten seconds each where nothing else runs."""
 
 BOTH = [(name, slots) for name in MODELS for slots in (1, 2)]
-#: A launcher's script on two slots, and reducers with callbacks: what `make test` has time for.
-SOME = [("launched_script", 2), ("reducers", 1)]
+#: A launcher's script on two slots: what `make test` has time for.
+SOME = [("launched_script", 2)]
 
 
 # ------------------------------------------------------------------------------------------------------ as they are

@@ -28,6 +28,7 @@ made: list[Any] = []
 
 @pytest.fixture(autouse=True)
 def _nothing_kept() -> Iterator[None]:
+    gc.freeze()  # what earlier tests left would be visited by each collection below
     made.clear()
     yield
     MODULE.drop_all()

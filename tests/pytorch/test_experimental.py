@@ -17,15 +17,9 @@ from dray.storage import Location, RemoteDirectory, store_at
 from dray.training.errors import PeerFailed
 from tests.core.test_distributed import nodes, on_ranks
 
+pytestmark = pytest.mark.usefixtures("home")
+
 DATA = TensorDataset(torch.arange(10.0))
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
-    (tmp_path / "code").mkdir()
-    monkeypatch.chdir(tmp_path / "code")  # each checkpoint has a copy of it
-    return tmp_path / "results"
 
 
 class Doubling(TorchBatchProcessor):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ import torch
 from torch import nn
 
 from dray import pytorch
+from dray.hosts import use_host
 from dray.pytorch import Batch, Epoch
+from dray.training.executor import Executor
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FULL, FakeHost, OneWeight, callback, fails, one_weight, trial
 
@@ -517,3 +522,221 @@ def test_batches_of_a_type_of_your_own(fit: Fit) -> None:
 
     assert fit(Bags, max_length=Batch(3)).weight == one_weight(3)
     assert lengths == [2] * 5
+
+
+class Neither(OneWeight):
+    evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+
+class NoTokens(OneWeight):
+    def get_batch_tokens(self, batch: Any) -> Any:
+        batch.numel()
+
+
+class OtherOrder(OneWeight):
+    def train_batch(self, batch: Any, batch_idx: int, epoch: int) -> Any:  # type: ignore[override]
+        return {}
+
+
+class OtherNames(OneWeight):
+    """As one writes it who does not look the names up."""
+
+    def train_batch(self, data: Any, e: int, i: int) -> Any:  # type: ignore[override]
+        return super().train_batch(data, e, i)
+
+    def evaluate_batch(self, data: Any) -> dict[str, Any]:  # type: ignore[override]
+        return super().evaluate_batch(data, 0)
+
+
+class OtherNameOfLoader(Neither):
+    def evaluate_full_dataset(self, loader: Any) -> dict[str, Any]:  # type: ignore[override]
+        return {"batches": len(loader)}
+
+
+def reduces(name: str, **where: bool) -> type[OneWeight]:
+    """A trial with a reducer that gives a metric of this name."""
+
+    class Reduces(OneWeight):
+        def at_init(self) -> None:
+            self.context.wrap_reducer(len, name=name, **where)
+
+    return Reduces
+
+
+@pytest.mark.parametrize(
+    ("trial", "kind", "says"),
+    [
+        (NoTokens, TypeError, r"get_batch_tokens\(\) must return a number, .* got None"),
+        (OtherOrder, TypeError, r"must take the arguments \(batch, epoch_idx, batch_idx\), in this order"),
+        (reduces("validation_loss", for_training=False), ValueError, "a reducer and evaluate_batch.* both give"),
+        (reduces("loss", for_validation=False), ValueError, "a reducer and train_batch.* both give .*'loss'"),
+    ],
+)
+def test_the_error_of_a_faulty_trial_has_the_cure(fit: Fit, trial: type, kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        fit(trial, max_length=Batch(2))
+
+
+@pytest.mark.api("8.16")
+def test_a_trial_may_name_the_arguments_of_its_methods(fit: Fit) -> None:
+    assert fit(OtherNames, max_length=Batch(3)).weight == one_weight(3)
+    fit(OtherNameOfLoader, max_length=Batch(1))
+
+
+def test_a_trainer_takes_a_trial(host: FakeHost) -> None:
+    with pytorch.init() as context, pytest.raises(TypeError, match=r"an instance of a pytorch\.PyTorchTrial"):
+        pytorch.Trainer(OneWeight, context)  # type: ignore[arg-type]
+
+
+class CompiledBefore(OneWeight):
+    """Wrapped as `torch.compile` returns it."""
+
+    def at_init(self) -> None:
+        self.context.models.clear()
+        # The compiler's own backend takes seconds; what surrounds the model is the same.
+        self.model = self.context.wrap_model(torch.compile(self.model, backend="eager"))  # type: ignore[assignment]
+
+
+class CompiledAfter(OneWeight):
+    """Compiled as `wrap_model` returns it."""
+
+    def at_init(self) -> None:
+        self.model = torch.compile(self.model, backend="eager")  # type: ignore[assignment]
+
+
+@pytest.mark.slow
+@pytest.mark.api("2.16")
+@pytest.mark.parametrize("trial_class", [CompiledBefore, CompiledAfter])
+def test_a_compiled_model_trains_and_its_checkpoints_are_those_of_the_model(
+    fit: Fit, host: FakeHost, tmp_path: Path, trial_class: type[OneWeight]
+) -> None:
+    trial = fit(trial_class, max_length=Batch(6), checkpoint_period=Batch(3))
+    assert isinstance(trial.model, torch._dynamo.OptimizedModule)
+    assert float(trial.model.weight.detach()) == pytest.approx(one_weight(6))
+    first, last = host.checkpoints()
+    assert list(torch.load(Path(last) / "state-dict.pth", weights_only=True)["models_state_dict"][0]) == ["weight"]
+    plain = fit(OneWeight, FakeHost(tmp_path / "plain"), max_length=Batch(8), latest_checkpoint=last)
+    assert plain.weight == pytest.approx(one_weight(8))
+    again = fit(trial_class, FakeHost(tmp_path / "again"), max_length=Batch(6), latest_checkpoint=first)
+    assert float(again.model.weight.detach()) == pytest.approx(one_weight(6))
+
+
+@pytest.mark.api("2.16")
+def test_settings_of_ddp_are_checked_with_one_process_too(host: FakeHost) -> None:
+    with use_host(host), pytorch.init() as context:
+        model = context.wrap_model(nn.Linear(1, 1), ddp_kwargs={"find_unused_parameters": True})
+        assert type(model) is nn.Linear
+        with pytest.raises(TypeError, match=r"takes no 'find_unused'; ddp_kwargs may hold .*find_unused_parameters"):
+            context.wrap_model(nn.Linear(1, 1), ddp_kwargs={"find_unused": True})
+        wrong: Any = [("find_unused_parameters", True)]
+        with pytest.raises(TypeError, match="ddp_kwargs must be a dict, got"):
+            context.wrap_model(nn.Linear(1, 1), ddp_kwargs=wrong)
+        assert context.models == [model]
+
+
+def test_progress_is_another_with_each_batch_that_is_trained_or_validated(fit: Fit, host: FakeHost) -> None:
+    seen: list[tuple[str, tuple[int, int]]] = []
+
+    watched = trial(
+        at_batch=lambda self, _: seen.append(("train", host.progress())),
+        at_validation=lambda self, _: seen.append(("validate", host.progress())),
+    )
+    fit(watched, max_length=Batch(3), validation_period=Batch(2))
+    trained = [progress[0] for kind, progress in seen if kind == "train"]
+    validated = [progress[0] for kind, progress in seen if kind == "validate"]
+    assert trained == [0, 1, 2]
+    assert sorted(set(validated)) == [2, 3]
+    assert len(set(seen)) == len(seen), "none is seen twice"
+    assert host.progress()[0] == 3
+
+
+def test_a_failure_names_its_batch_and_the_executor_is_not_kept(
+    fit: Fit, host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executors: list[weakref.ref[Executor]] = []
+    init = Executor.__init__
+
+    def remembered(self: Executor, **arguments: Any) -> None:
+        init(self, **arguments)
+        executors.append(weakref.ref(self))
+
+    monkeypatch.setattr(Executor, "__init__", remembered)
+
+    with pytest.raises(ArithmeticError) as error:
+        fit(fails(ArithmeticError("it always ends so"), at=4), max_length=Batch(6))
+    assert host.progress()[0] == 4
+    del error
+    gc.collect()
+    assert [executor() for executor in executors] == [None]
+
+
+NAN = math.nan
+
+
+def reporting(values: Sequence[float], name: str = "loss") -> type[Any]:
+    """A trial with this validation metric after each of its batches, one validation a batch."""
+
+    def evaluate_batch(self: Any, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {name: values[self.context.current_train_batch()]}
+
+    return trial(evaluate_batch=evaluate_batch)
+
+
+def length(fit: Fit, made: type[Any], host: FakeHost, stopping: pytorch.EarlyStopping, **arguments: Any) -> int:
+    arguments = {"max_length": Batch(20), "validation_period": Batch(1), **arguments}
+    fit(made, host, callbacks={"early": stopping}, **arguments)
+    return host.reports[-1].batches if host.reports else 0
+
+
+@pytest.mark.parametrize(
+    ("values", "arguments", "ends"),
+    [
+        ([3, 2, 2, 2, 1, 1, 1, 1], {"patience": 3}, 8),
+        ([3, 2, 1.96875, 1.875, 1.9, 1], {"patience": 2, "min_delta": 0.125}, 4),
+        ([3, 2, 1.9375, 1.875, 1.8, 1.8], {"patience": 3, "min_delta": 0.125}, 8),  # 1.8 is better than 2 by more
+        ([0.5, 0.6, 0.6, 0.7, 0.1, 0.2], {"patience": 2, "smaller_is_better": False}, 6),
+        ([NAN, NAN, NAN], {"patience": 2}, 2),
+        ([NAN, 1, NAN, 0, NAN, NAN], {"patience": 2}, 6),
+        ([0] * 20, {"patience": 30}, 20),
+    ],
+)
+def test_a_trial_ends_once_it_has_not_improved_for_its_patience(
+    fit: Fit,
+    host: FakeHost,
+    values: list[float],
+    arguments: dict[str, Any],
+    ends: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    values = values + values[-1:] * (20 - len(values))
+    assert length(fit, reporting(values), host, pytorch.EarlyStopping("loss", **arguments)) == ends
+    assert host.reports[-1].checkpoint is not None
+    assert caplog.text.count("early stopping: loss has not improved by more than") == (ends < 20)
+
+
+@pytest.mark.parametrize("cut", range(1, 7))
+def test_a_trial_that_is_cut_anywhere_ends_where_the_whole_one_does(fit: Fit, tmp_path: Path, cut: int) -> None:
+    made = reporting([3, 2, 2, 1, 1, 1, 1, 0, 0, 0])
+    first, second = FakeHost(tmp_path / "first", stop_at=cut), FakeHost(tmp_path / "second")
+    assert length(fit, made, first, pytorch.EarlyStopping("loss", 3)) == cut
+    resumed = first.checkpoints()[-1]
+    assert length(fit, made, second, pytorch.EarlyStopping("loss", 3), latest_checkpoint=resumed) == 7
+
+
+def test_a_trial_that_has_ended_does_not_train_on_and_a_fork_of_it_does(fit: Fit, tmp_path: Path) -> None:
+    made = reporting([1] * 10)
+    ended, again, fork = (FakeHost(tmp_path / name) for name in ("ended", "again", "fork"))
+    assert length(fit, made, ended, pytorch.EarlyStopping("loss", 2)) == 3
+    at = {"latest_checkpoint": ended.checkpoints()[-1]}
+    assert length(fit, made, again, pytorch.EarlyStopping("loss", 2), **at) == 0
+    fork.is_changed_fork = True
+    assert length(fit, made, fork, pytorch.EarlyStopping("loss", 2), **at) == 6
+
+
+def test_arguments_and_metrics_that_can_not_be_are_errors(fit: Fit, host: FakeHost) -> None:
+    for wrong in ({"patience": 0}, {"min_delta": -1.0}, {"min_delta": NAN}):
+        with pytest.raises(ValueError, match="patience must be >= 1, and min_delta >= 0"):
+            pytorch.EarlyStopping("loss", **wrong)
+    with pytest.raises(ValueError, match=r"'los' must be a number in the validation metrics, got .*validation_loss"):
+        fit(OneWeight, callbacks={"early": pytorch.EarlyStopping("los", 1)}, max_length=Batch(2))

@@ -41,7 +41,7 @@ from tests.pytorch.processes import results_of, serve
 from tests.pytorch.resuming import assert_equal
 from tests.pytorch.sharding import foreach_by_default
 from tests.pytorch.test_profiler import traced
-from tests.training.test_event_file import read
+from tests.training.test_usage import read
 
 pytestmark = pytest.mark.slow
 
@@ -783,7 +783,8 @@ def runs_of(size: int, backend: str = "gloo") -> Any:
     def made(tmp_path_factory: pytest.TempPathFactory) -> list[Runs]:
         return results_of(size, __file__, tmp_path_factory.mktemp("ranks"), backend)
 
-    return pytest.fixture(scope="module")(made)
+    # Seventy seconds of CPU: `make test` has test_sharded_ranks.py, whose ranks train what one process trains.
+    return pytest.fixture(scope="module", params=[pytest.param(backend, marks=pytest.mark.long)])(made)
 
 
 two, four = runs_of(2), runs_of(4)

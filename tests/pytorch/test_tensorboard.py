@@ -20,7 +20,7 @@ from dray.tensorboard.metric_writers.pytorch import TorchWriter
 from dray.training.metrics.tensorboard import TensorBoard
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, one_weight, trial
-from tests.training.test_event_file import read
+from tests.training.test_usage import read
 
 
 class TwoMetrics(OneWeight):

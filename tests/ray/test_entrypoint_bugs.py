@@ -22,9 +22,9 @@ from tests.bugs import (
     check_error,
     model_dir,
 )
-from tests.ray.harness import TRIALS, journal, recorded, run_here, write_config
+from tests.ray.harness import journal, recorded
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("ray_is_up")]
 
 
 def run(bugs: list[str], directory: Path, *, slots: int = 1, **fields: Any) -> dray.Result:
@@ -72,8 +72,8 @@ def check(result: dray.Result, expected: dict[str, list[str] | None]) -> None:
     [
         # The bugs that end no process are those of tests/worker/test_bugs_in_trials.py.
         ({"batch: exception": RAISES, "batch: end": DIED, "after: exit 3": EXIT_3, "none at last": None}, 1),
-        pytest.param(OF_A_RANK, 2, marks=pytest.mark.long),
-        pytest.param(DEATH_OF_A_RANK, 2, marks=pytest.mark.long),
+        (OF_A_RANK, 2),
+        (DEATH_OF_A_RANK, 2),
     ],
     ids=["of a program", "of a rank", "death of a rank"],
 )
@@ -83,14 +83,12 @@ def test_a_bug_is_one_error_that_begins_with_the_users_line(
     check(run(list(expected), tmp_path, slots=slots), expected)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("bug", ["before: exit 0", "no fit"])
 def test_program_that_trains_on_one_rank_alone_is_told_of_the_other(bug: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"bugs.py ended on rank 1 without calling Trainer\.fit\(\)"):
         run([bug], tmp_path, slots=2)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("bug", "timeouts", "says"),
     [
@@ -107,18 +105,3 @@ def test_a_rank_that_hangs_ends_the_trial(bug: str, timeouts: dict[str, int], sa
         run([bug], tmp_path, slots=2, **timeouts)
     [gave_up] = [record for record in journal(tmp_path / "experiment") if record["event"] == "gave_up"]
     assert says in gave_up["error"]
-
-
-@pytest.mark.api("8.16")
-def test_a_metric_that_no_trial_returns_is_told_by_the_command(tmp_path: Path) -> None:
-    config = recorded(tmp_path / "record", trials=4, batches=10, resources={"slot": "cpu", "max_slots": 1})
-    config["searcher"]["metric"] = "accuracy"
-    path = tmp_path / "experiment"
-    said = run_here("create", write_config(tmp_path, config), TRIALS, "--path", path)
-    assert said.code == 1, "2 is for what is found before anything trains"
-    output = said.out + said.err
-    assert "searcher.metric: " in output
-    assert "'accuracy'" in output
-    assert "Traceback" not in output
-    # No trial was restarted over it, and none but the one that was running had to find out.
-    assert not [record for record in journal(path) if record["event"] == "restarted"]

@@ -53,12 +53,6 @@ def test_best_trial_is_of_the_class_that_its_checkpoint_names(example: dray.Resu
     assert torch.equal(trial.model[0].weight, saved["models_state_dict"][0]["0.weight"])
 
 
-def test_finished_search_has_nothing_left_to_do(example: dray.Result) -> None:
-    before = journal(example.path)
-    dray.Experiment.resume(example.path).run()
-    assert [record["event"] for record in journal(example.path)[len(before) :]] == ["opened"]
-
-
 # ------------------------------------------------------------------------------------- what one rank of two does alone
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> dray.Result:

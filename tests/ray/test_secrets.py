@@ -27,7 +27,7 @@ from tests.ray.watched import (
     Watched,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
 CANARIES = (DATA, NESTED, *PEM.splitlines(), STORE_KEY, STORE_SECRET, WANDB_KEY, MLFLOW_PASSWORD)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -10,18 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 import dray
-from dray.cli import main
 from dray.serve import client
 from dray.serve.client import Unreachable
 from dray.serve.control import Submitted
 from dray.serve.verbs import OnServer
-from tests.ray.harness import STARTS_IN_S, TRIALS, attempts, descendants, journal, lines, recorded, saved_batches
+from tests.ray.harness import STARTS_IN_S, TRIALS, attempts, descendants, journal, lines, saved_batches
 from tests.ray.scraping import scraped, values
 from tests.ray.serving import Served, copy_of, served
-from tests.repository import Repository
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
@@ -69,35 +65,6 @@ def test_a_second_experiment_trains_in_the_firsts_processes(server: Served, tmp_
     assert before["began"] < before["ended"] <= after["began"] < after["ended"]
     assert "new" not in dray.Result(server.path(first)).metrics["name"].to_numpy()
     assert "new" in dray.Result(server.path(second)).metrics["name"].to_numpy()
-
-
-def test_bisect_names_the_commit_after_which_the_metric_is_worse(
-    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = (TRIALS / "recorded.py").read_text()
-    config = yaml.safe_dump(recorded(tmp_path / "record", trials=1, batches=20))
-    files = {"model/recorded.py": code, "model/const.yaml": config}
-    repository = Repository(tmp_path / "repository", **files)
-    repository.commit("comment", **{"model/recorded.py": f"# A comment.\n{code}"})
-    repository.commit("raises", **{"model/recorded.py": f"{code}\nraise ArithmeticError\n"})
-    slower = code.replace('lr=context.get_hparam("lr")', 'lr=context.get_hparam("lr") / 100')
-    repository.commit("slower", **{"model/recorded.py": slower})
-    repository.commit("same", **{"model/recorded.py": f"{slower}\nSAME = 1\n"})
-    monkeypatch.setenv("DRAY_HOME", str(server.home))
-    options = ["--config", str(repository.path / "model" / "const.yaml"), "--length", "20", "--json"]
-    with pytest.raises(SystemExit) as ended:
-        main(["bisect", "HEAD~4", "HEAD", *options, "--", "error"])
-    assert ended.value.code in (None, 0)
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert [each["subject"] for each in found["commits"]] == ["raises", "slower"]
-    assert found["stat"][0].split()[:2] == ["model/recorded.py", "|"]
-    assert "does not run" in said.err
-    values = {each["commit"]: each["value"] for each in found["runs"]}
-    assert values[repository.git("rev-parse", "HEAD")] > values[repository.git("rev-parse", "HEAD~4")]
-    trained = {values[commit] for commit in values if values[commit] is not None}
-    pids = {line["pid"] for line in lines(tmp_path / "record")}
-    assert len(pids) <= 2 <= len(trained), "in the processes of the server's two slots"
 
 
 def test_an_experiments_metrics_are_exported_even_if_it_ends_at_once(server: Served) -> None:

@@ -62,7 +62,7 @@ class Class(tune.Trainable):  # type: ignore[misc]
         return True
 
 
-@pytest.mark.parametrize("trainable", [function, Class])
+@pytest.mark.parametrize("trainable", [function, pytest.param(Class, marks=pytest.mark.long)])
 def test_trials_are_paused_and_resumed(trainable: Any, tmp_path: Path) -> None:
     method = PromotionASHA(max_trials=6, max_length=4, num_rungs=3, divisor=2, max_concurrent_trials=2)
     notes = tmp_path / "notes"

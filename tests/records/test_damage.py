@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dray.cli import main
 from dray.records.directory import ExperimentDirectory
 from dray.records.journal import read_journal
 from dray.records.listing import StoredExperiment, list_experiments, local_overview
@@ -191,16 +192,18 @@ def test_a_damaged_config_is_one_line_that_names_it(how: str, tmp_path: Path) ->
         assert "\n" not in str(raised.value)
 
 
-def test_error_that_no_terminal_can_write_is_shown(tmp_path: Path) -> None:
+def test_error_that_no_terminal_can_write_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     damage.make(tmp_path)
     directory = ExperimentDirectory(tmp_path / damage.NAME)
     failure = {"event": "gave_up", "trial": 1, "error": "OSError: no b\udcff/\ud83d→", "batches": 3, "time": 1.7e9 + 99}
     with directory.journal.open("a") as file:
         file.write(json.dumps(failure) + "\n")
     assert "\\udcff" in write_report(directory.path).read_text(encoding="utf-8")
-    environment = {**os.environ, "DRAY_HOME": str(tmp_path), "PYTHONIOENCODING": "ascii:strict"}
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
     for command in ("logs", "describe"):
-        words = [sys.executable, "-c", "from dray.cli import main; main()", "experiment", command, damage.NAME]
-        said = subprocess.run(words, env=environment, capture_output=True, check=False)
-        assert (said.returncode, said.stderr) == (0, b"")
-        assert b"no b\\udcff/\\ud83d" in said.stdout
+        terminal = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding="ascii", write_through=True))
+        with pytest.raises(SystemExit) as ended:
+            main(["experiment", command, damage.NAME])
+        assert not ended.value.code
+        assert b"no b\\udcff/\\ud83d" in terminal.getvalue()

@@ -104,7 +104,7 @@ def test_a_damaged_journal_is_an_error_that_names_the_line(damage: str, tmp_path
 @pytest.mark.parametrize("deep", ["[", "- ", "{a: "])
 def test_a_config_that_is_nested_too_deeply_is_an_error(deep: str, tmp_path: Path) -> None:
     directory = happened(tmp_path / "one")
-    directory.config_file.write_text(deep * 100_000)
+    directory.config_file.write_text(deep * 10_000)
     with pytest.raises(ValueError, match=r"experiment\.yaml can't be read: "):
         StoredExperiment.here(directory).read()
 

@@ -40,7 +40,7 @@ def test_a_report_that_crosses_several_rungs_is_ranked_at_the_last_of_them() -> 
     assert method.progress({}) == pytest.approx(3 / 1.2 / 64)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_random_histories_with_the_model_continue_as_they_would_have(seed: int) -> None:
     """With failures, late reports, requests and extensions, cut in the middle."""
 

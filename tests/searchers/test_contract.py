@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -91,7 +92,12 @@ METHODS = {
 HALVING = [name for name in METHODS if "ASHA" in name or name.startswith("Auto")]
 
 
-@pytest.mark.parametrize("name", METHODS)
+QUICK = [name for name in METHODS if name not in HALVING or re.search("one_|plain|of_several|conservative", name)]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
 def test_method_keeps_the_contract(name: str) -> None:
     make, max_creations = METHODS[name]
     check_method(make, max_creations=max_creations, seeds=[0])

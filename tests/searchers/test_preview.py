@@ -87,6 +87,7 @@ SEARCHES: dict[str, Callable[[], Method]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_ranges_hold_85_of_100_other_searches(kind: str) -> None:
     """Epochs take from 7 s to 17 s, and 12 s in the mean, which is all that the preview is given."""
@@ -112,6 +113,7 @@ def test_ranges_hold_85_of_100_other_searches(kind: str) -> None:
             assert high < 4 * low
 
 
+@pytest.mark.usefixtures("few_simulations")
 def test_a_sampler_that_learns_makes_a_search_longer() -> None:
     """Later trials are better than earlier ones, so that more of them continue."""
 
@@ -145,6 +147,7 @@ def test_auto_trains_as_long_as_previewed(monkeypatch: pytest.MonkeyPatch) -> No
         assert following / rung == pytest.approx(then / reached, abs=0.1)
 
 
+@pytest.mark.usefixtures("few_simulations")
 def test_measured_rates_are_uncertain_when_there_are_few() -> None:
     def ratio(measured: int, spread: float) -> float:
         rates = Rates(mean=12, spread=spread, measured=measured)
@@ -172,6 +175,7 @@ def test_a_search_that_is_cut_has_as_many_trials_as_fit() -> None:
     assert found.cut == 1
 
 
+@pytest.mark.usefixtures("few_simulations")
 def test_a_budget_that_is_spent_before_the_workers_are_up_has_no_trials() -> None:
     slow = Rates(mean=1, boot=100)
     for limit in ({"max_wall_s": 60}, {"max_busy_s": 120}):
@@ -179,6 +183,7 @@ def test_a_budget_that_is_spent_before_the_workers_are_up_has_no_trials() -> Non
         assert (found.trials, found.cut) == (0, 1)
 
 
+@pytest.mark.slow
 def test_the_range_of_trials_within_a_budget_holds_85_of_100_other_searches() -> None:
     def make() -> Method:
         return ASHA(max_trials=MAX_TRIALS, max_length=16, num_rungs=3)

@@ -251,6 +251,7 @@ def test_method_that_creates_no_trials_on_request_is_an_error() -> None:
         Repeats(Single(), seeds=0, top=1)
 
 
+@pytest.mark.usefixtures("few_simulations")
 def test_preview_counts_repeats() -> None:
     def make() -> Method:
         return Repeats(RandomSearch(max_trials=8, max_length=4, max_concurrent_trials=8), seeds=3, top=2)

@@ -113,7 +113,7 @@ def test_a_selection_has_its_curves_along_time_and_slot_time(served: Served, res
 
 
 def test_answers_stay_small_and_say_what_is_thinned(tmp_path: Path, served: Served) -> None:
-    simulated(served.results / "digits-1", 2_000, workers=32)
+    simulated(served.results / "digits-1", 500, workers=32)
     for query in ("", "?show=bands", "?metric=training%20loss&show=bands&along=slot-time"):
         reply = served.api("GET", f"/experiments/digits-1/curves{query}")
         assert len(reply.body) < 200_000

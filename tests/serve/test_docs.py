@@ -1,4 +1,5 @@
-"""The Python of docs/serve.md, with a server whose experiments end at once."""
+"""The Python of docs/serve.md, with a server whose experiments end at once; the API's description is that of the
+routes, and `tests.serve.conftest.Served.api` checks all answers by it."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator, ValidationError
 
 from dray.serve import address
-from tests.docs.pages import blocks
+from dray.serve.site import OPENAPI
+from tests.docs.pages import DOCS, blocks
 from tests.report.simulated import simulated
-from tests.serve.conftest import TOKEN, Served
+from tests.serve.conftest import COMPONENTS, DOCUMENT, TOKEN, Reply, Served, check
 from tests.serve.test_api import CONFIG
 
 MODEL = """
@@ -58,3 +61,24 @@ class BestTrial:
     """Stands in for the best trial of a simulated experiment, which has no checkpoints."""
 
     metric = 0.1
+
+
+def test_the_description_is_generated_from_the_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    import openapi
+
+    assert OPENAPI.read_text() == openapi.as_text(openapi.document()) + "\n", "run: python docs/generate.py"
+    for schema in COMPONENTS["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_the_description_is_served(served: Served) -> None:
+    assert served.api("GET", "/openapi.json").json == DOCUMENT
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"checkpoints": 1}', b'{"checkpoints": 1, "bytes": "2"}', b'{"checkpoints": 1, "bytes": 2, "x": 3}']
+)
+def test_an_answer_that_is_not_as_described_fails_its_test(body: bytes) -> None:
+    with pytest.raises(ValidationError):
+        check("GET", "/experiments/digits-1/checkpoints", Reply(200, {"Content-Type": "application/json"}, body))

@@ -24,7 +24,7 @@ PRIORITIES = st.lists(st.sampled_from((1, 2, 41, 42, 42, 42, 43, 98, 99)), min_s
 
 
 # ----------------------------------------------------------------------------------------------------------- the order
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(PRIORITIES, st.data())
 def test_a_move_leads_to_the_order_that_was_asked_for_and_keeps_that_of_the_others(
     given: list[int], data: st.DataObject

@@ -47,6 +47,7 @@ def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
         outside(sum, range(10**12))
 
 
+@pytest.mark.slow
 def test_an_archive_that_grows_is_refused(served: Served, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MEMORY_BYTES", 512 * MIB)
     assert submit(served, CONFIG, pack(model)).status == 201

@@ -77,6 +77,29 @@ def test_there_is_one_process_more_than_slots_and_one_for_those_that_make_others
     assert scene.started() == ["c"]
 
 
+def test_no_process_starts_before_the_last_ones_trials_have_left(scene: Scene) -> None:
+    scene.submit("a")
+    scene.started()
+    scene.demand("a", has=1)
+    scene.step()
+    scene.scheduler.ended("a", DIED)
+    assert scene.started() == []
+    scene.scheduler.left("a-run")
+    scene.demands.clear()
+    assert scene.started() == ["a"]
+
+
+def test_a_server_that_ends_lets_processes_save_and_starts_none(scene: Scene) -> None:
+    scene.submit("a", "b", "c")
+    assert scene.started() == ["a", "b"]
+    scene.effects.clear()
+    scene.scheduler.close()
+    assert scene.effects == [SignalProcess("a", signal.SIGTERM), SignalProcess("b", signal.SIGTERM)]
+    scene.scheduler.ended("a", ProcessEnd(kind="stopped"))
+    assert scene.started() == []
+    assert scene.queue.item("a").state == "run"
+
+
 def test_the_priority_counts_before_the_order_and_there_is_a_most(scene: Scene) -> None:
     scene.slots = 1000
     scene.submit(*map(str, range(MAX_PROCESSES)))

@@ -118,8 +118,6 @@ class World(Trials):
         self.decider = Decider(self, loop)
         loop.attach(self.decider)
         self._start_group()
-        while not self.decider.is_done:
-            time.sleep(1.0)
         time.sleep(1e6)
 
     def _start_group(self) -> None:

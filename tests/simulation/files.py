@@ -25,8 +25,8 @@ from tests.simulation.kernel import SIGKILL, Kernel, Killed, Process
 _DIRECTORIES = ("rename", "replace", "remove", "unlink", "mkdir", "rmdir", "link", "symlink")
 _real = {name: getattr(os, name) for name in ("open", "close", "write", "pwrite", "fsync", "ftruncate", *_DIRECTORIES)}
 _real_open, _real_flock = builtins.open, fcntl.flock
-SYNC_S = 0.004
-"""How long a sync takes at most."""
+SLOW_SYNC, SYNC_S = 0.25, 0.01
+"""How many syncs take time, and how long at most."""
 
 
 class _Change(NamedTuple):
@@ -111,7 +111,8 @@ class Disk:
     def sync(self, descriptor: int) -> None:
         if self.begin("fsync", descriptor):
             self.kill()
-        self.kernel.park(SYNC_S * self.kernel.random.random())  # meanwhile, other threads run
+        if self.kernel.random.random() < SLOW_SYNC:
+            self.kernel.park(SYNC_S * self.kernel.random.random())  # meanwhile, other threads run
         path = os.readlink(f"/proc/self/fd/{descriptor}")
         if self.forgets:
             status = os.fstat(descriptor)

@@ -60,13 +60,10 @@ class Process:
         self.files: dict[Any, None] = {}
         self.file_operations = self.kill_at = 0
         self.on_end: list[Callable[[], object]] = []
+        self.is_alive = True
         self.exit_code: int | None = None
         self.handlers: dict[int, Any] = {}
         self.signals: list[int] = []
-
-    @property
-    def is_alive(self) -> bool:
-        return self.exit_code is None
 
     def kill(self) -> None:
         self.kernel.end(self, SIGKILL)
@@ -104,6 +101,12 @@ def _held() -> _thread.LockType:
     lock = _thread.allocate_lock()
     lock.acquire()
     return lock
+
+
+def _core() -> int:
+    """The core on which this thread runs: two processes that choose by a number could both choose the same one."""
+    with open("/proc/thread-self/stat", encoding="utf-8") as stat:
+        return int(stat.read().rpartition(")")[2].split()[36])
 
 
 class Kernel:
@@ -213,7 +216,7 @@ class Kernel:
         """End a process, as by a signal or by its last statement. It does nothing from now on."""
         if not process.is_alive:
             return
-        process.exit_code = code
+        process.is_alive, process.exit_code = False, code
         self.note(f"{process.name} ends with {code}")
         for task in process.tasks:
             if task.parked:
@@ -396,7 +399,7 @@ class Kernel:
         if following is not None:
             # Only one thread runs at a time: on one core the baton is passed without waking another core.
             cores = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, {sorted(cores)[os.getpid() % len(cores)]})
+            os.sched_setaffinity(0, {_core()})
             try:
                 following.baton.release()
                 self._hub.acquire()

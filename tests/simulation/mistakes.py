@@ -36,6 +36,13 @@ from dray.experiment.retention import Retention
 from dray.experiment.run import Run
 from dray.groups.lender_shell import GroupsShell, LenderShell
 from dray.records.spending import Spending
+from dray.serve import processes
+from dray.serve.accounts import Accounts
+from dray.serve.core import ServerCore
+from dray.serve.manager import Manager
+from dray.serve.processes import Spares
+from dray.serve.queue import Queue
+from dray.serve.scheduler import Scheduler
 from dray.storage import checkpoints
 from dray.storage.checkpoints import CheckpointStore
 from dray.training.checkpoint.checkpointer import Saver
@@ -112,16 +119,16 @@ MISTAKES = {
         "alone",
     ),
     "a failure that an earlier trial in its process has caused counts": Mistake(
-        Reuse, "withhold", "if not left.reused", "if True", None, options="once"
+        Reuse, "withhold", "if not left.reused", "if True", 0, options="once"
     ),
     "a used group for a trial that needs a new one": Mistake(
-        Desk, "_match", "if group.used and trial in client.new:", "if False:", None, options="once"
+        Desk, "_match", "if group.used and trial in client.new:", "if False:", 0, options="once"
     ),
     "a trial queued that has ended": Mistake(
         ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", None
     ),
     "a drained trial lost": Mistake(
-        Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', None
+        Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', 18
     ),
     "a closed terminal that hung": Mistake(
         ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", None
@@ -130,10 +137,10 @@ MISTAKES = {
         ExperimentDriver, "_append", "Append(record, wait)", "Append(record, False)", 0
     ),
     "a lease granted twice": Mistake(
-        Client, "next_trial", "if not self._is_held(trial)", "if True", 15, options="requests"
+        Client, "next_trial", "if not self._is_held(trial)", "if True", 22, options="requests"
     ),
     "a lost wakeup: the parameters of a lease": Mistake(Desk, "bind", "self._answer_ranks(state.group)", "pass", 0),
-    "a lost wakeup: a trial that is queued": Mistake(Desk, "enqueue", "    self._match()\n", "", 6),
+    "a lost wakeup: a trial that is queued": Mistake(Desk, "enqueue", "    self._match()\n", "", 18),
     "a retry of a trial that has ended": Mistake(
         ExperimentDriver,
         "_left",
@@ -223,7 +230,7 @@ MISTAKES = {
     "an answered request that stays": Mistake(
         Run, "_perform", "self._requests.remove(request_id)", "pass", 0, options="requests"
     ),
-    "a request that is read only once": Mistake(RequestFiles, "waiting", "*.json", "*.none", None, options="requests"),
+    "a request that is read only once": Mistake(RequestFiles, "waiting", "*.json", "*.none", 0, options="requests"),
     "a failure whose logs are never read": Mistake(Run, "_read_logs", "self._logs.submit(read)", "pass", 0),
     "an alert that is not noted": Mistake(
         Notifier, "told", "found, self._told = self._told or [], []", "found, self._told = [], []", 3, options="alerts"
@@ -247,9 +254,7 @@ MISTAKES = {
     "a group's death that nobody hears of": Mistake(LenderShell, "_heard", "self._lender.on(owner, event)", "pass", 0),
     "groups that are not ended": Mistake(GroupsShell, "_act", "group.end()", "pass", 5),
     "groups that do not end with the run": Mistake(GroupsShell, "close", "group.end()", "pass", 0),
-    "a call that comes before the decider is lost": Mistake(
-        EventLoop, "_take", "self._early.append(call)", "pass", None
-    ),
+    "a call that comes before the decider is lost": Mistake(EventLoop, "_take", "self._early.append(call)", "pass", 38),
     "a burst that is not settled": Mistake(EventLoop, "call", "self._loop.call_soon(self._settle)", "pass", 0),
     # ------------------------------------------------------------------ the path of a commit
     "a commit without permission": Mistake(RayHost, "commit", "self._link.confirm_commit()", "pass", 0, "commit"),
@@ -277,7 +282,7 @@ MISTAKES = {
     ),
     "checkpoints of killed writers stay": Mistake(RayHost, "resume", "self._store.sweep()", "pass", None, "commit"),
     "a carried report is not sent": Mistake(
-        RayHost, "resume", 'return self.reports.resume(report, carried["decides"])', "return None", None, "commit"
+        RayHost, "resume", 'return self.reports.resume(report, carried["decides"])', "return None", 44, "commit"
     ),
     "a commit that nobody hears of": Mistake(
         RayHost,
@@ -288,7 +293,7 @@ MISTAKES = {
         "commit",
     ),
     "rows without a checkpoint are forgotten": Mistake(
-        RayHost, "commit", "rows=[*staged.rows, *message.rows]", "rows=list(message.rows)", None, "commit"
+        RayHost, "commit", "[*staged.rows, *message.rows]", "list(message.rows)", None, "commit"
     ),
     "kept rows are not sent with a report": Mistake(
         TrialLink, "send", "rows=[*self._kept, *report.rows]", "rows=[*report.rows]", 0, "commit"
@@ -318,6 +323,78 @@ MISTAKES = {
     "a record that is not forced to the disk": Mistake(Journal, "_write", "os.fsync(self._file)", "pass", 0),
     "half a record that stays after a full disk": Mistake(
         Journal, "_write", "os.ftruncate(self._file, self._size)", "pass", None
+    ),
+    # ------------------------------------------------------------------ the server
+    "an experiment whose process dies again and again is not given up": Mistake(
+        Scheduler, "ended", "item.restarts >= MAX_DEATHS", "False", None
+    ),
+    "a process while the trials of the last one have yet to leave": Mistake(
+        Scheduler, "_is_up", "or is_leaving", "", None, options="token"
+    ),
+    "a process that starts on a full disk": Mistake(Scheduler, "_why_no_process", "if self.full:", "if False:", None),
+    "more processes than slots": Mistake(
+        Scheduler, "_why_no_process", "if len(those) > slots and", "if False and", None
+    ),
+    "a full disk counts as a death": Mistake(Scheduler, "ended", "elif process.met_full_disk:", "elif False:", None),
+    "an experiment activated that its token can't pay": Mistake(
+        Scheduler, "act", "self.accounts.admit(item)", "pass", None
+    ),
+    "a pause that no process hears of": Mistake(
+        Scheduler, "act", "if name in self._processes:", "if False:", None, options="token"
+    ),
+    "a server's end that no process hears of": Mistake(
+        Scheduler, "close", "self._emit(SignalProcess(name, signal.SIGTERM))", "pass", None, options="token"
+    ),
+    "what an experiment has spent is not recorded": Mistake(
+        Accounts, "settle", "self._queue.spent(name, spent)", "pass", None
+    ),
+    "a budget is not reserved": Mistake(Accounts, "use", "if is_live else 0.0", "if False else 0.0", None),
+    "an overrun that only counts what is spent": Mistake(
+        Accounts, "overrun", "use.used[unit] + use.reserved[unit] > limit", "use.used[unit] > limit", None
+    ),
+    "the desk does not know of a token's slots": Mistake(
+        ServerCore, "_add", "{**share, **self.scheduler.claim(run)}", "dict(share)", 2, options="token"
+    ),
+    "a user's request that is not on the disk": Mistake(
+        Queue, "_note", "self._append(record)", "pass", 2, options="token"
+    ),
+    "deaths count in a row though it trained between them": Mistake(
+        Queue, "_apply", '1 if record["has_trained"] else item.restarts + 1', "item.restarts + 1", None
+    ),
+    "an extension that is applied at each start": Mistake(
+        Queue, "opened", "if self._items[name].extension:", "if False:", None
+    ),
+    "deleting an experiment gives its token its money back": Mistake(
+        Queue, "_forget", "item is not None and item.owner", "False", None
+    ),
+    "what was spent before the server died is forgotten": Mistake(
+        Manager, "__init__", "if item.owner:", "if False:", None
+    ),
+    "a process that ended before it was assigned": Mistake(
+        Manager, "_start", "if process.exit_code is not None:", "if False:", None, options="token"
+    ),
+    "a process that created an experiment waits for ever": Mistake(
+        Manager, "_accept", "process.signal(signal.SIGKILL)", "pass", None, options="token"
+    ),
+    "the end of a process is told before the disk is looked at": Mistake(
+        Manager, "_note_end", "self._scheduler.disk(why_full(self._results))", "pass", None, options="token"
+    ),
+    "a spare process that has ended": Mistake(
+        Spares,
+        "take",
+        "self._waiting if self._waiting.exit_code is None else self._start()",
+        "self._waiting",
+        None,
+        options="token",
+    ),
+    "an experiment's process outlives its server": Mistake(
+        processes, "_receive", "os.kill(os.getpid(), signal.SIGKILL)", "return", 15, options="token"
+    ),
+    "a damaged checkpoint comes back": Mistake(
+        Retention, "examined", "each.checkpoint not in self._damaged and ", "", None
+    ),
+    "a damaged checkpoint comes back after a restart": Mistake(
+        Retention, "recover", 'if record.get("event") == "damaged"', "if False", None
     ),
 }
 

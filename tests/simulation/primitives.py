@@ -386,6 +386,7 @@ def simulated(kernel: Kernel) -> dict[Any, dict[str, Any]]:
         shutil: {"_use_fd_functions": False},  # the names of files are in its calls
         traceback: {"format_exception": format_exception},
         random: {"_urandom": entropy.randbytes},
+        logging.root.manager: {"_clear_cache": lambda: None},  # slow, and nothing is logged
         sys: {"stdout": io.StringIO(), "stderr": io.StringIO()},
     }
 

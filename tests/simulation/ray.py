@@ -53,6 +53,7 @@ class Nodes:
         self.began: dict[Group, float] = {}
         self._slot_s: Counter[str] = Counter()  # by owner, of groups that have ended
         self.cut_off: set[str] = set()
+        self.watches: dict[Watch, None] = {}
         self.kills = 4
         """How many worker processes are killed at a file operation."""
 
@@ -94,6 +95,12 @@ class Nodes:
         if node.free > node.slots:
             self.kernel.fail(f"{node.name} got back more slots than it has")
         self.kernel.at(self.random.uniform(0.0, 0.5), self.place)
+
+    def drain(self, node: Node) -> None:
+        """Announce that a machine will fail."""
+        node.is_draining = True
+        for watch in self.watches:
+            watch.notice()
 
     def kill(self, node: Node) -> None:
         """Let a machine fail; another one replaces it some time later."""
@@ -149,16 +156,23 @@ class Watch:
     """In place of `dray.cluster.watch.Watch`."""
 
     def __init__(self, nodes: Nodes, draining: Callable[[Collection[str]], object]) -> None:
-        self._nodes, self._draining, self._is_over = nodes, draining, threading.Event()
-        threading.Thread(target=self._run, name="dray-watch", daemon=True).start()
+        assert nodes.kernel.current is not None
+        self._nodes, self._draining, self._owner = nodes, draining, nodes.kernel.current.process
+        nodes.watches[self] = None
+        self.notice()
 
-    def _run(self) -> None:
-        while not self._is_over.wait(1.0 if any(each.is_draining for each in self._nodes.nodes) else 3.0):
-            if draining := self._nodes.view().draining:
-                self._draining(draining)
+    def notice(self) -> None:
+        """Tell its process, within some seconds, which machines will fail."""
+
+        def tell() -> None:
+            if self._owner.is_alive and self in self._nodes.watches and (draining := self._nodes.view().draining):
+                self._nodes.kernel.spawn(self._owner, "watch", lambda: self._draining(draining))
+
+        if any(each.is_draining for each in self._nodes.nodes):
+            self._nodes.kernel.at(self._nodes.random.uniform(0.1, 3.0), tell)
 
     def close(self) -> None:
-        self._is_over.set()
+        self._nodes.watches.pop(self, None)
 
     def answers(self, *, only_head: bool = False) -> bool:
         return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import shutil
 import tempfile
@@ -70,8 +69,6 @@ def outcome_of(seed: Seed, schedule: Schedule | None = None, *, logs: bool = Fal
         why = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}"
     finally:
         world.clean()
-    if seed.number % 50 == 0:
-        gc.collect()
     kernel = world.kernel
     return Outcome(why=why, steps=kernel.steps, switches=kernel.switches, digest=kernel.digest, lines=lines or [])
 

@@ -3,6 +3,7 @@ through the host and the saver that ship. Only what needs torch, or changes the 
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -12,10 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from dray.core import DistributedContext
+from dray.desk import failure
 from dray.desk.calls import DeskUnreachable
 from dray.desk.connection import Connection
 from dray.desk.messages import Departure
 from dray.hosts import current_host
+from dray.imports import is_installed
 from dray.training.checkpoint.checkpointer import Saver
 from dray.training.checkpoint.files import Contents, read_progress
 from dray.training.host import Report
@@ -210,5 +213,6 @@ def replaced(trials: Trials) -> dict[Any, dict[str, Any]]:
     return {
         worker_trial: {"train_class": trials.train},
         serve: {"_load": load},
+        failure: {"is_installed": functools.cache(is_installed)},
         hang: {"faulthandler": watchdog},
     }

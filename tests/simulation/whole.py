@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 import torch
+import yaml
 
 from dray import pytorch
 from dray.cluster import connection, ray_output
@@ -26,6 +27,7 @@ from dray.experiment import experiment as experiments
 from dray.experiment import notify, prometheus, requests, run
 from dray.experiment.request_files import DIRECTORY as REQUESTS
 from dray.groups import lender_shell, on_ray
+from dray.records import metrics
 from dray.records.directory import CODE_ID_LENGTH, ExperimentDirectory
 from dray.records.metrics import MetricsLog
 from dray.records.result import Result
@@ -55,6 +57,8 @@ SLOW_S = 8.0
 """How late a driver may notice what it has spent: it looks every two seconds here."""
 STOPPED_S = 100.0
 """How long a driver may take to end after a signal, if its connections last."""
+CONNECT_S = 60.0
+"""How long after the end of a partition a worker may give up connecting."""
 MAX_RUNS = 100
 GROWTH = 3
 """The factor by which a user extends a budget that is spent."""
@@ -241,6 +245,8 @@ class World(Trials):
             prometheus: {"_made": Quiet},
             notify: {"deliver": self._deliver},
             run: {"POLL_S": 2.0},
+            metrics: {"PACK_EVERY_S": 30.0},
+            yaml: {"safe_dump": partial(yaml.dump, Dumper=yaml.CSafeDumper)},  # the same, and faster
             **with_clock(lambda: self.kernel.now, MetricsLog),
             lender_shell: {"POLL_S": 0.1},
         }
@@ -315,7 +321,8 @@ class World(Trials):
             if group.owner.is_alive:
                 self.kernel.fail(f"{process.name} has lost its session, and no packet was lost: {error}")
 
-        if process.name not in self.nodes.cut_off:
+        is_cut = self.net.cut_until(process, group.owner) > self.kernel.now - CONNECT_S
+        if process.name not in self.nodes.cut_off and not is_cut:
             self.kernel.at(300.0, check)
 
     def _deliver(self, wanted: object, told: Mapping[str, Any]) -> str:
@@ -428,7 +435,7 @@ class World(Trials):
             case "node" if node:
                 self.nodes.kill(node)
             case "drain" if node and not node.is_draining:
-                node.is_draining = True
+                self.nodes.drain(node)
                 kernel.at(30.0, lambda: node.is_alive and self.nodes.kill(node))
             case "driver" if driver:
                 driver.kill()

@@ -1,20 +1,40 @@
-"""The behavior of every checkpoint store: in a directory, in S3 and through fsspec."""
+"""Checkpoint stores in a directory, in S3 and through fsspec; atomic commits, stored logs, temporary directories."""
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import logging
+import os
 import pickle
+import stat
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, opened, remote, store_at
+from dray.storage import (
+    CheckpointError,
+    CheckpointStore,
+    Location,
+    RemoteDirectory,
+    StorageError,
+    logs,
+    opened,
+    remote,
+    store_at,
+    verify,
+)
 from dray.storage.checkpoints import RemoteStore
+from dray.storage.disk import force_to_disk
+from dray.storage.logs import LogUploader, fetch_logs, stored_as
+from tests.storage.power import Disk
 from tests.storage.s3 import LocalS3, Wire
 
 STATE = bytes(range(256)) * 64
@@ -392,3 +412,276 @@ def test_the_error_about_a_missing_filesystem_package_names_it() -> None:
         StorageError, match=r"az:// needs a package that is not installed: .*pip " r"install 'dray-train\[azure\]'"
     ):
         RemoteDirectory(Location.of("az://container/results")).probe()
+
+
+MORNING, EVENING = "2026-11-21T09:02:02.123Z", "2026-11-21T19:02:02.456Z"
+
+
+def log(directory: Path, *lines: str, rank: int = 0) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"rank_{rank}.log"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Location:
+    return Location.of(f"memory://results/{tmp_path.name}/trial_3")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def names(trial: Location) -> list[str]:
+    return sorted(RemoteDirectory(trial).sizes())
+
+
+def copied(path: Path, trial: Location) -> None:
+    uploader = LogUploader()
+    uploader.begin(path, trial)
+    uploader.close()
+
+
+def test_the_name_in_the_store_has_the_time_of_the_first_line(tmp_path: Path) -> None:
+    assert stored_as(log(tmp_path, f"{MORNING} one", f"{EVENING} two")) == "rank_0.20261121T090202.123Z.log"
+    assert stored_as(log(tmp_path, "of an older version", rank=12)) == "rank_12.log"
+
+
+def test_logs_of_several_machines_are_stored_and_fetched_once_each(tmp_path: Path, trial: Location) -> None:
+    first = log(tmp_path / "first", f"{MORNING} one")
+    copied(first, trial)
+    log(tmp_path / "first", f"{MORNING} one", f"{MORNING} two")
+    copied(first, trial)
+    copied(log(tmp_path / "second", f"{EVENING} three"), trial)
+    assert names(trial) == ["logs/rank_0.20261121T090202.123Z.log", "logs/rank_0.20261121T190202.456Z.log"]
+    fetch_logs(trial, tmp_path / "nowhere", tmp_path / "all")
+    assert [path.read_text() for path in sorted((tmp_path / "all").iterdir())] == [
+        f"{MORNING} one\n{MORNING} two\n",
+        f"{EVENING} three\n",
+    ]
+    fetch_logs(trial, tmp_path / "first", tmp_path / "others")
+    assert [path.name for path in (tmp_path / "others").iterdir()] == ["rank_0.20261121T190202.456Z.log"]
+
+
+def test_a_log_is_uploaded_while_its_trial_runs(
+    tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "EVERY_S", 0.01)
+    uploader = LogUploader()
+    path = tmp_path / "rank_0.log"
+    remote = RemoteDirectory(trial.child("logs"))
+    uploader.begin(path, trial)  # there is no such file yet
+    for lines in ([f"{MORNING} one"], [f"{MORNING} one", f"{EVENING} two"]):
+        log(tmp_path, *lines)
+        until(lambda: bool(remote.sizes()) and remote.read(stored_as(path)) == path.read_bytes())
+    uploader.end(path)
+    uploader.close()
+    uploader.end(path)
+
+
+def test_an_unreachable_store_is_one_warning_and_gets_the_log_later(
+    tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logs, "EVERY_S", 0.01)
+    write, tries = RemoteDirectory.write, []
+
+    def refused(self: RemoteDirectory, name: str, content: bytes) -> None:
+        tries.append(name)
+        if len(tries) < 3:
+            raise StorageError("no store")
+        write(self, name, content)
+
+    monkeypatch.setattr(RemoteDirectory, "write", refused)
+    uploader = LogUploader()
+    path = log(tmp_path, f"{MORNING} one")
+    with caplog.at_level(logging.WARNING):
+        uploader.begin(path, trial)
+        uploader.end(path)
+        until(lambda: len(tries) == 3)
+        uploader.close()
+    assert names(trial) == ["logs/rank_0.20261121T090202.123Z.log"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "can't upload the trials' logs to the checkpoint storage, will retry: no store",
+        "the trials' logs are uploaded to the checkpoint storage again, and none is missing",
+    ]
+
+
+HOLD = """
+from dray.storage.disk import scratch
+with scratch("{name}") as directory:
+    (directory / "file").touch()
+    print(directory, flush=True)
+    input()
+"""
+MAKE = "from dray.storage.disk import scratch\nwith scratch('next') as directory: print(directory)"
+
+
+def start(folder: Path, name: str) -> tuple[subprocess.Popen[str], Path]:
+    """A process that has made a directory, two minutes ago."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD.format(name=name)],
+        env={**os.environ, "TMPDIR": str(folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    directory = Path(process.stdout.readline().strip())
+    made_at = directory.stat().st_mtime - 120
+    os.utime(directory, (made_at, made_at))
+    return process, directory
+
+
+def test_what_a_killed_process_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    killed, left = start(tmp_path, "killed")
+    living, used = start(tmp_path, "living")
+    killed.kill()
+    killed.wait()
+    made = subprocess.check_output(
+        [sys.executable, "-c", MAKE], env={**os.environ, "TMPDIR": str(tmp_path)}, text=True
+    ).strip()
+    assert Path(made).parent == tmp_path
+    assert sorted(tmp_path.iterdir()) == [used, others], "its own was removed at the end"
+    assert (used / "file").exists()
+    living.communicate("\n")
+    assert list(tmp_path.iterdir()) == [others]
+    assert left != used
+
+
+def saved_as(store: CheckpointStore, batches: int, content: str = "state") -> Path:
+    staging = store.stage(batches)
+    (staging / "state-dict.pth").write_text(content)
+    (staging / "rng").mkdir()
+    (staging / "rng" / "rank_0.pth").write_text("rng")
+    return Path(store.commit(staging, batches))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda path: (path / "manifest.json").unlink(), "never completed"),
+        (lambda path: (path / "manifest.json").write_text('{"format'), "is damaged"),
+        (lambda path: (path / "state-dict.pth").unlink(), "state-dict.pth is missing"),
+        (lambda path: (path / "state-dict.pth").write_text("states"), "has 6 bytes, but its manifest says 5"),
+        (lambda path: (path / "state-dict.pth").write_text("stale"), "does not match its checksum"),
+    ],
+)
+def test_damage_is_named_in_the_error(tmp_path: Path, damage, says: str) -> None:  # type: ignore[no-untyped-def]
+    damaged = saved_as(CheckpointStore(tmp_path), 6)
+    damage(damaged)
+    with pytest.raises(CheckpointError, match=says):
+        verify(damaged)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to(path)], ids=["a pipe", "a link to itself"])
+def test_what_is_no_file_is_missing(tmp_path: Path, put: Callable[[Path], object]) -> None:
+    store = CheckpointStore(tmp_path)
+    before, damaged = saved_as(store, 6, content=""), saved_as(store, 7, content="")
+    (damaged / "state-dict.pth").unlink()
+    put(damaged / "state-dict.pth")
+    assert store.latest() == str(before)
+
+
+def test_a_checkpoint_just_found_is_not_verified_again_when_opened(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    path = saved_as(store, 5)
+    latest = store.latest()
+    assert latest is not None
+    (path / "state-dict.pth").write_text("stale")
+    assert store.open(latest) == path, "not read again"
+    with pytest.raises(CheckpointError, match="does not match its checksum"):
+        store.open(latest)
+
+
+def test_the_error_about_a_newer_format_asks_to_upgrade(tmp_path: Path) -> None:
+    path = saved_as(CheckpointStore(tmp_path), 5)
+    (path / "manifest.json").write_text('{"format_version": 99, "files": {}}')
+    with pytest.raises(CheckpointError, match="format version 99, but this version of dray reads 1; upgrade dray"):
+        verify(path)
+
+
+def test_temporary_files_of_a_killed_writer_are_swept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    path = saved_as(store, 5)
+    store.stage(6)
+    (tmp_path / ".replaced-checkpoint_4-x").mkdir()
+    store.sweep()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_flushed_checkpoint_survives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    store = CheckpointStore(tmp_path / "trial")
+    saved_as(store, 5)
+    saved_as(store, 10)
+    store.force_to_disk(5)
+    left = disk.leaves(store.trial_dir, tmp_path / "left")
+    assert CheckpointStore(left).latest() == str(left / "checkpoint_5")
+    store.force_to_disk(10)
+    left = disk.leaves(store.trial_dir, tmp_path / "later")
+    assert CheckpointStore(left).latest() == str(left / "checkpoint_10")
+    with pytest.raises(FileNotFoundError):
+        store.force_to_disk(15)
+
+
+def test_a_checkpoint_is_replaced_only_by_one_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    store = CheckpointStore(tmp_path / "trial")
+    saved_as(store, 5, "before")
+    staging = store.stage(5)
+    left: list[Path] = []
+
+    def rename(path: Path, target: Path) -> Path:
+        left.append(disk.leaves(staging, tmp_path / f"left{len(left)}"))
+        os.rename(path, target)
+        return target
+
+    (staging / "state-dict.pth").write_text("after")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", rename)
+        store.commit(staging, 5)
+    named, moved_away, moved = left
+    assert not list(named.iterdir()), "the manifest gets its name"
+    for path in (moved_away, moved):
+        assert (verify(path) / "state-dict.pth").read_text() == "after"
+
+
+def test_symbolic_links_are_not_followed_nor_pipes_opened(tmp_path: Path) -> None:
+    """Code may have some links, also broken ones."""
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    force_to_disk(tmp_path)
+
+
+def test_a_link_in_place_of_a_checkpoint_is_deleted_not_its_target(tmp_path: Path) -> None:
+    """A trial can make one."""
+    mine, theirs = CheckpointStore(tmp_path / "mine"), CheckpointStore(tmp_path / "theirs")
+    checkpoint = saved_as(theirs, 5)
+    saved_as(mine, 4)
+    Path(mine.id_of(5)).symlink_to(checkpoint)
+    mine.delete(5)
+    assert theirs.latest() == str(checkpoint)
+    assert [batches for batches, _ in mine.listed()] == [4]
+
+
+def test_file_systems_without_fsync_of_directories_are_supported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failure = os.fsync, errno.EINVAL
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(failure, os.strerror(failure))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    force_to_disk(tmp_path)
+    failure = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(failure)):
+        force_to_disk(tmp_path)

@@ -14,7 +14,7 @@ import pytest
 from dray.desk.messages import DeskReport
 from dray.storage import CheckpointStore
 from dray.training.errors import SearcherMetricError, TrialEnded
-from dray.training.host import ProgramHost, Report
+from dray.training.host import Report
 from dray.training.units import Batch, Epoch, Records, TrainUnit
 from dray.worker.host import RayProgramHost
 from dray.worker.lease import SharedSettings
@@ -83,10 +83,6 @@ def validation(batches: int, /, loss: float = 0.5, **more: float) -> Report:
 
 def commit(host: RayProgramHost, batches: int) -> str:
     return host.commit(host.new_checkpoint(batches), Report(batches=batches), {})
-
-
-def test_it_is_a_program_host(tmp_path: Path) -> None:
-    assert isinstance(host_of(Desk(), tmp_path), ProgramHost)
 
 
 def test_a_search_decides_only_where_a_report_reaches_one_of_its_lengths(tmp_path: Path) -> None:
