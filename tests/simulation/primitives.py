@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any, ClassVar
 
+import threadpoolctl
+
 from tests.simulation import files
 from tests.simulation.kernel import Kernel, Killed, Process, Task
 from tests.simulation.net import SimLoop
@@ -309,6 +311,9 @@ def simulated(kernel: Kernel) -> dict[Any, dict[str, Any]]:
     def sleep(seconds: float) -> None:
         kernel.park(seconds)
 
+    def current_thread() -> Any:
+        return real["current_thread"]() if kernel.current is None else _thread_of(kernel.current)
+
     def process_of(pid: int) -> Process:
         for each in kernel.processes:
             if each.pid == pid and each.is_alive:
@@ -344,13 +349,12 @@ def simulated(kernel: Kernel) -> dict[Any, dict[str, Any]]:
             "Semaphore": Semaphore,
             "Thread": Thread,
             "get_ident": lambda: real["get_ident"]() if kernel.current is None else kernel.current.ident,
-            "current_thread": lambda: (
-                real["current_thread"]() if kernel.current is None else _thread_of(kernel.current)
-            ),
+            "current_thread": current_thread,
             "main_thread": lambda: (
                 real["main_thread"]() if kernel.current is None else _thread_of(kernel.current.process.main)
             ),
         },
+        threadpoolctl: {"current_thread": current_thread},  # which has imported it
         queue: {"SimpleQueue": SimpleQueue},
         time: {
             "time": lambda: skew() + kernel.now,
