@@ -42,7 +42,7 @@ def test_results_are_not_shared_between_brackets() -> None:
     assert report(method, 1, 4, 0.5) == [Stop(trial=1), Create(trial=4)]
 
 
-def test_a_requested_trial_is_ranked_in_the_bracket_of_its_source() -> None:
+def test_a_requested_trial_is_ranked_in_its_sources_bracket() -> None:
     method = two_brackets()
     method.start()
     for source in (Source(trial=2, step=1), Source(trial=0, step=1), None):
