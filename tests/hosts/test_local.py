@@ -219,13 +219,15 @@ def test_the_programs_own_handler_stays(home: Path) -> None:
 
 
 def test_loader_workers_survive_a_ctrl_c_in_the_terminal(home: Path) -> None:
+    before = multiprocessing.active_children()  # of other tests
+
     class Loading(OneWeight):
         def build_training_data_loader(self) -> pytorch.DataLoader:
             return pytorch.DataLoader(Ones(10), batch_size=2, num_workers=1, multiprocessing_context="fork")
 
         def at_batch(self, batch_idx: int) -> None:
             if batch_idx == 2:
-                [worker] = multiprocessing.active_children()
+                [worker] = [each for each in multiprocessing.active_children() if each not in before]
                 assert worker.pid is not None
                 os.kill(worker.pid, signal.SIGINT)
 
