@@ -103,6 +103,9 @@ class Retention:
         """Trials whose stores may have checkpoints that are not in `_saved`; none of their checkpoints is deleted."""
         self._failed: list[Examine] = []
         """Effects to retry."""
+        self.unanswered = 0
+        """The number of effects without an answer. What follows from an answer is counted before the answer is, so that
+        in any thread 0 means that nothing is left to do."""
         self._changed: set[int] = set()
         """Trials that may have too many checkpoints; other trials keep all."""
 
@@ -136,8 +139,13 @@ class Retention:
         """
         if failed:
             self._failed.append(examine)
-            return
-        trial = examine.trial
+        else:
+            self._add_listed(examine.trial, found, unfinished, missing)
+        self.unanswered -= 1
+
+    def _add_listed(
+        self, trial: int, found: Iterable[Saved], unfinished: Iterable[Saved], missing: Iterable[int]
+    ) -> None:
         self._unexamined.discard(trial)
         for batches in missing:
             self._forget(self._saved[trial].get(batches))
@@ -226,11 +234,12 @@ class Retention:
         self._changed.update(each.trial for each in (*prune.keep, *prune.delete))
         if not failed:
             self._prune()
+        self.unanswered -= 1
 
     # ------------------------------------------------------------------ decisions
     def _examine(self, trial: int) -> None:
         self._unexamined.add(trial)
-        self._emit(Examine(trial, tuple(self._saved.get(trial, ()))))
+        self._ask(Examine(trial, tuple(self._saved.get(trial, ()))))
 
     def _add(self, saved: Saved) -> None:
         if saved.value is not None and not math.isfinite(saved.value):
@@ -263,7 +272,7 @@ class Retention:
         """Delete superfluous checkpoints of the trials that have changed."""
         failed, self._failed = self._failed, []
         for examine in failed:
-            self._emit(examine)
+            self._ask(examine)
         keep: set[Saved] = set(self._best)
         sources = set(self._pinned.values())
         delete: list[Saved] = []
@@ -290,7 +299,11 @@ class Retention:
     def _emit_prune(self, keep: Sequence[Saved], delete: Sequence[Saved]) -> None:
         prune = Prune(tuple(keep), tuple(delete))
         self._pruning |= dict.fromkeys(delete, prune)
-        self._emit(prune)
+        self._ask(prune)
+
+    def _ask(self, effect: Prune | Examine) -> None:
+        self.unanswered += 1
+        self._emit(effect)
 
     def _record(self, event: str, saved: Saved, **more: object) -> None:
         record = {"event": event, "trial": saved.trial, "batches": saved.batches, "checkpoint": saved.checkpoint}

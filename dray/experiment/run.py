@@ -29,7 +29,7 @@ from dray.desk.wire import checked
 from dray.display.display import Display
 from dray.errors import ConfigError, DirectoryGone, ExperimentError, TakenOver
 from dray.experiment import effects
-from dray.experiment.cleaner import Cleaner
+from dray.experiment.cleaner import CLOSE_S, Cleaner
 from dray.experiment.core import ReadLogs, RunCore
 from dray.experiment.driver import OpenSearch
 from dray.experiment.handle import results_of
@@ -277,6 +277,9 @@ class Run:
             if self._has_failed:  # the handle gets no answer; it ends when its connection does
                 self._loop.close()
                 self._wait_while(lambda: self._tune_runs, TUNE_END_S, watch)
+        # What is deleted may follow from a listing that is not there yet.
+        if not gone:
+            self._wait_while(lambda: self.driver.retention.unanswered > 0 and not self._has_failed, CLOSE_S, watch)
         self._cleaner.close()
         self._prometheus.update(at_once=True)
         if watch.answers(only_head=True):

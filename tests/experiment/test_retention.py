@@ -113,7 +113,6 @@ class Experiment:
         self.said: list[str] = []
         self.needs: dict[int, int] = {}
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._jobs = 0
 
     def store(self, trial: int) -> CheckpointStore:
         return store_at(self.place.child(f"trial_{trial}"), self.path / f"trial_{trial}")
@@ -131,14 +130,12 @@ class Experiment:
             case Say(line):
                 self.said.append(line)
             case Prune() | Examine():
-                self._jobs += 1
                 self._cleaner.put(effect)
 
     def settle(self) -> None:
         """Have the thread do all that it is to do, and take its answers."""
-        while self._jobs:
+        while self.retention.unanswered:
             self._posted.get(timeout=30)()
-            self._jobs -= 1
 
     def save(self, trial: int, batches: int, value: float | None, *, tell: bool = True) -> None:
         store = self.store(trial)

@@ -601,7 +601,7 @@ class Driver(Process):
             if world.now > deadline:
                 world.fail(f"trials have not left {GRACE_S:.0f} s after they were asked to")
         self.post(self.core.driver.end)
-        while self._jobs or not self._tune_ended:
+        while self.core.driver.retention.unanswered or not self._tune_ended:
             yield 0.5
             self._tune_ended = self._tune_ended or world.now > deadline + 60
         self.post(self.lender.end)
