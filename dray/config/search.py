@@ -29,7 +29,7 @@ from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
 from searchers.auto import Auto
 from searchers.errors import FieldError, MethodError
-from searchers.method import MAX_TRIALS, Method
+from searchers.method import MAX_TRIALS, Fields, Method
 from searchers.named_sampler import check_use, named_sampler
 from searchers.objectives import Objectives
 from searchers.pbt import PBT, Explorer
@@ -159,6 +159,19 @@ def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
             limits = {**record, "budget": None if budget is None else Budget.model_validate(budget)}
     changed = {name: limits[name] for name in CHANGEABLE if limits}
     return config.model_copy(update={"searcher": searcher, **changed})
+
+
+def check_growth(config: ExperimentConfig, extension: Mapping[str, Any]) -> None:
+    """Raise a `ConfigError` if an extension would make a search smaller than it is."""
+    now = {"max_trials": config.searcher.trial_count, "max_length": config.searcher.length}
+    check = Fields()
+    for field, size in now.items():
+        if size is not None and extension.get(field) is not None:
+            check.integers(size, **{field: extension[field]})
+    try:
+        check.raise_faults()
+    except MethodError as error:
+        raise ConfigError(error.faults, "The extension") from None
 
 
 def sampling_faults(

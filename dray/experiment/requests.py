@@ -116,9 +116,9 @@ class Trials:
     def __init__(self, path: Path, answered: Callable[[Decided], None] = lambda decided: None) -> None:
         self.path, self._answered = path, answered
 
-    def fork_trial(self, trial: int | str, *, at: str = "best", hparams: Mapping[str, Any]) -> Decided:
+    def fork_trial(self, trial: int | str, *, at: str | int = "best", hparams: Mapping[str, Any]) -> Decided:
         """Start a trial from a checkpoint of another one: "best", "latest", or a number of batches."""
-        return self.ask(lambda reader: fork(reader, trial, at, hparams))
+        return self.ask(lambda reader: fork(reader, trial, str(at), hparams))
 
     def add_trial(self, hparams: Mapping[str, Any], *, patch: str | None = None, code: Path | None = None) -> Decided:
         """Add a trial, with the code of the experiment, with a unified diff of it, or with that in a directory."""

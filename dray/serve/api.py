@@ -27,7 +27,7 @@ from dray.serve.auth import CALLER
 from dray.serve.control import ACTIVE, API, Control, Status, Submitted, Verb
 from dray.serve.draft import Draft
 from dray.serve.experiments import experiment_path
-from dray.serve.given import Change, EventsQuery, Extension, Fork, NewTrial, TrialFork, parsed, query_of
+from dray.serve.given import Change, EventsQuery, Extension, Fork, NewTrial, TrialFork, extension_of, parsed, query_of
 from dray.serve.in_directory import InDirectory
 from dray.serve.keys import Attempt, Keys
 from dray.serve.news import News
@@ -187,11 +187,10 @@ class Api:
 
     async def extend(self, request: web.Request, body: Extension) -> Submitted:
         """Queue an experiment again, finished or not, with more or longer trials, or with other limits"""
-        if not body.given:
-            raise BadInput(f"give some of {', '.join(Extension.model_fields)}")
+        wanted = extension_of(body)
 
         async def extend(attempt: Attempt) -> Submitted:
-            return await asyncio.to_thread(self._control.extend, request.match_info["name"], body.given)
+            return await asyncio.to_thread(self._control.extend, request.match_info["name"], wanted)
 
         return await self._once(request, extend)
 

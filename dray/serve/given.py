@@ -212,6 +212,13 @@ class Extension(Body):
     prices: dict[str, Any] | None = None  # new prices by slot type; others stay
 
 
+def extension_of(given: Extension) -> dict[str, Any]:
+    """The fields of an extension; `BadInput` if there is none."""
+    if not given.given:
+        raise BadInput(f"give some of {', '.join(Extension.model_fields)}")
+    return given.given
+
+
 class Fork(Body):
     # fields with dots and their new values, such as {searcher.max_trials: 8}; or a whole YAML file
     config: dict[str, Any] | str = {}

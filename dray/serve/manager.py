@@ -24,7 +24,7 @@ from dray._version import __version__
 from dray.cluster.node_check import MIN_FREE_BYTES
 from dray.config.load import with_limits
 from dray.config.notify import ServerNotify
-from dray.config.search import CHANGEABLE
+from dray.config.search import CHANGEABLE, as_extended, check_growth
 from dray.desk.calls import Call, Session
 from dray.desk.effects import Say
 from dray.desk.loop import EventLoop
@@ -36,6 +36,7 @@ from dray.groups.lender_shell import LenderShell
 from dray.groups.on_ray import OnRay
 from dray.groups.pool import GroupsPlan
 from dray.records.directory import ExperimentDirectory, results_root
+from dray.records.journal import read_journal
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
 from dray.records.overview import COMPLETED
@@ -299,9 +300,11 @@ class Manager:
     def extend(self, name: str, extension: Mapping[str, Any]) -> Submitted:
         limits = {field: extension[field] for field in CHANGEABLE if field in extension}
         budget: dict[str, float] | None = None
+        self.experiment(name)  # raises if there is none
+        directory = ExperimentDirectory(self._results / name)
+        check_growth(as_extended(directory.config(), read_journal(directory.journal)), extension)
         if limits:
-            self.experiment(name)  # raises if there is none
-            config = with_limits(ExperimentDirectory(self._results / name).config(), limits)
+            config = with_limits(directory.config(), limits)
             if "budget" in limits:
                 now = totals_of(None if config.budget is None else config.budget.model_dump())
                 changed = UNITS if limits["budget"] is None else [unit for unit in UNITS if unit in limits["budget"]]

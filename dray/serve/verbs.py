@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from dray.code.archive import pack
+from dray.errors import NoExperiment
 from dray.records.overview import Overview
 from dray.serve.client import END, SUBMIT_TIMEOUT_S, Server, form, path_of
 from dray.serve.control import EndVerb, Submitted, submitted_from
@@ -88,7 +88,7 @@ class Handle(ABC):
         """Delete it and its checkpoints, here and in its object store."""
 
     @abstractmethod
-    def fork_trial(self, trial: int | str, *, at: str = "best", hparams: Mapping[str, Any]) -> Mapping[str, Any]:
+    def fork_trial(self, trial: int | str, *, at: str | int = "best", hparams: Mapping[str, Any]) -> Mapping[str, Any]:
         """Start a trial from a checkpoint of another one: "best", "latest", or a number of batches. Returns the trial's
         number, ``trial``, or None if the driver has yet to answer; ``hparams``, those given; and ``source``."""
 
@@ -177,8 +177,8 @@ class OnServer(Handle):
     def delete(self) -> None:
         self.server.request("DELETE", path_of(self.name))
 
-    def fork_trial(self, trial: int | str, *, at: str = "best", hparams: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._ask(f"trials/{quote(str(trial), safe='')}/fork", {"at": at, "hparams": hparams})
+    def fork_trial(self, trial: int | str, *, at: str | int = "best", hparams: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._ask(f"trials/{self._trial(trial)}/fork", {"at": at, "hparams": hparams})
 
     def add_trial(
         self, hparams: Mapping[str, Any], *, patch: str | None = None, code: Path | None = None
@@ -190,7 +190,13 @@ class OnServer(Handle):
         return self._ask("trials", sent, kind=kind, timeout_s=SUBMIT_TIMEOUT_S)
 
     def stop_trial(self, trial: int | str) -> Mapping[str, Any]:
-        return self._ask(f"trials/{quote(str(trial), safe='')}/stop", {})
+        return self._ask(f"trials/{self._trial(trial)}/stop", {})
+
+    def _trial(self, named: int | str) -> str:
+        number = str(named).removeprefix("trial_")
+        if number != "best" and not number.isdecimal():
+            raise NoExperiment(f"{self.name} has no trial {named}; give a trial's number, or 'best'")
+        return number
 
     def _ask(self, what: str, body: bytes | Mapping[str, Any], **sent: Any) -> Mapping[str, Any]:
         decided: dict[str, Any] = self.server.request("POST", path_of(self.name, what), body, **sent)

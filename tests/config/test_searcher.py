@@ -10,7 +10,7 @@ import yaml
 
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
-from dray.config.search import as_extended, build_method, build_sampler, build_search
+from dray.config.search import as_extended, build_method, build_sampler, build_search, check_growth
 from dray.errors import ConfigError
 from searchers import (
     ASHA,
@@ -323,3 +323,15 @@ def test_max_time_needs_a_validation_period(entrypoint: str | None) -> None:
     assert "required with searcher.max_time: the time is checked" in found["min_validation_period"]
     # A program's fit() may have one of its own.
     load(timed, entrypoint="python3 train.py", min_validation_period=None)
+
+
+def test_an_extension_makes_no_search_smaller() -> None:
+    extended = as_extended(load(ASHA_3), [{"event": "extended", "max_trials": 20, "max_length": 64}])
+    check_growth(extended, {"max_trials": 20, "max_length": 65})
+    check_growth(extended, {"patience": 3})
+    with pytest.raises(ConfigError) as caught:
+        check_growth(extended, {"max_trials": 19, "max_length": 63})
+    assert caught.value.faults == (
+        ("searcher.max_trials", "must be an integer >= 20, got 19"),
+        ("searcher.max_length", "must be an integer >= 64, got 63"),
+    )

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import dray as package
+from dray.errors import NoExperiment
 from dray.experiment import requests
 from dray.experiment.experiment import Experiment
 from dray.experiment.request_files import RequestFiles
@@ -23,7 +24,7 @@ from dray.records.numbering import take_number
 from dray.serve import address, in_directory
 from dray.serve.control import ACTIVE, ExperimentState
 from dray.serve.in_directory import InDirectory
-from dray.serve.refusals import WrongState
+from dray.serve.refusals import Invalid, WrongState
 from dray.serve.verbs import OnServer
 from searchers.events import Source
 from searchers.journal import Journal
@@ -312,6 +313,33 @@ def test_every_limit_reaches_the_run(place: Place, dray: Dray) -> None:
     extension = {field: value for fields in EVERY_EXTENSION.values() for field, value in fields.items()}
     dray("e", "extend", "1", *given, *["--detach"] * (place.kind == "server"))
     assert (place.served.control.extensions if place.kind == "server" else place.ran) == [extension]
+
+
+@pytest.mark.parametrize("place", ["server", "directory"], indirect=True)
+@pytest.mark.parametrize(
+    ("extension", "says"),
+    [
+        ({}, "give some of max_trials, "),
+        ({"trials": 9}, "trials is not expected; give max_trials, "),
+        ({"max_trials": "9"}, "max_trials must be an integer from 1, got '9'"),
+    ],
+)
+def test_a_wrong_extension_is_one_error(place: Place, extension: dict[str, Any], says: str) -> None:
+    place.ends("COMPLETED")
+    with pytest.raises(Invalid, match=says):
+        package.handle("1").extend(**extension)
+    assert (place.ran, place.served.control.extensions) == ([], [])
+
+
+@everywhere
+def test_a_wrong_trial_or_checkpoint_is_one_error(place: Place) -> None:
+    it = package.handle("1")
+    with pytest.raises(
+        (NoExperiment, ValueError), match=r"^experiment has no trial six; .*give a trial's number, or 'best'$"
+    ):
+        it.stop_trial("six")
+    with pytest.raises(ValueError, match=r"^trial 0 has no checkpoint"):
+        it.fork_trial(0, at=7777, hparams={})
 
 
 @everywhere
