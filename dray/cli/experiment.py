@@ -34,6 +34,7 @@ from dray.cli.reader import journal, read_experiment
 from dray.cli.server import Detach, NoServer
 from dray.errors import NoExperiment
 from dray.records.overview import COMPLETED
+from dray.script import Script
 from dray.serve.address import URL
 from dray.serve.client import Server
 from dray.serve.handle import handle, on_server
@@ -114,7 +115,9 @@ def create(
                 answer(local_overview(LocalRun(directory)), f"results: {directory}")
         else:
             # Printed first, because importing the model and torch takes seconds.
-            typer.echo(f"{checked.name}: importing {checked.entrypoint} ...", err=True)
+            what = checked.entrypoint
+            doing = f"starting {what.command}" if isinstance(what, Script) else f"importing {what}"
+            typer.echo(f"{checked.name}: {doing} ...", err=True)
             _run(dray.Experiment.of_command(checked, model_dir=code, path=path, storage_path=storage_path), json=json)
 
 
