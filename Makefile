@@ -85,12 +85,12 @@ test-fast-simulation: $(INSTALLED)
 
 # Side by side, five on two cores: much of a test on a real Ray is waiting. A crash, also at the exit, shows where.
 test: check
-	@$(MAKE) --no-print-directory -j 5 test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-slow-simulation
+	@$(MAKE) --no-print-directory -j 5 test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-slow-browser test-slow-simulation
 
 SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
-# Four shares that take about as long: tests that share a Ray, those that (also) start Rays of their own, those of ranks, docs and
-# examples without Ray, and the rest; and the simulation.
+# Five shares that take about as long: tests that share a Ray, those that (also) start Rays of their own, those of ranks, docs and
+# examples without Ray, the page's, and the rest; and the simulation.
 OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,fault_matrix interrupt sweep)
 
 RANKS := tests/api tests/docs tests/examples tests/pytorch tests/training
@@ -105,7 +105,10 @@ test-slow-ranks: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(RANKS)
 
 test-slow-rest: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(addprefix --ignore=,tests/ray tests/simulation $(OWN) $(RANKS))
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(addprefix --ignore=,tests/ray tests/browser tests/simulation $(OWN) $(RANKS))
+
+test-slow-browser: $(INSTALLED)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/browser
 
 test-slow-simulation: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/simulation
