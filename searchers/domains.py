@@ -173,6 +173,9 @@ def numbers_of(domain: object, value: object, name: str = "") -> Iterator[tuple[
                     yield from numbers_of(inner, value[key], f"{name}.{key}" if name else key)
         case Categorical(vals=vals):
             choice, _ = domain.find(value)
+            if choice is None and isinstance(value, Mapping):  # a branch with other ranges or hyperparameters
+                branches = (i for i, val in enumerate(vals) if isinstance(val, Nested) and not _contradicts(val, value))
+                choice = next(branches, None)
             if choice is not None:
                 yield name, choice
                 yield from numbers_of(vals[choice], value, f"{name}[{choice}]")

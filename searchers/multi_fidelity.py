@@ -39,7 +39,7 @@ from searchers.events import FAILURES, Event, Exited, Reported, Started, assert_
 from searchers.memory_model import MemoryModel
 from searchers.objectives import Objectives
 from searchers.rung_process import Array, Fit, Parameters, Results, RungProcess
-from searchers.rung_results import RungResults, Values, normalised, relative, standardised
+from searchers.rung_results import RungResults, Values, normalised, relative, select, standardised
 from searchers.samplers import STARTUP, Prior
 from searchers.space import Space
 from searchers.unit_cube import UnitCube
@@ -200,25 +200,17 @@ class MultiFidelitySampler:
                 fit.step()
 
     def _results(self) -> list[Results]:
-        """Select the model's data for each objective and each limit.
-
-        Each rung has an equal share; lower rungs fill what higher ones leave unused.
-        """
-        left = _MAX_RESULTS
+        """Select the model's data for each objective and each limit."""
         trials: list[int] = []
         rungs: list[int] = []
         objectives, limits = [np.empty((self._num_objectives, 0))], [np.empty((self._num_limits, 0))]
         scaled = normalised if self._num_objectives == 1 else standardised
-        for number in reversed(range(len(self._rungs))):
-            known = self._rungs[number].values
-            chosen = self._rungs[number].sample(left // (number + 1))
-            if chosen:
-                left -= len(chosen)
-                trials += chosen
-                rungs += [number] * len(chosen)
-                values = np.array([known[trial] for trial in chosen]).T
-                objectives.append(np.stack([scaled(each) for each in values[: self._num_objectives]]))
-                limits.append(values[self._num_objectives :])
+        for number, chosen in select(self._rungs, _MAX_RESULTS):
+            trials += chosen
+            rungs += [number] * len(chosen)
+            values = np.array([self._rungs[number].values[trial] for trial in chosen]).T
+            objectives.append(np.stack([scaled(each) for each in values[: self._num_objectives]]))
+            limits.append(values[self._num_objectives :])
         columns = [*np.hstack(objectives), *map(relative, np.hstack(limits))]
         rows = self._rows(trials)
         return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -63,6 +63,17 @@ class RungResults:
         others = np.argsort(trials * _HASH % 2**32, kind="stable")[: count - 2 * third]
         chosen: list[int] = trials[np.unique(np.concatenate([best, latest, others]))].tolist()
         return chosen
+
+
+def select(rungs: Sequence[RungResults], most: int) -> Iterator[tuple[int, list[int]]]:
+    """Select at most `most` results, as numbers of rungs with their trials, the last rung first.
+
+    Each rung has an equal share; lower rungs fill what higher ones leave unused.
+    """
+    for number in reversed(range(len(rungs))):
+        if chosen := rungs[number].sample(most // (number + 1)):
+            most -= len(chosen)
+            yield number, chosen
 
 
 def normalised(values: Array) -> Array:

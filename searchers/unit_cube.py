@@ -19,7 +19,7 @@ from searchers.space import Space
 
 Array = npt.NDArray[np.float64]
 
-_MIDDLE = 0.5
+MIDDLE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class UnitCube:
 
     def row(self, point: Mapping[str, object]) -> Array:
         """Encode a point as a row of shape (width,)."""
-        row = np.full(self.width, _MIDDLE)
+        row = np.full(self.width, MIDDLE)
         for name, value in numbers_of(self.space.root, point):
             axis = self.by_name[name]
             if isinstance(axis.domain, Categorical):
@@ -120,7 +120,7 @@ class UnitCube:
         # Parents come before children.
         for axis in self.by_name.values():
             if axis.parent is not None:
-                rows[rows[:, axis.parent] != 1, axis.columns] = _MIDDLE
+                rows[rows[:, axis.parent] != 1, axis.columns] = MIDDLE
         return rows
 
 
@@ -143,10 +143,15 @@ def distance(domain: Int | Double | Log, within: float) -> float:
 
 def place(domain: Int | Double | Log, value: float) -> float:
     """Return the place of a number in its range, from 0 to 1."""
+    return min(max(beyond(domain, value), 0.0), 1.0)
+
+
+def beyond(domain: Int | Double | Log, value: float) -> float:
+    """Return the place of a number, which is below 0 or above 1 if it is outside of the range."""
     low, high, log = _scale(domain)
     if log:
-        low, high, value = math.log(low), math.log(high), math.log(max(value, low))
-    return min(max((value - low) / (high - low), 0.0), 1.0) if high > low else _MIDDLE
+        low, high, value = math.log(low), math.log(high), math.log(max(value, 1e-300))
+    return (value - low) / (high - low) if high > low else MIDDLE
 
 
 def _value(domain: Int | Double | Log, place: float) -> float:

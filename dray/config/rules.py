@@ -309,6 +309,7 @@ def beyond_sandbox(config: ExperimentConfig) -> list[Fault]:
         "isolation.read": config.isolation.read,
         "searcher.source_checkpoint_uuid": config.searcher.source_checkpoint_uuid,
         "searcher.source_trial_id": config.searcher.source_trial_id,
+        "searcher.like": [name for name in getattr(config.searcher, "like", ()) if "/" in name],
         "checkpoint_storage": config.checkpoint_storage.location,
         "notify.url": config.notify.url,
         "loggers.mlflow": config.loggers.mlflow,

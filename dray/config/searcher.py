@@ -35,6 +35,12 @@ def _no_number(raw: object) -> object:
     return raw
 
 
+def _as_names(raw: object) -> object:
+    """One experiment or several, by names, paths or numbers."""
+    given = raw if isinstance(raw, list) else [raw]
+    return [str(each) if isinstance(each, int) and not isinstance(each, bool) else as_text(each) for each in given]
+
+
 class MetricChoice(Section):
     """One of several metrics: an objective, or with a limit a constraint."""
 
@@ -101,6 +107,7 @@ SamplerField: TypeAlias = Annotated[SamplerChoice, BeforeValidator(named, json_s
 MaxTrials: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
 PopulationSize: TypeAlias = Annotated[int, Field(ge=2, le=MAX_POPULATION)]
 Points: TypeAlias = list[dict[str, Any]]
+_Names: TypeAlias = str | int | list[str | int]
 _POINTS = "hyperparameters of the first trials"
 RungCount: TypeAlias = Annotated[int, Field(ge=1, le=MAX_RUNGS)]
 
@@ -240,13 +247,18 @@ class _Concurrent(Searcher):
     )
 
 
-class _Pointed(Searcher):
+class PointedSearcher(Searcher):
     """A method that draws hyperparameters, but may begin with given ones."""
 
     points: Points = Field(default_factory=list, description=_POINTS, examples=[[{"lr": 0.01}]])
+    like: Annotated[list[str], BeforeValidator(_as_names, json_schema_input_type=_Names)] = Field(
+        default_factory=list,
+        description="earlier experiments to learn first points from: numbers, names, patterns such as digits-*, paths",
+        examples=[["12", "digits-*"]],
+    )
 
 
-class SamplingSearcher(_Pointed):
+class SamplingSearcher(PointedSearcher):
     """A method that draws hyperparameters from a sampler."""
 
     sampler: SamplerField = Field(
@@ -345,7 +357,7 @@ class AdaptiveASHASearcher(_Halving):
     )
 
 
-class AutoSearcher(_Budgeted, _Pointed):
+class AutoSearcher(_Budgeted, PointedSearcher):
     """The recommended search: asynchronous successive halving that needs no settings, with a model."""
 
     name: Literal["auto"] = _NAME

@@ -11,7 +11,7 @@ import importlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.driver import OpenSearch
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.isolation_check import check_code, check_sandbox
+from dray.experiment.like import learn
 from dray.experiment.notify import Notifier
 from dray.experiment.open_search import open_search
 from dray.experiment.request_files import RequestFiles
@@ -101,6 +102,7 @@ def config_of_existing(path: Path, config: ExperimentConfig) -> ExperimentConfig
     faults = [
         (field, f"is {now!r}, but the experiment in {path} was created with {before!r}; {cure}")
         for field, now, before in _differences(config.to_dict(), stored.to_dict())
+        if not (field == "searcher.points" and getattr(config.searcher, "like", []))  # it has those that were learned
     ]
     if faults:
         raise ConfigError(faults)
@@ -158,6 +160,8 @@ class Experiment:
 
     lent: Lent | None = None
     """The resources of a server's process; None: the experiment has its own worker groups."""
+    learned: Sequence[str] = ()
+    """What its first points were learned from, as lines for people; () unless the config has ``searcher.like``."""
     _leaves_import = False
     """The workers import the class; this process does so only if they can't."""
 
@@ -365,6 +369,8 @@ class Experiment:
         else:
             check_storage(self._config.checkpoint_storage.location)
             loggers.try_loggers(self._config)
+            found = learn(self._config, self._custom)
+            self._config, self.learned = found.config, found.lines
             directory = ExperimentDirectory.create(self.path, self._config, self._code)
             if self._links:
                 link_into_results(self.path)
@@ -466,6 +472,8 @@ class Experiment:
             numbered = "experiment" if number is None else f"experiment {number}:"
             display.say(f"{numbered} {opened.config.name}, stored in {directory.path}{elsewhere}")
             if not opened.records and (line := searched_line(opened.config.space)):
+                display.say(line)
+            for line in self.learned:
                 display.say(line)
 
         if self._leaves_import:

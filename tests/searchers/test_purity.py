@@ -13,6 +13,7 @@ PACKAGE = Path(searchers.__file__).parent
 NUMERICAL = {
     "acquisition.py",
     "beliefs.py",
+    "like.py",
     "memory_model.py",
     "multi_fidelity.py",
     "pb2.py",

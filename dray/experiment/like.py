@@ -1,0 +1,136 @@
+"""Learns a new experiment's first points from the earlier ones that ``searcher.like`` names (see `searchers.like`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from typing import cast
+
+import yaml
+
+from dray.config.custom import Custom
+from dray.config.schema import ExperimentConfig
+from dray.config.search import rungs_of
+from dray.config.searcher import PointedSearcher
+from dray.errors import ConfigError, NoExperiment
+from dray.records.directory import ExperimentDirectory, results_root
+from dray.records.journal import read_journal
+from dray.records.listing import open_experiment
+from dray.records.lookup import experiment_directories, newest_first
+from dray.records.numbering import typed
+from dray.records.overview import Heading, compared_by
+from dray.storage.errors import StorageError
+from dray.text import counted, some
+from searchers.errors import DamagedFile
+from searchers.events import Exited, Reported
+from searchers.like import LEAST, Earlier, first_points, num_results
+from searchers.objectives import normalised
+from searchers.records import event_from_json, hparams_from_json, repeats_in
+
+_MOST_NAMED = 5
+_NEWEST = 50
+"""How many of the newest experiments are looked at, for those that a new one could learn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a new experiment begins with.
+
+    Attributes:
+        config: Its config, with the points.
+        lines: What was learned from which experiments, for people.
+    """
+
+    config: ExperimentConfig
+    lines: Sequence[str] = ()
+
+
+def learn(config: ExperimentConfig, custom: Custom) -> Learned:
+    """Fill up ``searcher.points`` from the experiments in ``searcher.like``, which are resolved now, once.
+
+    Raises:
+        ConfigError: An experiment does not exist, or can't be read.
+    """
+    searcher = config.searcher
+    if not isinstance(searcher, PointedSearcher):
+        return Learned(config)
+    if not searcher.like:
+        return Learned(config, _offer(config))
+    found, lines = dict[str, Earlier](), list[str]()
+    for place, name in enumerate(searcher.like):
+        try:
+            found |= {named: read_earlier(path) for named, path in _matching(name)}
+        except (NoExperiment, StorageError, DamagedFile, ConfigError) as error:
+            if not searcher.points:
+                raise ConfigError([(f"searcher.like[{place}]", str(error))]) from None
+            lines.append(f"nothing learned from {name}: {error}")  # a fork has the points that were learned once
+    used = {name: each for name, each in found.items() if num_results(each) >= LEAST}
+    space = replace(config.space, constraint=custom.constraint)
+    own, seed = searcher.points, config.reproducibility.experiment_seed
+    points = first_points(space, list(used.values()), seed=seed, points=own)
+    sizes = [getattr(searcher, field, None) for field in ("max_trials", "population")]
+    points = points[: min([len(points), *(size - len(own) for size in sizes if size is not None)])]
+    few = [name for name in found if name not in used]
+    if points:
+        lines.append(f"first {counted(len(points), 'trial')} learned from {some(list(used), _MOST_NAMED)}")
+    elif used and not own:
+        lines.append(f"nothing learned from {some(list(used), _MOST_NAMED)}: no hyperparameter in common")
+    if few:
+        lines.append(f"nothing learned from {some(few, _MOST_NAMED)}: fewer than {LEAST} results")
+    pointed = searcher.model_copy(update={"points": [*own, *points]})
+    return Learned(config.model_copy(update={"searcher": pointed}), lines)
+
+
+def _offer(config: ExperimentConfig) -> list[str]:
+    """A line that names the newest experiments that the new one could learn from, if there are any."""
+    raw = config.to_dict()
+    if config.entrypoint is None:  # a class from a script, which has no name elsewhere
+        return []
+    entrypoint, metrics = yaml.safe_dump({"entrypoint": raw["entrypoint"]}), compared_by(raw["searcher"])
+    found: list[str] = []
+    for path in newest_first(experiment_directories(results_root()))[:_NEWEST]:
+        file = ExperimentDirectory(path).config_file
+        with suppress(OSError, ValueError, DamagedFile):
+            heading = Heading.of(file)
+            is_same = heading.objectives == metrics and heading.searcher["name"] != "single"
+            if is_same and entrypoint in file.read_text():
+                found.append(typed(path))
+    if not found:
+        return []
+    return [f"same model and metric: {some(found, _MOST_NAMED)}; to learn from one: searcher.like={found[0]}"]
+
+
+def _matching(name: str) -> Iterator[tuple[str, str]]:
+    """The experiments of a name or a pattern: what people call each, and its path or URI."""
+    if not re.search(r"[*?[]", name) or "://" in name:
+        yield name, name
+        return
+    paths = [path for path in experiment_directories(results_root()) if fnmatch(path.name, name)]
+    if not paths:
+        raise NoExperiment(f"no experiment in {results_root()} matches {name!r}")
+    for path in paths:
+        yield typed(path), str(path)
+
+
+def read_earlier(name: str) -> Earlier:
+    """What an experiment found, by its journal. Trials that began from others, and repeats, are left out."""
+    with open_experiment(name) as found:
+        config, records = found.directory.config(), read_journal(found.directory.journal)
+    searcher = config.searcher
+    hparams: dict[int, dict[str, object]] = {}
+    events: list[Reported | Exited] = []
+    others: set[int] = set()
+    for record in records:
+        others.update(repeats_in(record))
+        others.update(each["trial"] for each in record.get("actions") or () if each.get("source"))
+        if record.get("event") not in ("started", "reported", "exited") or record["trial"] in others:
+            continue
+        event = normalised(event_from_json(record), searcher.sign > 0, searcher.objectives)
+        if isinstance(event, Reported | Exited):
+            events.append(event)
+        elif record.get("hparams"):
+            hparams.setdefault(record["trial"], cast("dict[str, object]", hparams_from_json(record["hparams"])))
+    return Earlier(rungs=rungs_of(config), hparams=hparams, events=events)
