@@ -35,6 +35,7 @@ from searchers.like import Earlier, first_points
 from searchers.multi_fidelity import MultiFidelitySampler
 from searchers.samplers import FirstPoints
 from searchers.simulate import Curve, simulate
+from searchers.unit_cube import UnitCube
 
 MARKS = (1, 5, 20, 50)
 """Full trainings."""
@@ -121,8 +122,6 @@ def unrelated_search(problem: RecordedProblem, seed: int, kind: str) -> Earlier:
             losses = [-float(problem.recorded.expected(each).min()) for each in configs]
         case _:
             center = problem.space.sample(rng)
-            from searchers.unit_cube import UnitCube
-
             cube = UnitCube(problem.space)
             losses = [float(((cube.row(each) - cube.row(center)) ** 2).sum()) for each in configs]
     events: list[Reported | Exited] = []
@@ -209,8 +208,8 @@ def main() -> None:
 
 def intervals(values: Any) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
     """Means, and the ends of their intervals."""
-    middle, (low, high) = (lambda found: (found[0], found[1:]))(means(values))
-    return middle.tolist(), low.tolist(), high.tolist()
+    middle, low, high = means(values).tolist()
+    return middle, low, high
 
 
 if __name__ == "__main__":

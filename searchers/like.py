@@ -3,8 +3,7 @@
 Each earlier search gets a model of its own (see `rung_process`) in the unit cube of the new space. The points are a
 portfolio: each is good for those earlier searches for which none before it is, so that one of the first
 trials is good if the new task resembles any of them. What is learned ends there; the search's own sampler goes on from
-the results of these points. Prior means and length scales from earlier searches, which were tried too, gained nothing
-beyond the points (bench/results/search_tried.md).
+the results of these points.
 
 Sources: Wistuba et al., "Learning Hyperparameter Optimization Initializations" (DSAA 2015), for the portfolio; Feurer
 et al., "Auto-Sklearn 2.0" (arXiv 2007.04074), for building it greedily.
@@ -68,7 +67,8 @@ def first_points(
         points: Points that will be tried before those, which they only complement: at most `MOST_POINTS` in all.
     """
     cube = UnitCube(space)
-    models = [_Model(cube, each) for each in earlier if num_results(each) >= LEAST]
+    known = ((each, _rungs(each)) for each in earlier)
+    models = [_Model(cube, each, rungs) for each, rungs in known if _count(rungs) >= LEAST]
     models = [model for model in models if model.known.any()]
     if not models:
         return []
@@ -96,7 +96,11 @@ def first_points(
 
 
 def num_results(earlier: Earlier) -> int:
-    return sum(map(len, (rung.values for rung in _rungs(earlier))))
+    return _count(_rungs(earlier))
+
+
+def _count(rungs: Sequence[RungResults]) -> int:
+    return sum(len(rung.values) for rung in rungs)
 
 
 class _Model:
@@ -108,8 +112,7 @@ class _Model:
             had none, or a category that the space has not.
     """
 
-    def __init__(self, cube: UnitCube, earlier: Earlier) -> None:
-        rungs = _rungs(earlier)
+    def __init__(self, cube: UnitCube, earlier: Earlier, rungs: Sequence[RungResults]) -> None:
         rows = {trial: _row(cube, hparams) for trial, hparams in earlier.hparams.items()}
         selected = list(select(rungs, _MAX_RESULTS))
         trials = [trial for _, chosen in selected for trial in chosen]

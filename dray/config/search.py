@@ -161,11 +161,15 @@ def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
     return config.model_copy(update={"searcher": searcher, **changed})
 
 
+def sizes_of(searcher: Searcher) -> dict[str, int | None]:
+    """The fields of a search that an extension makes larger, with their present values."""
+    return {"max_trials": searcher.trial_count, "max_length": searcher.length}
+
+
 def check_growth(config: ExperimentConfig, extension: Mapping[str, Any]) -> None:
     """Raise a `ConfigError` if an extension would make a search smaller than it is."""
-    now = {"max_trials": config.searcher.trial_count, "max_length": config.searcher.length}
     check = Fields()
-    for field, size in now.items():
+    for field, size in sizes_of(config.searcher).items():
         if size is not None and extension.get(field) is not None:
             check.integers(size, **{field: extension[field]})
     try:

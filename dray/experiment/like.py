@@ -86,17 +86,18 @@ def learn(config: ExperimentConfig, custom: Custom) -> Learned:
 
 def _offer(config: ExperimentConfig) -> list[str]:
     """A line that names the newest experiments that the new one could learn from, if there are any."""
-    raw = config.to_dict()
     if config.entrypoint is None:  # a class from a script, which has no name elsewhere
         return []
+    raw = config.to_dict()
     entrypoint, metrics = yaml.safe_dump({"entrypoint": raw["entrypoint"]}), compared_by(raw["searcher"])
     found: list[str] = []
     for path in newest_first(experiment_directories(results_root()))[:_NEWEST]:
         file = ExperimentDirectory(path).config_file
         with suppress(OSError, ValueError, DamagedFile):
+            if entrypoint not in file.read_text():  # parsing takes longer
+                continue
             heading = Heading.of(file)
-            is_same = heading.objectives == metrics and heading.searcher["name"] != "single"
-            if is_same and entrypoint in file.read_text():
+            if heading.objectives == metrics and heading.searcher["name"] != "single":
                 found.append(typed(path))
     if not found:
         return []

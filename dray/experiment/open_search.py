@@ -12,7 +12,7 @@ from dray.config.custom import Custom
 from dray.config.load import with_limits
 from dray.config.notify import Watched
 from dray.config.schema import ExperimentConfig
-from dray.config.search import CHANGEABLE, as_extended, build_search
+from dray.config.search import CHANGEABLE, as_extended, build_search, sizes_of
 from dray.environment import versions
 from dray.errors import ConfigError
 from dray.experiment.alerts import Alerts
@@ -114,7 +114,7 @@ def _carry_out_requests(
 
 def _extended(search: Search, config: ExperimentConfig, extension: Mapping[str, Any]) -> ExperimentConfig:
     """Extend the search if that is requested and not done yet. Returns the config as extended."""
-    now = {"max_trials": config.searcher.trial_count, "max_length": config.searcher.length}
+    now = sizes_of(config.searcher)
     wanted = {field: extension[field] for field in now if field in extension and extension[field] != now[field]}
     if not wanted:
         return config

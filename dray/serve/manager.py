@@ -302,9 +302,10 @@ class Manager:
         budget: dict[str, float] | None = None
         self.experiment(name)  # raises if there is none
         directory = ExperimentDirectory(self._results / name)
-        check_growth(as_extended(directory.config(), read_journal(directory.journal)), extension)
+        config = directory.config()
+        check_growth(as_extended(config, read_journal(directory.journal)), extension)
         if limits:
-            config = with_limits(directory.config(), limits)
+            config = with_limits(config, limits)
             if "budget" in limits:
                 now = totals_of(None if config.budget is None else config.budget.model_dump())
                 changed = UNITS if limits["budget"] is None else [unit for unit in UNITS if unit in limits["budget"]]
