@@ -196,14 +196,13 @@ def test_rows_follow_a_running_experiment_and_keep_focus_and_selection(site: Sit
 def test_repeats_and_the_front_are_marked(site: Site) -> None:
     repeated(site.results / "again", VALUES, runs({1: 0.45, 2: 0.11, 3: 0.10}, noise=0.01))
     opened(site, "#/e/again/trials")
-    assert site.texts("tr[data-key='3'] .mark") == ["★ best"], "by its repeats, not by its luck"
-    assert site.texts("tr[data-key='5'] .mark") == ["repeat of 1"]
+    site.until(lambda: site.texts("tr[data-key='3'] .mark") == ["★ best"], "by its repeats, not by its luck")
+    site.until(lambda: site.texts("tr[data-key='5'] .mark") == ["repeat of 1"])
     directory = simulated(site.results / "several", 16, several=True)
     opened(site, "#/e/several/trials")
     front = Result(directory.path).overview.front
     assert len(front) > 1
-    marks = {trial: site.texts(f"tr[data-key='{trial}'] .mark") for trial in rows(site)}
-    assert {trial for trial, mark in marks.items() if mark} == set(front)
+    site.until(lambda: {trial for trial in rows(site) if site.texts(f"tr[data-key='{trial}'] .mark")} == set(front))
     assert "validation size" in site.texts(f"{TABLE} th"), "the other objective"
 
 
