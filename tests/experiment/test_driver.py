@@ -31,9 +31,9 @@ from dray.experiment.effects import Answered, Append, Bind, Effect, EndRun, Exam
 from dray.experiment.limits import Limits
 from dray.records.spending import Usage
 from searchers.asha import ASHA
+from searchers.asha_promotion import PromotionASHA
 from searchers.errors import IllegalEvent
 from searchers.events import Requested, Source, TrialResult
-from searchers.promotion import PromotionASHA
 from searchers.search import Search
 from searchers.space import parse
 
