@@ -17,7 +17,7 @@ from dray.config.schema import ExperimentConfig
 from dray.records.directory import ExperimentDirectory
 from dray.records.journal import check, read_journal
 from dray.records.listing import StoredExperiment
-from dray.records.log_lines import MOST_LINES, MOST_MATCHES, FileLines, JoinedLines, Lines, ListedLines
+from dray.records.log_index import MOST_LINES, MOST_MATCHES, FileLines, JoinedLines, Lines, ListedLines
 from dray.records.logs import OutputLine, event_lines, log_files, read_output, with_ranks
 from dray.serve.answers import BadInput
 from dray.serve.control import ACTIVE, Control
