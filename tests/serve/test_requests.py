@@ -60,7 +60,7 @@ def test_a_trial_is_stopped_while_the_code_of_others_is_imported(
 
     def hang(*given: object, **options: object) -> None:
         imports.release()
-        stopped.wait(20)
+        stopped.wait(60)
         raise IllegalEvent("importing it takes too long")
 
     monkeypatch.setattr(serve_requests, "outside", hang)
@@ -68,7 +68,7 @@ def test_a_trial_is_stopped_while_the_code_of_others_is_imported(
         body = {"patch": "--- a/x.py"}
         added = [pool.submit(served.api, "POST", f"{ONE}/trials", body) for _ in range(api.SUBMITTERS)]
         for _ in added:
-            assert imports.acquire(timeout=20)
+            assert imports.acquire(timeout=60)
         assert served.api("POST", f"{ONE}/trials/3/stop").json == {"trial": 3}
         assert not any(each.done() for each in added)
         stopped.set()
