@@ -59,6 +59,7 @@ from dray.serve.refusals import OverQuota
 from dray.serve.scheduler import ProcessEnd
 from dray.serve.tokens import STATE, Tokens
 from dray.storage import StorageFull
+from dray.storage.disk import sync
 from dray.text import one_line
 from searchers.journal import Journal
 
@@ -345,8 +346,11 @@ def _end_of(process: ExperimentProcess, path: Path) -> ProcessEnd:
     """The end of an experiment's process, as its files and its exit code tell it."""
     failure = process.failure
     message = "" if failure is None else failure.message
+    directory = ExperimentDirectory(path)
     try:
-        state = StoredExperiment.here(ExperimentDirectory(path)).overview().state
+        if directory.journal.exists():  # written by a killed process, perhaps, and lost if the power fails
+            sync(directory.journal)
+        state = StoredExperiment.here(directory).overview().state
     except (OSError, ValueError) as error:
         return ProcessEnd(kind="ERROR", error=one_line(error))
     if state in (*COMPLETED, "ERROR"):
