@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from _measure import Paper, Ran, arguments, command, machine, of_kind, perform, run, stamp, verdict
 
 if TYPE_CHECKING:
-    from dray.desk.messages import LeaseOutcome, Row
+    from dray.leases.messages import LeaseOutcome, Row
     from searchers.events import TrialResult
 
 T = TypeVar("T")
@@ -111,11 +111,11 @@ class Driver:
 
         from dray.config.custom import Custom
         from dray.config.load import load_config
-        from dray.desk.desk import Desk
         from dray.display.display import Display
         from dray.experiment.driver import ExperimentDriver
         from dray.experiment.open_search import open_search
         from dray.experiment.request_files import RequestFiles
+        from dray.leases.desk import Desk
         from dray.observers import loggers
         from dray.observers.observer import Observers
         from dray.records.directory import ExperimentDirectory
@@ -182,8 +182,8 @@ class Driver:
 
     def _train(self, group: str, played: Played) -> None:
         """To the next rung: a report on the way, one there, and a checkpoint."""
-        from dray.desk.failure import Failure
-        from dray.desk.messages import DeskReport
+        from dray.leases.failure import Failure
+        from dray.leases.messages import DeskReport
 
         trial, batches = played.trial, RUNGS[played.rung]
         value = random.Random(f"{trial}:{batches}").random()
@@ -201,7 +201,7 @@ class Driver:
         self.driver.report(("report", group), played.lease, travelled(report), decides=True)
 
     def _leave(self, group: str, outcome: LeaseOutcome, **fields: Any) -> None:
-        from dray.desk.messages import Departure
+        from dray.leases.messages import Departure
 
         number = self._played.pop(group).lease
         self.desk.leave(None, number, 0, Departure(outcome=outcome, **fields))
@@ -242,9 +242,9 @@ class Driver:
 
     def _perform(self, effect: Any) -> None:
         """Like `Run._perform`."""
-        from dray.desk import messages
-        from dray.desk.effects import Reply, Tell
         from dray.experiment import effects
+        from dray.leases import messages
+        from dray.leases.effects import Reply, Tell
 
         match effect:
             case Reply(call, value):

@@ -60,8 +60,8 @@ class Groups:
     """Real groups, and the desk that their workers call, in an event loop of this process."""
 
     def __init__(self, directory: Path) -> None:
-        from dray.desk.desk import Desk
-        from dray.desk.loop import EventLoop
+        from dray.leases.desk import Desk
+        from dray.rpc.event_loop import EventLoop
 
         self._directory = directory
         self._heard: list[tuple[float, Any]] = []
@@ -73,7 +73,7 @@ class Groups:
         self._loop.attach(self)
 
     def _carry_out(self, effect: Any) -> None:
-        from dray.desk.effects import Reply, Tell
+        from dray.leases.effects import Reply, Tell
 
         if isinstance(effect, Reply):
             effect.call.answer(effect.value)  # type: ignore[attr-defined]

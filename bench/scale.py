@@ -40,7 +40,7 @@ from _measure import (
 )
 
 if TYPE_CHECKING:
-    from dray.desk.messages import LeaseOutcome, Message
+    from dray.leases.messages import LeaseOutcome, Message
     from dray.worker.lease import TrialLease
     from dray.worker.spec import WorkerSpec
 
@@ -107,8 +107,8 @@ class Players:
 
     async def play(self, endpoint: Any, run: str, group: str, start: int, shape: str, rungs: list[int]) -> None:
         """The life of a group, from its start to the end of the search."""
-        from dray.desk.connection import Connection
-        from dray.desk.messages import Departure
+        from dray.leases.messages import Departure
+        from dray.rpc.connection import Connection
 
         desk = await asyncio.to_thread(Connection, endpoint)
         desk.tell("arrived", run, group, start, "", "", "")
@@ -121,7 +121,7 @@ class Players:
             desk.tell("leave", number, 0, Departure(outcome=outcome))
 
     async def _trial(self, desk: Any, number: int, trial: int, rungs: list[int]) -> LeaseOutcome:
-        from dray.desk.messages import DeskReport
+        from dray.leases.messages import DeskReport
 
         outcomes: dict[str, LeaseOutcome] = {"stop": "stopped", "pause": "paused", "interrupt": "interrupted"}
         rng = random.Random(trial)
@@ -189,7 +189,7 @@ class Window:
         self._half: dict[str, float] = {}
 
     def __call__(self, message: Message) -> None:
-        from dray.desk.messages import ReportReceived, TrialLeft
+        from dray.leases.messages import ReportReceived, TrialLeft
 
         if isinstance(message, ReportReceived):
             self.reports += 1

@@ -101,8 +101,8 @@ class Players:
     async def _serve(self, spec: SimpleNamespace) -> None:
         import ray
 
-        from dray.desk.connection import Connection
-        from dray.desk.messages import Departure
+        from dray.leases.messages import Departure
+        from dray.rpc.connection import Connection
 
         desk, number = await asyncio.to_thread(Connection, spec.desk), 0
         desk.tell("arrived", spec.owner, spec.group, spec.start, ray.get_runtime_context().get_node_id(), "", "")
@@ -116,7 +116,7 @@ class Players:
         desk.close()
 
     async def _trial(self, desk: Any, lease: Any, group: str) -> Any:
-        from dray.desk.messages import DeskReport
+        from dray.leases.messages import DeskReport
 
         outcomes = {"stop": "stopped", "pause": "paused", "interrupt": "interrupted", "fenced": "interrupted"}
         found = await asyncio.to_thread(lease.store.latest)
@@ -206,7 +206,7 @@ def drive(directory: Path, groups: int, address: str) -> None:
     import dray.cluster.autoscaler
     import dray.groups.group
     from dray.cluster.view import AutoscalerLimits, NodeType
-    from dray.desk.messages import GroupEnded, TrialLeft
+    from dray.leases.messages import GroupEnded, TrialLeft
 
     raylet = NodeType(name="nodes", resources={"CPU": PER_RAYLET * CPUS_PER_SLOT}, max_count=groups // PER_RAYLET)
     dray.cluster.autoscaler.limits = lambda: AutoscalerLimits(types=(raylet,), max_count=raylet.max_count)

@@ -46,9 +46,9 @@ from searchers import (
     parse_space,
 )
 from searchers.adaptive_asha import AdaptiveASHA
+from searchers.asha_promotion import PromotionASHA
 from searchers.named_sampler import named_sampler
 from searchers.optuna_space import encode, to_optuna
-from searchers.promotion import PromotionASHA
 from searchers.simulate import Curve, simulate
 
 EVENT_US, ASK_MS = 5.0, 5.0

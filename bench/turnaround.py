@@ -40,7 +40,7 @@ from _measure import (
 )
 
 if TYPE_CHECKING:
-    from dray.desk.messages import Message
+    from dray.leases.messages import Message
     from searchers import Action, Event, Method
 
 TARGET_S = 0.1
@@ -154,7 +154,7 @@ class _Middle:
         self._ended, self._groups, self._done = 0, set[str](), False
 
     def __call__(self, message: Message) -> None:
-        from dray.desk.messages import GroupEnded, GroupReady, TrialLeft
+        from dray.leases.messages import GroupEnded, GroupReady, TrialLeft
 
         case = self._case
         match message:

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from searchers.adaptive_asha import AdaptiveASHA
     from searchers.asha import ASHA
+    from searchers.asha_promotion import PromotionASHA
     from searchers.auto import Auto
     from searchers.convert import from_optuna, from_ray_tune
     from searchers.errors import FieldError, IllegalEvent, JournalError, MethodError, SpaceError
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from searchers.method import Method
     from searchers.objectives import Metric, Objectives
     from searchers.previews import BracketPreview, Preview, RungPreview, preview
-    from searchers.promotion import PromotionASHA
     from searchers.random_search import Grid, RandomSearch, Single
     from searchers.repeats import Repeats
     from searchers.rung import rung_lengths
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "searchers.adaptive_asha": "AdaptiveASHA",
     "searchers.asha": "ASHA",
+    "searchers.asha_promotion": "PromotionASHA",
     "searchers.auto": "Auto",
     "searchers.convert": "from_optuna from_ray_tune",
     "searchers.errors": "DamagedFile FieldError IllegalEvent JournalError MethodError SpaceError",
@@ -81,7 +82,6 @@ _HOMES = {
     "searchers.method": "Method",
     "searchers.objectives": "Metric Objectives",
     "searchers.previews": "BracketPreview Preview RungPreview preview",
-    "searchers.promotion": "PromotionASHA",
     "searchers.random_search": "Grid RandomSearch Single",
     "searchers.repeats": "Repeats",
     "searchers.rung": "rung_lengths",

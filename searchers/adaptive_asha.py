@@ -13,9 +13,9 @@ from fractions import Fraction
 from typing import Literal
 
 from searchers.asha import ASHA, SuccessiveHalving
+from searchers.asha_promotion import PromotionASHA
 from searchers.events import Action, Create, Done, DoneReason, Event, Requested
 from searchers.method import MAX_TRIALS, Fields, check_extension
-from searchers.promotion import PromotionASHA
 from searchers.rung import rungs_that_fit
 from searchers.slots import MAX_CONCURRENT, NEARLY_DONE, TrialCounts, num_slots
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from searchers.asha_promotion import PromotionASHA
 from searchers.events import Reported
 from searchers.method import Fields
-from searchers.promotion import PromotionASHA
 from searchers.rung import rungs_that_fit
 
 DIVISOR = 3

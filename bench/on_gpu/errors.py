@@ -9,7 +9,7 @@ from failing import BATCHES, Failing
 from part import ON_GPU, Child, allocated, attempt, check, classified, raised, well
 
 from dray import pytorch
-from dray.desk.failure import users_line
+from dray.leases.failure import users_line
 
 
 def main(tiny: bool) -> None:

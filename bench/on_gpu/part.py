@@ -177,7 +177,7 @@ def several() -> int:
 
 def classified(what: str, error: BaseException | None, kind: str) -> None:
     """How dray classifies an error, with its text; `kind`: the expected class."""
-    from dray.desk.failure import failure_of
+    from dray.leases.failure import failure_of
     from dray.training.parallel.ddp import is_disconnected
 
     if error is None:

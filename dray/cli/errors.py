@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import typer
 
 from dray.code.startup_hook import HOOK, StartupHookFailed
-from dray.desk.failure import has_users_frames, is_drays_file, is_users_file, users_line, users_traceback
 from dray.environment import TRACEBACK
 from dray.errors import RAY, ConfigError, ExperimentError, FoundInTraining, NoExperiment
 from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
+from dray.leases.failure import has_users_frames, is_drays_file, is_users_file, users_line, users_traceback
 from dray.script import ScriptFailed
 from dray.serve.refusals import Invalid, Refused, WrongState
 from dray.storage import StorageError, StorageFull

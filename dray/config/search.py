@@ -27,13 +27,13 @@ from dray.config.sections import Budget
 from dray.errors import ConfigError, Fault
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
+from searchers.asha_promotion import PromotionASHA
 from searchers.auto import Auto
 from searchers.errors import FieldError, MethodError
 from searchers.method import MAX_TRIALS, Fields, Method
 from searchers.named_sampler import check_use, named_sampler
 from searchers.objectives import Objectives
 from searchers.pbt import PBT, Explorer
-from searchers.promotion import PromotionASHA
 from searchers.random_search import Grid, RandomSearch, Single
 from searchers.repeats import Repeats
 from searchers.samplers import FirstPoints, GridSampler, Prior, RandomSampler, Sampler

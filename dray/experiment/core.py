@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dray.desk import messages
-from dray.desk.calls import Call
-from dray.desk.effects import Reply, Tell
-from dray.desk.messages import Message, TrialLeft
-from dray.desk.wire import checked
 from dray.experiment import driver, effects
 from dray.experiment.driver import ExperimentDriver, OpenSearch
 from dray.groups.lender import GroupKind, Lender
+from dray.leases import messages
+from dray.leases.effects import Reply, Tell
+from dray.leases.messages import Message, TrialLeft
+from dray.rpc.calls import Call
+from dray.rpc.wire import checked
 
 if TYPE_CHECKING:
     from dray.groups.borrowed import BorrowedGroups

@@ -14,10 +14,6 @@ from typing import Any
 
 from dray.config.schema import ExperimentConfig
 from dray.config.searcher import COUNTED
-from dray.desk import messages
-from dray.desk.effects import Reply, Say
-from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Message, ReportReceived, TrialLeft
-from dray.desk.wire import Malformed
 from dray.display.counts import Counts
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
 from dray.experiment.alerts import Alerts
@@ -27,8 +23,12 @@ from dray.experiment.restarts import Restarts
 from dray.experiment.results import PendingResults
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
 from dray.experiment.unread import UnreadHparams
+from dray.leases import messages
+from dray.leases.effects import Reply, Say
+from dray.leases.messages import CheckpointSaved, DeskReport, LeaseGranted, Message, ReportReceived, TrialLeft
 from dray.records.spending import Usage
 from dray.records.trial_record import unread_line
+from dray.rpc.wire import Malformed
 from dray.text import cut
 from searchers.answers import Answer, carry_out, decide
 from searchers.errors import IllegalEvent, SpaceError

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dray.desk.effects import Reply, Say
-from dray.desk.messages import CheckpointSaved, ReportReceived
+from dray.leases.effects import Reply, Say
+from dray.leases.messages import CheckpointSaved, ReportReceived
 from searchers.events import Source
 
 

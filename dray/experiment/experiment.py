@@ -23,7 +23,6 @@ from dray.config.load import load_config
 from dray.config.notify import Watched
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_sampler
-from dray.desk.messages import GroupReady, Message
 from dray.display.display import Display
 from dray.display.text import searched_line
 from dray.errors import AlreadyEnded, ConfigError, DirectoryGone, EntrypointError, ExperimentError, NoExperiment
@@ -36,6 +35,7 @@ from dray.experiment.notify import Notifier
 from dray.experiment.open_search import open_search
 from dray.experiment.request_files import RequestFiles
 from dray.hosts.signals import print_no_traceback
+from dray.leases.messages import GroupReady, Message
 from dray.masking import hidden_text
 from dray.observers import loggers
 from dray.observers.observer import Observers

@@ -32,12 +32,12 @@ from dray.config.load import load_config
 from dray.config.resources import SlotRange
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_search
-from dray.desk.failure import LOG_TAIL
 from dray.environment import device, visible_gpus
 from dray.errors import ConfigError, EntrypointError, ExperimentError
 from dray.experiment import probe_rank
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.isolation_check import reject_sandbox
+from dray.leases.failure import LOG_TAIL
 from dray.records.secrets import check_secrets
 from dray.training.parallel.mesh import mesh_shape
 

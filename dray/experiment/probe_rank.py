@@ -18,8 +18,8 @@ import yaml
 from dray import core
 from dray.code.load import load_trial_class
 from dray.config.entrypoint import ClassName
-from dray.desk.failure import failure_of, with_users_line
 from dray.hosts import LocalHost, use_host
+from dray.leases.failure import failure_of, with_users_line
 from dray.pytorch.trainer import train_class
 from dray.training import usage
 from dray.training.cluster_info import use_cluster_info

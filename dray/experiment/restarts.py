@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dray.desk.effects import Say
-from dray.desk.failure import Failure, FailureKind
-from dray.desk.messages import TrialLeft
 from dray.experiment.effects import Append, Effect, ShowFailure
+from dray.leases.effects import Say
+from dray.leases.failure import Failure, FailureKind
+from dray.leases.messages import TrialLeft
 from dray.records.trial_record import ByTrial
 from dray.text import counted, cut
 from searchers.events import Reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
-from dray.desk.wire import wire
+from dray.rpc.wire import wire
 from searchers.events import Decision, TrialResult
 
 wire(TrialResult)

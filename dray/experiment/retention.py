@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dray.config.storage import CheckpointStorage
-from dray.desk.effects import Say
 from dray.experiment.effects import Append, Effect, Examine, Prune, Saved
+from dray.leases.effects import Say
 from searchers.errors import IllegalEvent
 from searchers.views import TrialView
 

@@ -19,25 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 from dray.cluster.watch import Watch
 from dray.config.notify import Watched
-from dray.desk import messages
-from dray.desk.calls import Call, Session
-from dray.desk.effects import After, Say
-from dray.desk.failure import LOG_TAIL, Failure, failure_printed
-from dray.desk.loop import EventLoop
-from dray.desk.messages import Message, TrialLeft
-from dray.desk.wire import checked
 from dray.display.display import Display
 from dray.errors import ConfigError, DirectoryGone, ExperimentError, TakenOver
 from dray.experiment import effects
 from dray.experiment.cleaner import CLOSE_S, Cleaner
 from dray.experiment.core import ReadLogs, RunCore
 from dray.experiment.driver import OpenSearch
-from dray.experiment.handle import results_of
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.log_policies import forbidden, printed
 from dray.experiment.notify import Notifier
 from dray.experiment.prometheus import Prometheus
 from dray.experiment.request_files import RequestFiles
+from dray.experiment.tune_handle import results_of
 from dray.experiment.workers import check_prices, prepare_workers
 from dray.groups.borrowed import BorrowedGroups, GroupServer
 from dray.groups.effects import LookAtCluster
@@ -45,6 +38,10 @@ from dray.groups.lender import Lender, OnPool, PoolClosed, PoolOpened
 from dray.groups.lender_shell import LenderShell
 from dray.groups.on_ray import OnRay
 from dray.groups.pool import GroupsPlan
+from dray.leases import messages
+from dray.leases.effects import After, Say
+from dray.leases.failure import LOG_TAIL, Failure, failure_printed
+from dray.leases.messages import Message, TrialLeft
 from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
 from dray.records.driver_lock import DriverLock
@@ -52,6 +49,9 @@ from dray.records.metrics import MetricsLog
 from dray.records.numbering import typed
 from dray.records.spending import ALIVE_S, ALIVE_SHARE, spending_of
 from dray.records.timeline import Timeline
+from dray.rpc.calls import Call, Session
+from dray.rpc.event_loop import EventLoop
+from dray.rpc.wire import checked
 from dray.worker.lease import SEND_EVERY_S, TrialLease
 from dray.worker.log.tail import last_output, with_log_tail
 from dray.worker.spec import ExperimentSpec

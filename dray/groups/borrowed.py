@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dray.desk import messages
-from dray.desk.calls import Call
-from dray.desk.connection import Connection, ConnectionLost, Endpoint
-from dray.desk.messages import Message
 from dray.groups.lender import GroupKind
+from dray.leases import messages
+from dray.leases.messages import Message
+from dray.rpc.calls import Call
+from dray.rpc.connection import Connection, ConnectionLost, Endpoint
 
 if TYPE_CHECKING:
     from dray.cluster.connection import Cluster

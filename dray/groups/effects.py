@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dray.cluster.view import ClusterView
-from dray.desk.effects import Say
-from dray.desk.messages import GroupEnded
 from dray.groups.slots import Slots
+from dray.leases.effects import Say
+from dray.leases.messages import GroupEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,11 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from dray.cluster.node_check import kills_of_kernel
 from dray.cluster.nodes import on_node
-from dray.desk.failure import LOST_NODE, LOW_MEMORY
-from dray.desk.messages import GroupEnded
 from dray.groups.effects import GroupPlaced
 from dray.groups.slots import Slots
 from dray.groups.train_workers import start_workers
+from dray.leases.failure import LOST_NODE, LOW_MEMORY
+from dray.leases.messages import GroupEnded
 from dray.text import one_line
 from dray.worker.entry import ended, serve_leases
 from dray.worker.spec import WorkerSpec

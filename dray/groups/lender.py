@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dray.cluster.view import ClusterView
-from dray.desk import effects as desk_effects
-from dray.desk.calls import Call, DeskUnreachable
-from dray.desk.desk import CALLS, Desk
-from dray.desk.effects import Tell
-from dray.desk.messages import GroupEnded, Unfit, WorkerUnfit
-from dray.desk.shares import Demand, Shares, fits_account, most_groups
-from dray.desk.wire import Malformed, checked, wire
 from dray.display.counts import Counts
 from dray.groups.capacity import most_slots, slots_now
 from dray.groups.effects import GiveUp, GroupsEffect, GroupsEvent, LookAtCluster, NodesDrain
 from dray.groups.pool import Groups, GroupsPlan
 from dray.groups.slots import Slots
+from dray.leases import effects as lease_effects
+from dray.leases.desk import CALLS, Desk
+from dray.leases.effects import Tell
+from dray.leases.messages import GroupEnded, Unfit, WorkerUnfit
+from dray.leases.shares import Demand, Shares, fits_account, most_groups
+from dray.rpc.calls import Call, PeerUnreachable
+from dray.rpc.wire import Malformed, checked, wire
 
 LOOK_S = 5.0
 """How often to look at the size of a cluster that several experiments share."""
@@ -89,7 +89,7 @@ class PoolClosed:
     error: str = ""
 
 
-LenderEffect = desk_effects.Effect | LookAtCluster | PoolOpened | OnPool | PoolClosed
+LenderEffect = lease_effects.Effect | LookAtCluster | PoolOpened | OnPool | PoolClosed
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ class Lender:
     # ------------------------------------------------------------------ clients
     def add(self, client: str, kind: GroupKind, endpoint: Any, share: Mapping[str, Any]) -> None:
         """Add an experiment's run with a new name. Its trials report at `endpoint`, or, if None, at the desk's own.
-        `share`: priority, weight and max_slots, as in `dray.desk.lease.Client`."""
+        `share`: priority, weight and max_slots, as in `dray.leases.lease.Client`."""
         slots = kind.slots
         size, unit = slots.taken * slots.unit, slots.unit
         if (shape := kind.shape) not in self._pools:
@@ -190,7 +190,7 @@ class Lender:
     def on(self, owner: str, event: GroupsEvent) -> None:
         """Handle an event about an owner's groups, reported by the shell."""
         if isinstance(event, GroupEnded):
-            if event.error.startswith(f"{DeskUnreachable.__name__}: "):  # no other process would reach it either
+            if event.error.startswith(f"{PeerUnreachable.__name__}: "):  # no other process would reach it either
                 why = Unfit(message=event.error.partition(": ")[2], resumable=True)
                 self.desk.broken(None, owner, event.group, why)
             self.desk.group_ended(owner, event)
@@ -275,7 +275,7 @@ class Lender:
             self._close(pool, why.message or str(why.faults[0]))
             self.desk.unfit(pool.shape, why)
 
-    def _from_desk(self, effect: desk_effects.Effect) -> None:
+    def _from_desk(self, effect: lease_effects.Effect) -> None:
         self._emit(effect)
         if isinstance(effect, Tell) and (pool := self._owners.get(effect.client)) is not None:
             if isinstance(effect.message, WorkerUnfit):

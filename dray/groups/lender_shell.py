@@ -15,15 +15,15 @@ from typing import Any, Protocol
 import ray
 
 from dray.cluster.view import AutoscalerLimits
-from dray.desk.effects import After, Say
-from dray.desk.loop import EventLoop
-from dray.desk.messages import GroupEnded
 from dray.groups import effects
 from dray.groups.effects import GiveUp, GroupsEffect, LookAtCluster, ShowWaiting, StartGroup
 from dray.groups.group import WorkerGroup
 from dray.groups.lender import GroupKind, Lender, OnPool, PoolClosed, PoolOpened
 from dray.groups.on_ray import OnRay
 from dray.groups.reservation import Reservation
+from dray.leases.effects import After, Say
+from dray.leases.messages import GroupEnded
+from dray.rpc.event_loop import EventLoop
 from dray.text import one_line
 from dray.worker.spec import ExperimentSpec, WorkerSpec
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dray.cluster.view import ClusterView
-from dray.desk import messages
-from dray.desk.desk import Desk
-from dray.desk.effects import Say
-from dray.desk.messages import Message
 from dray.display.counts import Counts
 from dray.groups import effects
 from dray.groups.capacity import Capacity
 from dray.groups.elastic import Elastic
 from dray.groups.node_choice import NodeChoice
 from dray.groups.slots import Slots
+from dray.leases import messages
+from dray.leases.desk import Desk
+from dray.leases.effects import Say
+from dray.leases.messages import Message
 from dray.text import counted
 
 LOOK_S = 1.0

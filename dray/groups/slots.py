@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from dray.desk.wire import wire
+from dray.rpc.wire import wire
 
 
 @wire

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from typing_extensions import TypedDict
 
 from dray.config.schema import ExperimentConfig
-from dray.desk.failure import LOG_TAIL, has_users_frames, users_traceback
 from dray.environment import TRACEBACK
+from dray.leases.failure import LOG_TAIL, has_users_frames, users_traceback
 from dray.records.journal import GrowingJournal
 from dray.records.trial_record import flatten, unread_line
 from dray.storage.logs import NAME

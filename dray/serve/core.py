@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dray.desk.calls import Call, Session
-from dray.desk.desk import CLIENT_CALLS
-from dray.desk.effects import Reply, Tell
-from dray.desk.messages import ClientLeft
-from dray.desk.shares import Demand
-from dray.desk.wire import checked
 from dray.groups.lender import GroupKind, Lender
+from dray.leases.desk import CLIENT_CALLS
+from dray.leases.effects import Reply, Tell
+from dray.leases.messages import ClientLeft
+from dray.leases.shares import Demand
+from dray.rpc.calls import Call, Session
+from dray.rpc.wire import checked
 from dray.serve import effects
 from dray.serve.control import ACTIVE, QueueState, Share
 from dray.serve.foresight import Part, effects_of, next_of, order_of, why_waits

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.config.notify import Outcome
-from dray.desk.effects import Say
+from dray.leases.effects import Say
 
 
 @dataclass(frozen=True, slots=True)

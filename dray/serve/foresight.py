@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dray.cluster.view import ClusterView
 from dray.config.searcher import SingleSearcher
-from dray.desk.shares import QUANTUM, TINY, Demand, fits_account
 from dray.groups.capacity import slot_kind
+from dray.leases.shares import QUANTUM, TINY, Demand, fits_account
 from dray.records.directory import ExperimentDirectory
 from dray.serve.scheduler import MAX_PROCESSES, experiment_of
 from dray.text import counted, some
@@ -75,7 +75,7 @@ def why_waits(demand: Demand, demands: Iterable[Demand], given: Mapping[str, int
 
     Args:
         demands: of all experiments.
-        given: how many groups each of them is to have, by `dray.desk.shares.Shares`.
+        given: how many groups each of them is to have, by `dray.leases.shares.Shares`.
         slots: of the cluster, of the demand's kind, after it has scaled up.
         groups: what its worker groups wait for, if slots are free for them.
     """

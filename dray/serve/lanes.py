@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dray.desk.effects import Tell
-from dray.desk.messages import GroupEnded, GroupReady, LeaseGranted, LeaseOver, TrialLeft, WorkerArrived
 from dray.groups.effects import EndGroup, StartGroup
 from dray.groups.lender import OnPool
 from dray.groups.slots import Slots
+from dray.leases.effects import Tell
+from dray.leases.messages import GroupEnded, GroupReady, LeaseGranted, LeaseOver, TrialLeft, WorkerArrived
 from dray.serve.control import Bar, Lane, LanesView
 from dray.serve.scheduler import experiment_of
 from searchers import rows

@@ -25,9 +25,6 @@ from dray.cluster.node_check import MIN_FREE_BYTES
 from dray.config.load import with_limits
 from dray.config.notify import ServerNotify
 from dray.config.search import CHANGEABLE, as_extended, check_growth
-from dray.desk.calls import Call, Session
-from dray.desk.effects import Say
-from dray.desk.loop import EventLoop
 from dray.display.counts import Counts
 from dray.errors import ConfigError
 from dray.groups.borrowed import GroupServer
@@ -35,12 +32,15 @@ from dray.groups.lender import Lender, PoolClosed
 from dray.groups.lender_shell import LenderShell
 from dray.groups.on_ray import OnRay
 from dray.groups.pool import GroupsPlan
+from dray.leases.effects import Say
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.journal import read_journal
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
 from dray.records.overview import COMPLETED
 from dray.records.spending import totals_of
+from dray.rpc.calls import Call, Session
+from dray.rpc.event_loop import EventLoop
 from dray.serve import effects
 from dray.serve import processes as commands
 from dray.serve.accounts import Meters

@@ -34,14 +34,14 @@ import dray.figures.data  # pandas and pyarrow
 import dray.pytorch
 from dray.cluster.connection import join
 from dray.config.notify import Watched
-from dray.desk.loop import EventLoop
 from dray.errors import ConfigError, ExperimentError, Fault, NoExperiment
 from dray.experiment.experiment import Experiment
-from dray.experiment.handle import results_of
 from dray.experiment.run import Lent
+from dray.experiment.tune_handle import results_of
 from dray.groups.borrowed import GroupServer
 from dray.groups.on_ray import OnRay
 from dray.records.spending import totals_of
+from dray.rpc.event_loop import EventLoop
 from dray.serve import creations
 from dray.serve.control import Share
 from dray.serve.draft import Read

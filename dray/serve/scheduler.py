@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dray.desk.effects import Say
-from dray.desk.shares import Demand
+from dray.leases.effects import Say
+from dray.leases.shares import Demand
 from dray.serve.accounts import Accounts
 from dray.serve.control import ACTIVE, ExperimentState, Share, Submitted, Verb
 from dray.serve.effects import (
@@ -311,7 +311,7 @@ class Scheduler:
         return dict(Counter(self._state(item, self._demands_of(item.name)) for item in self._queue.items()))
 
     def claim(self, run: str) -> dict[str, Any]:
-        """The claim of a run to slots at the desk: fields of `dray.desk.lease.Client`."""
+        """The claim of a run to slots at the desk: fields of `dray.leases.lease.Client`."""
         item = self._queue.find(experiment_of(run))
         if item is None or not item.owner:
             return {}

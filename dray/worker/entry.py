@@ -16,10 +16,10 @@ import ray
 
 from dray.cluster.node_check import UnfitNode, name_of_this_node
 from dray.cluster.view import GPU_TYPE, slot_type
-from dray.desk.calls import DeskUnreachable
-from dray.desk.connection import Connection
 from dray.environment import set_variables, visible_gpus
 from dray.private import withhold_writing
+from dray.rpc.calls import PeerUnreachable
+from dray.rpc.connection import Connection
 from dray.text import one_line
 from dray.worker.ranks import Place, Ranks
 from dray.worker.spec import WorkerSpec
@@ -97,8 +97,8 @@ def _serve_leases(worker: WorkerSpec, ranks: Ranks) -> None:
     types = labels.get(GPU_TYPE, ""), slot_type(labels, gpu=bool(ranks.gpus))
     try:
         desk = Connection(worker.desk)
-    except DeskUnreachable as error:
-        raise DeskUnreachable(f"node {name_of_this_node()} {error}") from None
+    except PeerUnreachable as error:
+        raise PeerUnreachable(f"node {name_of_this_node()} {error}") from None
     with contextlib.closing(desk):
         desk.tell("arrived", worker.owner, worker.group, worker.start, here.get_node_id(), *types)
         try:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dray.desk.failure import running_users_line
+from dray.leases.failure import running_users_line
 
 CHECK_EVERY_S = 1.0
 POLL_S = 0.1

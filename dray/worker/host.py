@@ -13,9 +13,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from dray.desk.connection import Connection
-from dray.desk.messages import DeskReport, LeaseOutcome
 from dray.hosts.local import metrics_text
+from dray.leases.messages import DeskReport, LeaseOutcome
+from dray.rpc.connection import Connection
 from dray.storage.manifest import Listed
 from dray.training.host import Reached, Report
 from dray.training.parallel.distributed import DistributedContext

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dray.desk.messages import LeaseOutcome
+from dray.leases.messages import LeaseOutcome
 
 State = Literal[
     "idle", "fitting", "reporting", "fitted", "trained_enough",

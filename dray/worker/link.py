@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from dray.desk.calls import DeskUnreachable
-from dray.desk.connection import Connection
-from dray.desk.messages import DeskReport, Reply, Row
+from dray.leases.messages import DeskReport, Reply, Row
+from dray.rpc.calls import PeerUnreachable
+from dray.rpc.connection import Connection
 from dray.worker.lease import DriverLost, LeaseLost, TrialLease
 
 MAX_IN_FLIGHT = 16
@@ -86,7 +86,7 @@ class TrialLink:
             self._stop = self._desk.stop_wanted(self._lease.number)
         try:
             return self._stop.done() and self._stop.result()
-        except DeskUnreachable:  # the next report fails
+        except PeerUnreachable:  # the next report fails
             return False
 
     # ------------------------------------------------------------------ the best of the experiment
@@ -126,7 +126,7 @@ class TrialLink:
         """The driver's answer; `DriverLost` if the driver has ended or can't be reached."""
         try:
             return answer.result()
-        except DeskUnreachable as error:
+        except PeerUnreachable as error:
             raise DriverLost(f"trial {self._lease.trial_id} has lost its driver: {error}") from None
 
     def lost(self) -> LeaseLost:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from dray.desk.messages import DeskReport, LeaseOutcome, Reply
 from dray.hosts.unsaved import UnsavedRows
+from dray.leases.messages import DeskReport, LeaseOutcome, Reply
 from dray.training import cluster_info
 from dray.training.errors import TrialEnded
 from dray.training.host import Reached, Report

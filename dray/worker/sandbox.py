@@ -27,12 +27,12 @@ from typing import Any
 from dray.cluster import bubblewrap
 from dray.cluster.node_check import kills_of_kernel
 from dray.code.factory import FromDirectory
-from dray.desk.calls import Call, DeskUnreachable, Session
-from dray.desk.connection import Connection, Endpoint
-from dray.desk.failure import LOW_MEMORY, Failure, failure_printed
-from dray.desk.loop import EventLoop
-from dray.desk.messages import Departure, DeskReport, Unfit
-from dray.desk.wire import Malformed, checked
+from dray.leases.failure import LOW_MEMORY, Failure, failure_printed
+from dray.leases.messages import Departure, DeskReport, Unfit
+from dray.rpc.calls import Call, PeerUnreachable, Session
+from dray.rpc.connection import Connection, Endpoint
+from dray.rpc.event_loop import EventLoop
+from dray.rpc.wire import Malformed, checked
 from dray.storage.disk import scratch
 from dray.worker.lease import TrialLease
 from dray.worker.log.tail import last_output, with_log_tail
@@ -241,9 +241,9 @@ class Relay:
         self._group, self._lease, self._place = group, lease, place
         self.departure: Departure | None = None
         self.left_at: float | None = None
-        self.unreachable: DeskUnreachable | None = None
+        self.unreachable: PeerUnreachable | None = None
 
-    # ------------------------------------------------------------------ `dray.desk.loop.Decider`
+    # ------------------------------------------------------------------ `dray.rpc.event_loop.Decider`
     def take(self, call: Call) -> None:
         """Handle a call of the child; `Malformed`, which ends the connection, if it has no business to make it."""
         if call.method not in self.METHODS:
@@ -318,7 +318,7 @@ class Relay:
     def _answer(self, call: Call, answered: Future[Any]) -> None:
         try:
             call.answer(answered.result())
-        except DeskUnreachable as error:
+        except PeerUnreachable as error:
             self.unreachable = error
             call.session.end()
         except RuntimeError as error:

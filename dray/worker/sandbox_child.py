@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from dray.environment import set_variables
 
 if TYPE_CHECKING:
-    from dray.desk.connection import Connection
-    from dray.desk.messages import Departure
+    from dray.leases.messages import Departure
+    from dray.rpc.connection import Connection
     from dray.worker.sandbox import Inside
 
 MAX_PROCESSES = 8192
@@ -35,7 +35,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
     inside: Inside = pickle.load(given)
 
-    from dray.desk.connection import Connection
+    from dray.rpc.connection import Connection
     from dray.worker.log.trial_log import text_stream
 
     sys.stdout, sys.stderr = text_stream(1), text_stream(2)
@@ -51,8 +51,8 @@ def main() -> None:
 def run(inside: Inside, calls: Connection) -> Departure:
     """Load the trial's code, and run its lease. `calls`: the connection to the worker, which passes calls on."""
     from dray import core
-    from dray.desk.failure import Failure
-    from dray.desk.messages import Departure
+    from dray.leases.failure import Failure
+    from dray.leases.messages import Departure
     from dray.training.rng import deterministic
     from dray.worker.hang import exit_if_hung
     from dray.worker.log.trial_log import TrialLog

@@ -23,9 +23,9 @@ from dray import core
 from dray.cluster.bubblewrap import why_impossible
 from dray.cluster.node_check import Trouble, UnfitNode, name_of_this_node
 from dray.code.startup_hook import run_startup_hook_once
-from dray.desk.calls import DeskUnreachable
-from dray.desk.connection import Connection
-from dray.desk.messages import Departure
+from dray.leases.messages import Departure
+from dray.rpc.calls import PeerUnreachable
+from dray.rpc.connection import Connection
 from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogUploader
 from dray.training.parallel import ddp
@@ -164,7 +164,7 @@ def serve_joined(
                     loaded, is_reused, has_code = None, is_reused or has_code, True
                     loaded = snapshot.load(functools.partial(_load, spec))
             except Exception as error:
-                if isinstance(error, DeskUnreachable):
+                if isinstance(error, PeerUnreachable):
                     departure = lost_driver(error)
                 else:
                     departure = unfit.unloaded(desk, worker.group, lease, error, is_reused=is_reused)

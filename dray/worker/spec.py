@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dray.cluster.node_check import Needs
-from dray.desk.connection import Endpoint
+from dray.rpc.connection import Endpoint
 from dray.worker.lease import SharedSettings
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dray import core, pytorch
-from dray.desk.connection import Connection
-from dray.desk.failure import LOG_TAIL, Failure, failure_of, may_be_gpus_fault, users_line, with_users_line
-from dray.desk.messages import Departure, LeaseOutcome
 from dray.hosts import use_host
+from dray.leases.failure import LOG_TAIL, Failure, failure_of, may_be_gpus_fault, users_line, with_users_line
+from dray.leases.messages import Departure, LeaseOutcome
 from dray.pytorch.trainer import train_class
+from dray.rpc.connection import Connection
 from dray.script import Script, ScriptFailed, users_traceback
 from dray.storage.remote import PATIENCE_S
 from dray.text import counted, one_line

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dray.cluster.node_check import UnfitNode
 from dray.code.startup_hook import HOOK, StartupHookFailed
-from dray.desk.connection import Connection
-from dray.desk.messages import Departure, Unfit
 from dray.errors import ConfigError, ImportRaisedError
+from dray.leases.messages import Departure, Unfit
+from dray.rpc.connection import Connection
 from dray.worker.lease import TrialLease
 
 

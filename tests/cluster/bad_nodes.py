@@ -21,8 +21,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 import dray
-from dray.desk.messages import Message, WorkerArrived
 from dray.errors import ConfigError, ExperimentError
+from dray.leases.messages import Message, WorkerArrived
 from tests.ray.harness import TRIALS, lines, recorded, wait_for
 from tests.storage.s3 import LocalS3
 

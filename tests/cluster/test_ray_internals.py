@@ -404,10 +404,10 @@ def test_handler_of_sigterm_stays() -> None:
 
 
 def test_ray_still_says_of_a_worker_that_it_was_killed_for_its_memory() -> None:
-    from dray.desk.failure import LOW_MEMORY
+    from dray.leases.failure import LOW_MEMORY
 
     raylet = Path(ray.__file__).parent / "core" / "src" / "ray" / "raylet" / "raylet"
-    assert LOW_MEMORY.encode() in raylet.read_bytes(), f"{raylet} words it otherwise, see dray/desk/failure.py"
+    assert LOW_MEMORY.encode() in raylet.read_bytes(), f"{raylet} words it otherwise, see dray/leases/failure.py"
 
 
 def test_autoscalers_command_line_still_has_its_file_and_its_cluster() -> None:

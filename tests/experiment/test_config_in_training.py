@@ -14,12 +14,12 @@ import torch
 import dray
 from dray import core, pytorch
 from dray.config.load import load_config
-from dray.desk.effects import Say
-from dray.desk.messages import DeskReport
 from dray.experiment.effects import Append
 from dray.experiment.local import run_local
 from dray.experiment.unread import UnreadHparams
 from dray.hosts import use_host
+from dray.leases.effects import Say
+from dray.leases.messages import DeskReport
 from dray.training import cluster_info
 from dray.training.cluster_info import use_cluster_info
 from searchers.space import parse

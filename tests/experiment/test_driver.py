@@ -10,9 +10,14 @@ import pytest
 
 from dray.config.load import load_config
 from dray.config.notify import Watched
-from dray.desk.effects import Reply
-from dray.desk.failure import Failure
-from dray.desk.messages import (
+from dray.errors import ConfigError, ExperimentError, FoundInTraining
+from dray.experiment.alerts import Alerts
+from dray.experiment.driver import MAX_ERROR, ExperimentDriver, OpenSearch
+from dray.experiment.effects import Answered, Append, Bind, Effect, EndRun, Examine, Fail, Prune, ShowFailure, ToDesk
+from dray.experiment.limits import Limits
+from dray.leases.effects import Reply
+from dray.leases.failure import Failure
+from dray.leases.messages import (
     CheckpointSaved,
     DeskReport,
     LeaseGranted,
@@ -23,17 +28,12 @@ from dray.desk.messages import (
     Unfit,
     WorkerUnfit,
 )
-from dray.desk.wire import Malformed
-from dray.errors import ConfigError, ExperimentError, FoundInTraining
-from dray.experiment.alerts import Alerts
-from dray.experiment.driver import MAX_ERROR, ExperimentDriver, OpenSearch
-from dray.experiment.effects import Answered, Append, Bind, Effect, EndRun, Examine, Fail, Prune, ShowFailure, ToDesk
-from dray.experiment.limits import Limits
 from dray.records.spending import Usage
+from dray.rpc.wire import Malformed
 from searchers.asha import ASHA
+from searchers.asha_promotion import PromotionASHA
 from searchers.errors import IllegalEvent
 from searchers.events import Requested, Source, TrialResult
-from searchers.promotion import PromotionASHA
 from searchers.search import Search
 from searchers.space import parse
 

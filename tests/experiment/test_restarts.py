@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from dray.config.load import load_config
-from dray.desk.effects import Say
-from dray.desk.failure import Failure, FailureKind
-from dray.desk.messages import TrialLeft
 from dray.experiment.effects import Append, Effect, ShowFailure
 from dray.experiment.limits import Limits
 from dray.experiment.restarts import MAX_IN_VAIN, Restarts, failure_fields, why_given_up
 from dray.experiment.run import with_last_lines
+from dray.leases.effects import Say
+from dray.leases.failure import Failure, FailureKind
+from dray.leases.messages import TrialLeft
 from dray.records.spending import Usage
 from dray.worker.log.writer import ENDING
 from searchers import Exited, Method, RandomSearch, Repeats, Reported, Search, Started

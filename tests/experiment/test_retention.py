@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dray.config.load import load_config
-from dray.desk.effects import Say
 from dray.experiment.cleaner import Cleaner
 from dray.experiment.effects import Append, Effect, Examine, Prune
 from dray.experiment.retention import Policy, Retention, Saved, saved_in
+from dray.leases.effects import Say
 from dray.storage import CheckpointStore, Location, store_at
 from dray.worker.lease import REPORT_FILE
 from searchers.errors import IllegalEvent

@@ -14,14 +14,14 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayActorError
 
 from dray.cluster import node_check as node
-from dray.desk.failure import LOW_MEMORY
-from dray.desk.messages import GroupEnded
 from dray.groups import group as groups
 from dray.groups import train_workers
 from dray.groups.group import WorkerGroup, oom_kills, why_it_died
 from dray.groups.pool import TRANSITIONS, GroupEvent, GroupState, Member
 from dray.groups.slots import Slots
 from dray.groups.train_workers import StartAbandoned
+from dray.leases.failure import LOW_MEMORY
+from dray.leases.messages import GroupEnded
 from tests.groups.clusters import cpus
 
 

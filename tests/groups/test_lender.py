@@ -7,15 +7,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dray.desk.effects import Reply, Tell
-from dray.desk.lease import Lease
-from dray.desk.messages import Departure, GroupEnded, Unfit, WorkerUnfit
-from dray.desk.shares import Demand
-from dray.desk.wire import pack, unpack
 from dray.display.counts import Counts
 from dray.groups.effects import ClusterSeen, GroupPlaced, LookAtCluster, StartGroup
 from dray.groups.lender import LOOK_S, GroupKind, Lender, LenderEffect, OnPool, PoolClosed, PoolOpened, has_no_room
 from dray.groups.pool import IDLE_S, GroupsPlan
+from dray.leases.effects import Reply, Tell
+from dray.leases.lease import Lease
+from dray.leases.messages import Departure, GroupEnded, Unfit, WorkerUnfit
+from dray.leases.shares import Demand
+from dray.rpc.wire import pack, unpack
 from tests.groups.clusters import cluster, cpus
 
 M = TypeVar("M")

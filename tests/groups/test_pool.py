@@ -12,12 +12,6 @@ import pytest
 
 from dray.cluster.view import GPU_TYPE, NODE_ID, Activity, AutoscalerLimits, ClusterView
 from dray.config.resources import Resources
-from dray.desk.connection import Call, Connection, ConnectionLost
-from dray.desk.effects import Say
-from dray.desk.failure import Failure
-from dray.desk.loop import EventLoop
-from dray.desk.messages import GpuFailed, GroupEnded, GroupReady, LeaseGranted, TrialLeft, WorkerArrived
-from dray.desk.wire import Malformed
 from dray.display.counts import Counts
 from dray.errors import ConfigError
 from dray.groups.borrowed import BorrowedGroups, GroupServer
@@ -50,6 +44,12 @@ from dray.groups.pool import (
     NodeWait,
 )
 from dray.groups.slots import Slots
+from dray.leases.effects import Say
+from dray.leases.failure import Failure
+from dray.leases.messages import GpuFailed, GroupEnded, GroupReady, LeaseGranted, TrialLeft, WorkerArrived
+from dray.rpc.connection import Call, Connection, ConnectionLost
+from dray.rpc.event_loop import EventLoop
+from dray.rpc.wire import Malformed
 from tests.groups.clusters import GPU_NODE, HEAD_NODE, cluster, cpus, gpus, node
 from tests.ray.harness import wait_for
 

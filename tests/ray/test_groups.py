@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dray
-from dray.desk.messages import GroupEnded, GroupRetired, Message
+from dray.leases.messages import GroupEnded, GroupRetired, Message
 from tests.ray.harness import TRIALS, alive, lines, recorded
 from tests.ray.trials.changes import CHANGES
 

@@ -21,9 +21,6 @@ from ray.util.placement_group import placement_group_table
 
 from dray.cluster import internals
 from dray.cluster.connection import Cluster
-from dray.desk.failure import LOW_MEMORY
-from dray.desk.loop import EventLoop
-from dray.desk.messages import GroupEnded
 from dray.groups import group as lending
 from dray.groups.effects import (
     ClusterSeen,
@@ -40,6 +37,9 @@ from dray.groups.lender_shell import GroupsShell
 from dray.groups.on_ray import OnRay
 from dray.groups.slots import Slots
 from dray.groups.train_workers import WITHOUT_TRAIN
+from dray.leases.failure import LOW_MEMORY
+from dray.leases.messages import GroupEnded
+from dray.rpc.event_loop import EventLoop
 from tests.ray.harness import wait_for
 from tests.workers import worker_spec
 

@@ -10,11 +10,11 @@ import pytest
 from dray.records.forecast import FIRST_S, Forecast
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
+from searchers.asha_promotion import PromotionASHA
 from searchers.events import REPLACED, Action, Event, Exited, Reason, Reported, Requested, Started
 from searchers.method import Method
 from searchers.pbt import PBT
 from searchers.previews import preview
-from searchers.promotion import PromotionASHA
 from searchers.random_search import RandomSearch
 from searchers.search import Search
 from searchers.simulate import Curve, simulate

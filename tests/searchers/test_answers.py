@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from searchers.answers import Answer, decide
+from searchers.asha_promotion import PromotionASHA
 from searchers.events import Action, Done, Event, Exited, Pause, Reason, Reported, Resume, Started, Stop, TrialResult
 from searchers.pbt import PBT
-from searchers.promotion import PromotionASHA
 from tests.searchers.helpers import Scripted, new_search
 
 

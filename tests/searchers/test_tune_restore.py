@@ -14,7 +14,7 @@ import pytest
 from ray import cloudpickle, tune
 
 from searchers import Method, RandomSearch
-from searchers.promotion import PromotionASHA
+from searchers.asha_promotion import PromotionASHA
 from searchers.tune import Scheduler, Searcher
 from tests.searchers.fake_tune import (
     LENGTH,

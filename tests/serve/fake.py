@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.code.load import check_entrypoint_file
-from dray.desk.shares import Demand
+from dray.leases.shares import Demand
 from dray.records.directory import ExperimentDirectory
 from dray.serve.control import ExperimentState, QueueState, Share, Status, Submitted, Verb
 from dray.serve.draft import Draft

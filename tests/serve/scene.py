@@ -11,14 +11,14 @@ from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
 from dray.cluster.view import ClusterView
-from dray.desk.desk import Desk
-from dray.desk.lease import Lease
-from dray.desk.messages import Departure, GroupEnded, LeaseOutcome
-from dray.desk.shares import Demand
 from dray.display.counts import Counts
 from dray.groups.effects import ClusterSeen, EndGroup, GroupPlaced, LookAtCluster, StartGroup
 from dray.groups.lender import GroupKind, Lender, OnPool, PoolOpened
 from dray.groups.pool import GroupsPlan
+from dray.leases.desk import Desk
+from dray.leases.lease import Lease
+from dray.leases.messages import Departure, GroupEnded, LeaseOutcome
+from dray.leases.shares import Demand
 from dray.serve.control import QueueState, Share, Status, Submitted, Verb
 from dray.serve.core import ServerCore
 from dray.serve.effects import SignalProcess, StartProcess

@@ -11,7 +11,7 @@ import ray
 
 from dray.errors import ConfigError, ExperimentError, Fault
 from dray.serve.draft import Draft
-from dray.serve.processes import MAX_SPARES, Create, Failed, Spares, skip_ids
+from dray.serve.processes import MAX_SPARES, Create, Failed, Opened, Spares, skip_ids
 from tests.serve.test_api import CONFIG
 
 CREATE = Create(read=Draft(config=CONFIG).read(), code=Path("code"), link=Path("link"))
@@ -27,6 +27,9 @@ class FakeDriver:
     has_begun: bool = False
     how_ended: str = "killed by signal 9"
     signals: list[int] = field(default_factory=list)
+    path: Path | None = None
+    opened: Opened | None = None
+    failure: Failed | None = None
 
     def send(self, command: object) -> None:
         self.has_begun = not self.ends
@@ -48,12 +51,14 @@ def test_a_spare_that_ends_as_it_gets_the_experiment_is_replaced() -> None:
     assert spares(dies, works).create(CREATE) is works
 
 
-def test_a_spare_that_has_ended_is_replaced_before_it_is_needed() -> None:
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_spare_that_has_ended_is_replaced(looks: bool) -> None:
     dead, works = FakeDriver(), FakeDriver()
     kept = spares(dead, works)
     kept.replace_ended()
     dead.exit_code = -9
-    kept.replace_ended()
+    if looks:
+        kept.replace_ended()  # before it is needed
     assert kept.take() is works
 
 

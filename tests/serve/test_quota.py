@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from dray.desk.shares import Demand
 from dray.errors import ConfigError
+from dray.leases.shares import Demand
 from dray.records.directory import ExperimentDirectory
 from dray.records.spending import AFTER_S, ALIVE_S, FILE
 from dray.serve import tokens

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dray.desk.effects import Say
-from dray.desk.shares import Demand
+from dray.leases.effects import Say
+from dray.leases.shares import Demand
 from dray.serve.control import Share
 from dray.serve.effects import Ended, SchedulerEffect, SetShare, SignalProcess, StartProcess
 from dray.serve.queue import Queue

@@ -1,6 +1,6 @@
 """Replay a seed, or run a range of seeds.
 
-    python -m tests.simulation SEED [--kind commit] [--no-faults] [--requests] [--lines desk/stream.py]
+    python -m tests.simulation SEED [--kind commit] [--no-faults] [--requests] [--lines rpc/stream.py]
     python -m tests.simulation FIRST END [--kind commit] [--requests] [--processes 2]
 
 `--kind`: `whole` experiments, some of them on a server; the path of a `commit`; or the cores `alone`. A failing

@@ -20,10 +20,6 @@ from typing import Any
 
 from dray.cluster.view import ClusterView, RayNode
 from dray.config.custom import Custom
-from dray.desk import messages
-from dray.desk.effects import After
-from dray.desk.failure import Failure
-from dray.desk.messages import Departure, DeskReport, GroupEnded
 from dray.experiment import effects
 from dray.experiment.core import ReadLogs, RunCore
 from dray.experiment.open_search import open_search
@@ -31,6 +27,10 @@ from dray.groups.effects import ClusterSeen, EndGroup, GroupPlaced, LookAtCluste
 from dray.groups.lender import GroupKind, Lender, OnPool, PoolClosed
 from dray.groups.pool import MAX_FAILED_STARTS, GroupsPlan
 from dray.groups.slots import Slots
+from dray.leases import messages
+from dray.leases.effects import After
+from dray.leases.failure import Failure
+from dray.leases.messages import Departure, DeskReport, GroupEnded
 from dray.training.loop import Outcome, Publish, Train, Validate, drive
 from dray.training.plan import Plan, Schedule
 from dray.training.progress import Progress
@@ -95,7 +95,7 @@ class Process:
 
 
 class Call:
-    """A call that has arrived, like `dray.desk.connection.Call`."""
+    """A call that has arrived, like `dray.rpc.connection.Call`."""
 
     session = None
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dray.desk.connection import Call, Session
-from dray.desk.desk import CALLS as DESK_CALLS
-from dray.desk.desk import Desk
-from dray.desk.effects import After, Reply, Tell
-from dray.desk.loop import EventLoop
-from dray.desk.messages import DeskReport, GroupEnded, LeaseGranted, LeaseOver, TrialLeft
+from dray.leases.desk import CALLS as DESK_CALLS
+from dray.leases.desk import Desk
+from dray.leases.effects import After, Reply, Tell
+from dray.leases.messages import DeskReport, GroupEnded, LeaseGranted, LeaseOver, TrialLeft
+from dray.rpc.connection import Call, Session
+from dray.rpc.event_loop import EventLoop
 from dray.storage.checkpoints import CheckpointStore
 from dray.training.plan import Plan, Schedule
 from dray.training.progress import Progress

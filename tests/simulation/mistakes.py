@@ -17,11 +17,6 @@ from collections.abc import Iterator
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
-from dray.desk.connection import Session
-from dray.desk.desk import Desk
-from dray.desk.lease import Client
-from dray.desk.loop import EventLoop
-from dray.desk.stream import Stream
 from dray.experiment import driver, open_search
 from dray.experiment.alerts import Alerts
 from dray.experiment.cleaner import Cleaner
@@ -35,7 +30,12 @@ from dray.experiment.results import PendingResults
 from dray.experiment.retention import Retention
 from dray.experiment.run import Run
 from dray.groups.lender_shell import GroupsShell, LenderShell
+from dray.leases.desk import Desk
+from dray.leases.lease import Client
 from dray.records.spending import Spending
+from dray.rpc.connection import Session
+from dray.rpc.event_loop import EventLoop
+from dray.rpc.stream import Stream
 from dray.serve import processes
 from dray.serve.accounts import Accounts
 from dray.serve.core import ServerCore

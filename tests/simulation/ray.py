@@ -15,10 +15,10 @@ from typing import Any
 
 from dray.cluster.connection import Cluster
 from dray.cluster.view import AutoscalerLimits, ClusterView, RayNode
-from dray.desk.calls import DeskUnreachable
-from dray.desk.messages import GroupEnded
 from dray.groups.effects import GroupPlaced
 from dray.groups.slots import Slots
+from dray.leases.messages import GroupEnded
+from dray.rpc.calls import PeerUnreachable
 from dray.worker.spec import WorkerSpec
 from tests.simulation.kernel import Kernel, Process
 from tests.simulation.trial import work
@@ -307,7 +307,7 @@ class Tune:
             taken = threading.Semaphore(0)
 
             def fetch(fetched: Any = fetched, taken: Any = taken, number: int = self._number) -> None:
-                with contextlib.suppress(DeskUnreachable):  # Tune's actor ends
+                with contextlib.suppress(PeerUnreachable):  # Tune's actor ends
                     source = self._source()
                     while (results := source(number)) is not None:
                         fetched.put(results)

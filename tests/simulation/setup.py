@@ -12,7 +12,7 @@ from dray.config.load import load_config
 from dray.config.notify import Notify
 from dray.config.schema import ExperimentConfig
 from dray.config.sections import Budget, Repeat
-from dray.desk.failure import FailureKind
+from dray.leases.failure import FailureKind
 from dray.training.plan import Policy
 
 

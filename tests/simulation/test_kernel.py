@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from dray.desk.calls import DeskUnreachable
-from dray.desk.connection import Connection
-from dray.desk.loop import EventLoop
+from dray.rpc.calls import PeerUnreachable
+from dray.rpc.connection import Connection
+from dray.rpc.event_loop import EventLoop
 from searchers.journal import Journal
 from tests.simulation.files import Disk
 from tests.simulation.kernel import Failed, Kernel, Killed
@@ -85,7 +85,7 @@ class World:
                 for _ in range(calls):
                     self.sums.append(connection.add(1).result())
                     time.sleep(every_s)
-            except DeskUnreachable as error:
+            except PeerUnreachable as error:
                 self.errors.append(str(error))
 
         return self.kernel.process(name, main)

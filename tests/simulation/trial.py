@@ -13,12 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from dray.core import DistributedContext
-from dray.desk import failure
-from dray.desk.calls import DeskUnreachable
-from dray.desk.connection import Connection
-from dray.desk.messages import Departure
 from dray.hosts import current_host
 from dray.imports import is_installed
+from dray.leases import failure
+from dray.leases.messages import Departure
+from dray.rpc.calls import PeerUnreachable
+from dray.rpc.connection import Connection
 from dray.training.checkpoint.checkpointer import Saver
 from dray.training.checkpoint.files import Contents, read_progress
 from dray.training.host import Report
@@ -196,7 +196,7 @@ def work(spec: WorkerSpec, *, machine: str, lost: Callable[[Process, Exception],
         serve.serve_joined(spec, desk, loaded, ranks, place, OwnProcess(), run_in_place)  # type: ignore[arg-type]
         desk.close()
         time.sleep(5.0)  # what is sent arrives
-    except DeskUnreachable as error:
+    except PeerUnreachable as error:
         lost(process, error)
 
 

@@ -26,12 +26,12 @@ import yaml
 from dray import pytorch
 from dray.cluster import connection, ray_output
 from dray.config.custom import Custom
-from dray.desk import messages
 from dray.errors import ConfigError, ExperimentError
 from dray.experiment import experiment as experiments
 from dray.experiment import prometheus, requests, run
 from dray.experiment.request_files import DIRECTORY as REQUESTS
 from dray.groups import lender_shell, on_ray
+from dray.leases import messages
 from dray.records import metrics
 from dray.records.directory import CODE_ID_LENGTH, ExperimentDirectory
 from dray.records.metrics import MetricsLog

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dray.core import DistributedContext
-from dray.desk.failure import FailureKind, failure_of
+from dray.leases.failure import FailureKind, failure_of
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
 from dray.training.parallel import agreement, ddp, exchange
 from dray.training.parallel.agreement import Agreement

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from dray.code.load import load_entrypoint
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
-from dray.desk.messages import Departure, DeskReport
+from dray.leases.messages import Departure, DeskReport
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.units import Batch
 from dray.worker.process_group import outliving_programs

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dray import core
-from dray.desk.calls import DeskUnreachable
-from dray.desk.messages import DeskReport, Reply
+from dray.leases.messages import DeskReport, Reply
+from dray.rpc.calls import PeerUnreachable
 from dray.storage import checkpoints
 from dray.training.cluster_info import note_hparams_read, use_cluster_info
 from dray.training.host import Report
@@ -62,7 +62,7 @@ def test_the_log_of_a_trial_that_prints_nothing_says_how_far_it_came(
     assert caplog.messages == [f"saved {saved}", "trained to batch 4: loss=0.5", "validated at batch 4: loss=0.25"]
 
 
-@pytest.mark.parametrize("answer", [True, DeskUnreachable("lost")], ids=["a request", "the desk is lost"])
+@pytest.mark.parametrize("answer", [True, PeerUnreachable("lost")], ids=["a request", "the desk is lost"])
 def test_a_request_to_stop_is_heard_for_good_and_a_lost_desk_is_none(tmp_path: Path, answer: Any) -> None:
     """The next report fails of a trial that has lost its desk, with a better error."""
     asked: Future[bool] = Future()

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from dray.desk.messages import LeaseOutcome
+from dray.leases.messages import LeaseOutcome
 from dray.worker.lifecycle import TRANSITIONS, Event, IllegalTransition, Lifecycle, State
 
 STATES: tuple[State, ...] = get_args(State)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dray.desk.connection import ConnectionLost
-from dray.desk.desk import Desk
-from dray.desk.effects import Reply, Tell
-from dray.desk.messages import DeskReport, LeaseGranted, TrialLeft
 from dray.experiment.restarts import Restarts
+from dray.leases.desk import Desk
+from dray.leases.effects import Reply, Tell
+from dray.leases.messages import DeskReport, LeaseGranted, TrialLeft
+from dray.rpc.connection import ConnectionLost
 from dray.training.host import Report
 from dray.worker import link
 from dray.worker.host import RayHost

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dray.desk.messages import DeskReport
+from dray.leases.messages import DeskReport
 from dray.storage import CheckpointStore
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.host import Report

@@ -19,7 +19,7 @@ from dray.cluster import bubblewrap
 from dray.code.factory import FromDirectory
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
-from dray.desk.messages import Departure, DeskReport
+from dray.leases.messages import Departure, DeskReport
 from dray.training.units import Batch
 from dray.worker.lease import TrialLease
 from dray.worker.ranks import Place

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from dray.desk.connection import ConnectionLost
-from dray.desk.failure import Failure
-from dray.desk.messages import Departure, DeskReport, Unfit
-from dray.desk.wire import Malformed
+from dray.leases.failure import Failure
+from dray.leases.messages import Departure, DeskReport, Unfit
+from dray.rpc.connection import ConnectionLost
+from dray.rpc.wire import Malformed
 from dray.worker.ranks import Place
 from dray.worker.sandbox import Relay, remove_links
 from tests.workers import lease_in

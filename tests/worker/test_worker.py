@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dray.desk.messages import Departure, Unfit
 from dray.errors import EntrypointError, ImportRaisedError
+from dray.leases.messages import Departure, Unfit
 from dray.training.parallel import ddp
 from dray.training.parallel.distributed import DistributedContext
 from dray.worker import entry, gpu_share, serve

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from dray.desk.failure import is_users_file
+from dray.leases.failure import is_users_file
 from dray.memory import MACHINE_MEMORY, give_back, gpu_in_use
 from dray.pytorch.cached import bytes_without_kept, drop_all
 from dray.text import counted, cut, printable, size

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dray.desk.failure import LOG_TAIL, is_users_file
+from dray.leases.failure import LOG_TAIL, is_users_file
 from dray.worker.log import writer
 
 AWAITED_S = 1.0

@@ -90,7 +90,7 @@ def test_an_event_costs_a_bounded_number_of_heap_operations(monkeypatch: pytest.
 
         return counted
 
-    for module in ("searchers.rung", "searchers.promotion"):
+    for module in ("searchers.rung", "searchers.asha_promotion"):
         monkeypatch.setattr(f"{module}.heappush", count(heapq.heappush))
         monkeypatch.setattr(f"{module}.heappop", count(heapq.heappop))
     method = PromotionASHA(max_trials=3000, max_length=27, num_rungs=4, divisor=3, max_concurrent_trials=10)

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dray.desk.desk import CAUSE_GRACE, LEAVE_S, PEERS_GRACE_S, Desk
-from dray.desk.effects import After, Effect, Reply, Tell
-from dray.desk.failure import Failure, FailureKind
-from dray.desk.lease import TRANSITIONS, Client, Group, Lease
-from dray.desk.messages import (
+from dray.leases.desk import CAUSE_GRACE, LEAVE_S, PEERS_GRACE_S, Desk
+from dray.leases.effects import After, Effect, Reply, Tell
+from dray.leases.failure import Failure, FailureKind
+from dray.leases.lease import TRANSITIONS, Client, Group, Lease
+from dray.leases.messages import (
     ClientLeft,
     Departure,
     GpuFailed,
@@ -26,7 +26,7 @@ from dray.desk.messages import (
     Unfit,
     WorkerUnfit,
 )
-from dray.desk.shares import QUANTUM, Demand, Shares
+from dray.leases.shares import QUANTUM, Demand, Shares
 
 COLLECTIVE = Failure(kind="collective", where="RuntimeError at model.py:3 in train_batch", batches=6)
 M = TypeVar("M")

@@ -11,7 +11,7 @@ import torch
 
 import dray
 import searchers
-from dray.desk.failure import Failure, failure_of, is_users_file, may_be_gpus_fault, users_line, with_users_line
+from dray.leases.failure import Failure, failure_of, is_users_file, may_be_gpus_fault, users_line, with_users_line
 from dray.script import Script, ScriptFailed
 from dray.training.errors import PeerFailed
 

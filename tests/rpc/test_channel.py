@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dray.desk.channel import MAX_MESSAGE, Channel, Forged, Role
+from dray.rpc.channel import MAX_MESSAGE, Channel, Forged, Role
 
 KEY = bytes(range(32))
 OTHER: dict[Role, Role] = {"client": "desk", "desk": "client"}

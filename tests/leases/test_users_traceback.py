@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from dray.desk.failure import failure_of, users_line, users_traceback
+from dray.leases.failure import failure_of, users_line, users_traceback
 from dray.script import Script
 
 HEAD = "Traceback (most recent call last):"

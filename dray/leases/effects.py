@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from dray.desk.messages import ClientLeft, Message
+from dray.leases.messages import ClientLeft, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Reply:
     value: Any
 
     def send(self) -> None:
-        """Send the answer; `call` must be a `dray.desk.connection.Call` or None."""
+        """Send the answer; `call` must be a `dray.rpc.connection.Call` or None."""
         if self.call is not None:
             self.call.answer(self.value)  # type: ignore[attr-defined]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import dray.experiment.results  # noqa: F401 - messages have what it registers
-from dray.desk.connection import Connection, Endpoint
+from dray.rpc.connection import Connection, Endpoint
 from searchers.events import TrialResult
 
 

@@ -16,9 +16,9 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
-from dray.desk.effects import After, Effect, Reply, Tell
-from dray.desk.lease import Client, Group, Lease, LeaseEvent
-from dray.desk.messages import (
+from dray.leases.effects import After, Effect, Reply, Tell
+from dray.leases.lease import Client, Group, Lease, LeaseEvent
+from dray.leases.messages import (
     ClientLeft,
     Departure,
     GpuFailed,
@@ -32,7 +32,7 @@ from dray.desk.messages import (
     WorkerArrived,
     WorkerUnfit,
 )
-from dray.desk.shares import TINY, Demand
+from dray.leases.shares import TINY, Demand
 
 PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from dray.desk.calls import Call, Session
-from dray.desk.connection import Endpoint, listen
-from dray.desk.wire import Malformed
+from dray.rpc.calls import Call, Session
+from dray.rpc.connection import Endpoint, listen
+from dray.rpc.wire import Malformed
 
 log = logging.getLogger(__name__)
 

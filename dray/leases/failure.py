@@ -11,8 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, cast
 
-from dray.desk.wire import wire
 from dray.imports import is_installed
+from dray.rpc.wire import wire
 
 FailureKind = Literal["error", "oom", "host_oom", "device", "collective", "died", "node", "hung"]
 """error: an exception. oom: out of a GPU's memory. host_oom: out of the machine's memory, perhaps because of other

@@ -1,12 +1,12 @@
-"""Calls of other processes, as the pure objects see them; `dray.desk.connection` has the real ones."""
+"""Calls of other processes, as the pure objects see them; `dray.rpc.connection` has the real ones."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 
-class DeskUnreachable(ConnectionError):
-    """No connection to the desk is possible: it has ended, or its machine can't be reached."""
+class PeerUnreachable(ConnectionError):
+    """No connection to the other process is possible: it has ended, or its machine can't be reached."""
 
 
 class Session(Protocol):

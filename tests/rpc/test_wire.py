@@ -10,12 +10,12 @@ from typing import Any
 import msgpack
 import pytest
 
-from dray.desk import wire as wire_module
-from dray.desk.desk import CALLS, CLIENT_CALLS, Desk
-from dray.desk.messages import Departure, DeskReport
-from dray.desk.wire import Malformed, checked, pack, unpack, wire
 from dray.experiment import driver
 from dray.groups.lender import Lender
+from dray.leases.desk import CALLS, CLIENT_CALLS, Desk
+from dray.leases.messages import Departure, DeskReport
+from dray.rpc import wire as wire_module
+from dray.rpc.wire import Malformed, checked, pack, unpack, wire
 
 
 @wire

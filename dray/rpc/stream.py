@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from dray.desk.channel import Channel
-from dray.desk.wire import Malformed
+from dray.rpc.channel import Channel
+from dray.rpc.wire import Malformed
 
 _COUNT = 8
 END = b"\xff" * _COUNT  # the frame that ends a session: nothing comes after it

@@ -5,11 +5,11 @@ An actor call costs 0.4 ms of CPU time, one here 0.06.
 A message is a call, ``(number, method, *args)``; its answer, ``(number, value)`` or ``(number, None, error)`` with the
 error as text; or a value that the listener pushes, ``(None, value)``. Answers come in any order; a call may wait for
 hours. A call without an answer has the number None. Nothing is read before the other side has proven that it knows the
-key (`dray.desk.channel`), and no message can name code to run (`dray.desk.wire`). If Ray uses TLS (``RAY_USE_TLS``), so
+key (`dray.rpc.channel`), and no message can name code to run (`dray.rpc.wire`). If Ray uses TLS (``RAY_USE_TLS``), so
 does this module, with the same certificates.
 
 A client that loses its connection makes another one, on which its session continues: no message is lost, repeated or
-reordered (`dray.desk.stream`). This module does not use Ray.
+reordered (`dray.rpc.stream`). This module does not use Ray.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from dray.desk.calls import DeskUnreachable
-from dray.desk.channel import MAX_MESSAGE, Channel, Forged, Role
-from dray.desk.stream import END, Stream
-from dray.desk.wire import Malformed, pack, unpack, wire
 from dray.private import is_loopback
+from dray.rpc.calls import PeerUnreachable
+from dray.rpc.channel import MAX_MESSAGE, Channel, Forged, Role
+from dray.rpc.stream import END, Stream
+from dray.rpc.wire import Malformed, pack, unpack, wire
 from dray.text import one_line
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ peer's machine is detected after three minutes."""
 _ID = 16
 
 
-class ConnectionLost(DeskUnreachable):
+class ConnectionLost(PeerUnreachable):
     """The connection to the desk was lost for good."""
 
 
@@ -303,7 +303,7 @@ class Connection:
     connection's thread with each value that the listener pushes.
 
     Raises:
-        DeskUnreachable: no connection was established: it was refused, was closed at once, or took half a minute.
+        PeerUnreachable: no connection was established: it was refused, was closed at once, or took half a minute.
     """
 
     def __init__(
@@ -326,7 +326,7 @@ class Connection:
             why = os.strerror(errno) if errno else one_line(error) or "no answer"
             if not isinstance(error, Forged):
                 why += "; between the nodes of a Ray cluster all TCP ports must be open"
-            raise DeskUnreachable(f"can't connect to the experiment's desk at {endpoint}: {why}") from None
+            raise PeerUnreachable(f"can't connect to the experiment's desk at {endpoint}: {why}") from None
 
     def __getattr__(self, method: str) -> Any:
         if method.startswith("_"):
@@ -337,7 +337,7 @@ class Connection:
         """Call a method."""
         answer: Future[Any] = Future()
         if self._is_closed:
-            answer.set_exception(DeskUnreachable(f"the connection to the desk at {self._endpoint} is closed"))
+            answer.set_exception(PeerUnreachable(f"the connection to the desk at {self._endpoint} is closed"))
         else:
             number = next(self._numbers)
             self._post(partial(self._ask, number, answer, _packed(number, method, *args)))
@@ -417,7 +417,7 @@ class Connection:
                     return opened.set_exception(error)
                 elif isinstance(error, ConnectionRefusedError):
                     deadline = min(deadline, lost_at + self._limits.refused_s)
-                is_certain = channel is None and isinstance(error, (Forged, DeskUnreachable))
+                is_certain = channel is None and isinstance(error, (Forged, PeerUnreachable))
                 if is_certain or self._loop.time() > deadline:
                     break
                 await asyncio.sleep(pause_s)
@@ -441,7 +441,7 @@ class Connection:
             await channel.prove()
             channel.send(self._stream.count(), self._id, attempt.to_bytes(8, "big"))
             if (first := await channel.receive()) == END:
-                raise DeskUnreachable("it does not know this session")
+                raise PeerUnreachable("it does not know this session")
             return channel, first
         except BaseException:
             channel.abort()

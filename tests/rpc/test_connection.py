@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from dray.desk.calls import DeskUnreachable
-from dray.desk.channel import Channel
-from dray.desk.connection import (
+from dray.rpc.calls import PeerUnreachable
+from dray.rpc.channel import Channel
+from dray.rpc.connection import (
     LIMITS,
     Call,
     Connection,
@@ -31,8 +31,8 @@ from dray.desk.connection import (
     Session,
     listen,
 )
-from dray.desk.stream import Stream
-from dray.desk.wire import Malformed
+from dray.rpc.stream import Stream
+from dray.rpc.wire import Malformed
 
 BRIEF = Limits(connect_s=5, reconnect_s=0.3, kept_s=0.3)
 
@@ -174,7 +174,7 @@ def test_calls_fail_when_the_desk_is_gone(desk: Connection, server: Server) -> N
     for call in (waiting, desk.note("too late")):
         with pytest.raises(ConnectionLost, match=lost):  # not as where there never was one, which ends an experiment
             call.result(30)
-    with pytest.raises(DeskUnreachable, match=lost):
+    with pytest.raises(PeerUnreachable, match=lost):
         desk.note("later").result(30)
 
 
@@ -188,7 +188,7 @@ def test_calls_fail_at_once_when_the_listener_is_closed(server: Server) -> None:
     waiting = desk.take()
     desk.note("it has come").result(30)
     server.close()
-    with pytest.raises(DeskUnreachable):
+    with pytest.raises(PeerUnreachable):
         waiting.result(LIMITS.reconnect_s / 2)
     desk.close()
 
@@ -198,7 +198,7 @@ def test_calls_fail_once_it_is_closed(desk: Connection, server: Server) -> None:
     desk.close()
     desk.close()
     assert not wait([waiting, told], 30).not_done
-    with pytest.raises(DeskUnreachable, match="is closed"):
+    with pytest.raises(PeerUnreachable, match="is closed"):
         desk.note("more").result(30)
     soon(lambda: len(server.desk.lost) == 1)
     assert server.desk.told == ["the last"]
@@ -218,7 +218,7 @@ def test_no_thread_stays(server: Server) -> None:
 def test_no_desk_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with pytest.raises(DeskUnreachable, match=rf"desk at 127.0.0.1:{port}: Connection refused; between the"):
+    with pytest.raises(PeerUnreachable, match=rf"desk at 127.0.0.1:{port}: Connection refused; between the"):
         Connection(Endpoint(host="127.0.0.1", port=port, key=b""))
 
 
@@ -261,7 +261,7 @@ def test_nothing_is_read_of_a_client_that_does_not_know_the_key(sent: bytes) -> 
         raw.sendall(sent)
         assert len(rest(raw)) <= 64, "a nonce and a proof, and no answer"
     for key in (b"", b"not the key"):
-        with pytest.raises(DeskUnreachable, match=r"does not know this connection's key$|bytes read|reset by peer"):
+        with pytest.raises(PeerUnreachable, match=r"does not know this connection's key$|bytes read|reset by peer"):
             Connection(Endpoint(host="127.0.0.1", port=server.endpoint.port, key=key))  # whichever side notices first
     assert server.desk.told == server.desk.lost == []
     assert not Trap.sprung
@@ -280,7 +280,7 @@ def test_a_client_reads_nothing_of_a_listener_without_the_key(sent: bytes) -> No
 
         pretending = threading.Thread(target=pretend)
         pretending.start()
-        with pytest.raises(DeskUnreachable, match=r"does not know this connection's key$|no answer; between the nodes"):
+        with pytest.raises(PeerUnreachable, match=r"does not know this connection's key$|no answer; between the nodes"):
             Connection(
                 Endpoint(host="127.0.0.1", port=other.getsockname()[1], key=b"key"), limits=Limits(connect_s=0.2)
             )
@@ -471,7 +471,7 @@ def test_a_client_that_does_not_come_back_is_lost_for_good() -> None:
     proxy.cut()
     soon(lambda: server.desk.lost)
     proxy.is_open = True
-    with pytest.raises(DeskUnreachable):
+    with pytest.raises(PeerUnreachable):
         waiting.result(LIMITS.reconnect_s / 2)
     assert server.desk.told == ["it has come"]
     desk.close()
@@ -506,7 +506,7 @@ def test_with_rays_certificates_it_is_encrypted(certificates: dict[str, str], mo
     assert desk.note("hidden").result(30) == 1
     desk.close()
     monkeypatch.delenv("RAY_USE_TLS")
-    with pytest.raises(DeskUnreachable):
+    with pytest.raises(PeerUnreachable):
         Connection(server.endpoint, limits=Limits(connect_s=0.5))
     server.die()
 

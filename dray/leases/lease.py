@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dray.config import defaults
-from dray.desk.failure import LOST_NODE, LOW_MEMORY, Failure, FailureKind
-from dray.desk.messages import Departure, GroupEnded, LeaseOutcome
-from dray.desk.shares import QUANTUM, Demand
+from dray.leases.failure import LOST_NODE, LOW_MEMORY, Failure, FailureKind
+from dray.leases.messages import Departure, GroupEnded, LeaseOutcome
+from dray.leases.shares import QUANTUM, Demand
 
 LeaseState = Literal["granted", "bound", "running", "moving", "leaving", "concluded", "failed", "over"]
 """granted: waits for the driver's parameters. bound: waits for rank 0 to begin. running: waits for rank 0 to leave.
@@ -62,7 +62,7 @@ class Client:
     max_slots: float | None = None  # most GPUs or CPUs at a time; None: no limit
     account: str = ""  # clients of one account share a limit; "": it has none
     account_slots: float | None = None  # most slots of all its clients at a time; None: no limit
-    had: float = 0.0  # slot-seconds by weight, from `dray.desk.shares.Shares`
+    had: float = 0.0  # slot-seconds by weight, from `dray.leases.shares.Shares`
     expected: int = 0  # number of further trials that may soon be queued
     queue: OrderedDict[int, None] = field(default_factory=OrderedDict)  # trials that wait for a group, next one first
     leases: dict[int, Lease] = field(default_factory=dict)  # live leases by number

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from dray.desk.failure import Failure
-from dray.desk.wire import wire
+from dray.leases.failure import Failure
 from dray.masking import hidden_text
+from dray.rpc.wire import wire
 from dray.text import is_encodable
 
 Row = dict[str, Any]  # a metric: batches, epochs, kind, name, value, time

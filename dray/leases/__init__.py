@@ -1,0 +1,1 @@
+"""Leases of worker groups to trials: which trial gets which group, and how that ends."""
