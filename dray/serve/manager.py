@@ -228,7 +228,7 @@ class Manager:
     def _ended(self, process: ExperimentProcess) -> None:
         """Handle the end of an experiment's process. Called in a thread."""
         if process.path is not None:
-            end = _end_of(process, process.path)
+            end = end_of(process, process.path)
             self._loop.post(self._note_end, process, end)
 
     def _note_end(self, process: ExperimentProcess, end: ProcessEnd) -> None:
@@ -342,7 +342,7 @@ class Manager:
         )
 
 
-def _end_of(process: ExperimentProcess, path: Path) -> ProcessEnd:
+def end_of(process: ExperimentProcess, path: Path) -> ProcessEnd:
     """The end of an experiment's process, as its files and its exit code tell it."""
     failure = process.failure
     message = "" if failure is None else failure.message

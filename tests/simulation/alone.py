@@ -529,8 +529,12 @@ class Core(RunCore):
 
 
 class Driver(Process):
-    """The process of one run, like `Experiment.run` and `Run`. `fuse`: it dies after so many effects; `kills`: number of
-    its groups' processes that were killed."""
+    """The process of one run, like `Experiment.run` and `Run`.
+
+    Attributes:
+        fuse: it dies after so many effects.
+        kills: how often its groups' processes were killed.
+    """
 
     def __init__(self, world: Alone) -> None:
         super().__init__(world)

@@ -62,7 +62,7 @@ def test_the_end_that_a_server_notes_survives(root: Path) -> None:
 
     def end() -> None:
         directory.journal.write_bytes(of.journal.read_bytes())  # and it is killed before it syncs the file
-        assert manager._end_of(process, root).kind == "COMPLETED"
+        assert manager.end_of(process, root).kind == "COMPLETED"
 
     directory.config_file.write_bytes(of.config_file.read_bytes())
     directory.journal.touch()

@@ -337,10 +337,10 @@ class World(Trials):
         time.sleep(self.random.uniform(0.0, 5.0))
         assert isinstance(request.data, bytes)
         told = json.loads(request.data)
-        unsent = self._unsent[told["experiment"], told["id"]]
-        if unsent and self.random.random() < 0.5:
+        experiment, unsent = self.experiments[told["experiment"]], self._unsent[told["experiment"], told["id"]]
+        if unsent and not experiment.budget and self.random.random() < 0.5:  # a budget is not for waiting
             raise unsent.pop()
-        self.experiments[told["experiment"]].facts.sent[told["id"]] += 1
+        experiment.facts.sent[told["id"]] += 1
         return io.BytesIO()
 
     # ------------------------------------------------------------------ trials
