@@ -22,7 +22,7 @@ from dray.records.thinning import LEAST, thinned
 from dray.serve.client import END, WAIT_S, Server
 from dray.serve.control import ACTIVE, Submitted
 from dray.serve.submission import submit_file
-from dray.serve.verbs import OnServer
+from dray.serve.verbs.on_server import OnServer
 from dray.storage.disk import scratch
 from searchers.views import END_STATES
 

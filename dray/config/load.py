@@ -10,20 +10,21 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
 from dray.config.faults import faults_of, missing_field
 from dray.config.rules import broken_rules
 from dray.config.schema import ExperimentConfig
-from dray.config.search import CHANGEABLE, build_method
-from dray.config.searcher import ClassSearcher, CustomSearcher, SingleSearcher
+from dray.config.search import CHANGEABLE, build_method, rungs_of
+from dray.config.searcher import AdaptiveASHASearcher, AutoSearcher, ClassSearcher, CustomSearcher, SingleSearcher
 from dray.config.section import ConfigNotes
 from dray.config.yaml_file import check_limits, read_mapping, with_changes
 from dray.errors import ConfigError, Fault
 from dray.storage import Location
-from dray.text import one_line
+from dray.text import counted, one_line
+from searchers.auto import DIVISOR
 from searchers.convert import from_optuna, from_ray_tune
 from searchers.domains import Categorical, Nested, ranges
 from searchers.errors import FieldError
@@ -173,7 +174,7 @@ _FAR = 1e12  # no hyperparameter is this large: the exponent must be a value
 
 def doubts(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
     """The path of each field of a valid config that its author hardly meant, and a warning: constants that look like
-    ranges, values in place of exponents, or a missing direction. Each names a cure, and a spelling without a warning
+    ranges, values in place of exponents, or lengths with one rung. Each names a cure, and a spelling without a warning
     for the case that the config is right."""
     searcher = config.searcher
     compares = not isinstance(searcher, SingleSearcher)
@@ -184,6 +185,11 @@ def doubts(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
     if compares and count is not None and count > 1 and not any(ranges(config.space.root)):
         what = f"none has a range, so all {count} trials train with the same values, and only their seeds differ"
         yield "hyperparameters", f"{what}; a range is, for example, lr: {{type: log, base: 10, minval: -4, maxval: -1}}"
+    if isinstance(searcher, AutoSearcher | AdaptiveASHASearcher) and searcher.unit == "epochs" and count != 1:
+        length = cast("int", searcher.length)  # the rules require it
+        if length < getattr(searcher, "divisor", DIVISOR) and len(set(rungs_of(config))) == 1:
+            what = f"with {counted(length, 'epoch')} there is one rung, so every trial trains to the end"
+            yield "searcher.max_length", f"{what}; for more rungs, give the length in batches; else write name: random"
 
 
 def _constants(spec: Any, path: str, *, compares: bool) -> Iterator[tuple[str, str]]:

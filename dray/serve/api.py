@@ -28,7 +28,6 @@ from dray.serve.control import ACTIVE, API, Control, Status, Submitted, Verb
 from dray.serve.draft import Draft
 from dray.serve.experiments import experiment_path
 from dray.serve.given import Change, EventsQuery, Extension, Fork, NewTrial, TrialFork, extension_of, parsed, query_of
-from dray.serve.in_directory import InDirectory
 from dray.serve.keys import Attempt, Keys
 from dray.serve.news import News
 from dray.serve.outside import outside
@@ -36,6 +35,7 @@ from dray.serve.quota import check_priority
 from dray.serve.refusals import NotSubmitted, is_running
 from dray.serve.requests import PACKED, ServedTrials, unpack_code
 from dray.serve.tokens import STATE, Account, DatedAccount, Tokens, account, dated_account
+from dray.serve.verbs.in_directory import InDirectory
 from dray.storage.disk import scratch
 from dray.text import one_line
 

@@ -43,7 +43,7 @@ class AnswerLost(Unreachable):
 
 
 class Server:
-    """A client of a server. The verbs of one experiment are those of `dray.serve.verbs.OnServer`.
+    """A client of a server. The verbs of one experiment are those of `dray.serve.verbs.on_server.OnServer`.
 
     Args:
         url: such as ``http://127.0.0.1:8600``.

@@ -67,10 +67,36 @@ def test_a_search_without_a_range_repeats_one_point(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize(
+    ("searcher", "said"),
+    [
+        (
+            {"name": "auto", "max_length": {"epochs": 1}},
+            "with 1 epoch there is one rung, *, give the length in batches",
+        ),
+        ({"name": "auto", "max_length": {"epochs": 2}}, "with 2 epochs there is"),
+        ({"name": "auto", "max_length": {"epochs": 2}, "max_trials": 1}, None),
+        ({"name": "auto", "max_length": {"epochs": 3}}, None),
+        ({"name": "auto", "max_length": {"batches": 2}}, None),
+        ({"name": "adaptive_asha", "max_length": {"epochs": 3}, "max_trials": 30}, "with 3 epochs there is"),
+        ({"name": "adaptive_asha", "max_length": {"epochs": 3}, "max_trials": 30, "divisor": 3}, None),
+        ({"name": "asha", "max_length": {"epochs": 1}, "num_rungs": 1}, None),
+        ({"name": "random", "max_length": {"epochs": 1}}, None),
+    ],
+)
+def test_a_length_with_one_rung_is_warned_of(
+    caplog: pytest.LogCaptureFixture, searcher: dict[str, Any], said: str | None
+) -> None:
+    lines = warned(caplog, RANDOM | searcher, lr=LR)
+    assert len(lines) == (said is not None)
+    for line in lines:
+        assert all(part in line for part in f"searcher.max_length: {said}".split("*"))
+
+
+@pytest.mark.parametrize(
     ("searcher", "hyperparameters"),
     [
         (SINGLE, {"lr": 0.1, "layers": [64, 32]}),
-        (ADAPTIVE, {"lr": LR, "rate": {**LR, "minval": -0.5, "maxval": 0}}),
+        (ADAPTIVE | {"max_length": {"epochs": 4}}, {"lr": LR, "rate": {**LR, "minval": -0.5, "maxval": 0}}),
         (RANDOM, {"hidden": {**LR, "base": 2, "minval": 4, "maxval": 8}, "steps": {**LR, "minval": 0, "maxval": 3}}),
         (RANDOM, {"lr": LR, "layers": {"type": "const", "val": [64, 32]}, "blocks": [[1, 2], [3]], "one": ["a"]}),
         (RANDOM, {"clip": {"type": "categorical", "vals": [{"min": 0, "max": 1}, {"type": "log", "x": 1}]}}),

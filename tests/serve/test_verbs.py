@@ -21,11 +21,12 @@ from dray.experiment.experiment import Experiment
 from dray.experiment.request_files import RequestFiles
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
-from dray.serve import address, in_directory
+from dray.serve import address
 from dray.serve.control import ACTIVE, ExperimentState
-from dray.serve.in_directory import InDirectory
 from dray.serve.refusals import WrongState
-from dray.serve.verbs import OnServer
+from dray.serve.verbs import in_directory
+from dray.serve.verbs.in_directory import InDirectory
+from dray.serve.verbs.on_server import OnServer
 from searchers.events import Source
 from searchers.journal import Journal
 from tests.agents.conftest import Agent, agent

@@ -23,7 +23,8 @@ from dray.serve.client import Server
 from dray.serve.control import EndVerb
 from dray.serve.draft import Draft
 from dray.serve.refusals import WrongState, has_ended, is_running
-from dray.serve.verbs import Handle, OnServer
+from dray.serve.verbs.handle import Handle
+from dray.serve.verbs.on_server import OnServer
 from dray.storage import Location
 from searchers.events import Requested
 from searchers.journal import Journal
