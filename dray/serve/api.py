@@ -29,7 +29,7 @@ from dray.serve.draft import Draft
 from dray.serve.experiments import experiment_path
 from dray.serve.given import Change, EventsQuery, Extension, Fork, NewTrial, TrialFork, extension_of, parsed, query_of
 from dray.serve.keys import Attempt, Keys
-from dray.serve.news import News
+from dray.serve.long_polling import LongPolling
 from dray.serve.outside import outside
 from dray.serve.quota import check_priority
 from dray.serve.refusals import NotSubmitted, is_running
@@ -56,7 +56,7 @@ class Api:
         self._submitters = ThreadPoolExecutor(SUBMITTERS, "dray-submit")
         self._readers = ThreadPoolExecutor(READERS, "dray-events")
         self._requesters = ThreadPoolExecutor(REQUESTERS, "dray-requests")
-        self._news = News(lambda path, after: _call(self._readers, logs.events_after, control, path, after))
+        self._events = LongPolling(lambda path, after: _call(self._readers, logs.events_after, control, path, after))
         self._keys = Keys(results / STATE)
 
     def routes(self) -> list[web.RouteDef]:
@@ -84,7 +84,7 @@ class Api:
 
     async def end_polls(self, app: web.Application) -> None:
         """Answer the requests that wait for events, because the server is ending; an aiohttp signal."""
-        await self._news.end()
+        await self._events.end()
 
     async def close(self, app: web.Application) -> None:
         """Close the file of keys; an aiohttp signal."""
@@ -253,7 +253,7 @@ class Api:
     async def events(self, request: web.Request, query: EventsQuery) -> logs.Events:
         """The lines of the experiment's log after an offset; can wait for new ones"""
         path = experiment_path(self._results, request.match_info["name"])
-        return await self._news.after(path, query.after, query.wait_s)
+        return await self._events.after(path, query.after, query.wait_s)
 
 
 class AllTokens(TypedDict):

@@ -18,7 +18,7 @@ from dray.errors import Invalid
 from dray.records.directory import ExperimentDirectory
 from dray.records.journal import check, read_journal
 from dray.records.listing import StoredExperiment
-from dray.records.log_lines import MOST_LINES, MOST_MATCHES, FileLines, JoinedLines, Lines, ListedLines
+from dray.records.log_index import MOST_LINES, MOST_MATCHES, FileLines, JoinedLines, Lines, ListedLines
 from dray.records.logs import OutputLine, event_lines, log_files, read_output, with_ranks
 from dray.serve.control import ACTIVE, Control
 from dray.serve.refusals import NotSubmitted

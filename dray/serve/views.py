@@ -39,7 +39,6 @@ from dray.serve.described import (
     with_standing,
 )
 from dray.serve.experiments import VIEW_S, Experiments, locked
-from dray.serve.foresight import in_order, moved, ties
 from dray.serve.given import (
     ComparisonQuery,
     FiguresQuery,
@@ -51,6 +50,7 @@ from dray.serve.given import (
     Wanted,
     query_of,
 )
+from dray.serve.queue_order import in_order, moved, ties
 from dray.serve.quota import check_priority
 from dray.serve.refusals import NotSubmitted
 from dray.serve.searched import Searched, searched
