@@ -19,10 +19,10 @@ from typing_extensions import TypedDict
 
 from dray.code.archive import MAX_ARCHIVE_BYTES
 from dray.config.yaml_file import MAX_BYTES
-from dray.errors import ConfigError
+from dray.errors import ConfigError, Invalid
 from dray.experiment.requests import Decided
 from dray.serve import logs
-from dray.serve.answers import BadInput, answer, encoded
+from dray.serve.answers import answer, encoded
 from dray.serve.auth import CALLER
 from dray.serve.control import ACTIVE, API, Control, Status, Submitted, Verb
 from dray.serve.draft import Draft
@@ -62,7 +62,7 @@ class Api:
     def routes(self) -> list[web.RouteDef]:
         """The routes of these requests."""
         one = f"{API}/experiments/{{name}}"
-        trial = f"{one}/trials/{{trial:\\d{{1,9}}|best}}"
+        trial = f"{one}/trials/{{trial}}"
         return [
             web.get(f"{API}/status", _answering(self.status)),
             web.get(f"{API}/token", _answering(self.token)),
@@ -132,7 +132,7 @@ class Api:
     async def submit(self, request: web.Request) -> Submitted:
         """Submit an experiment"""
         if not request.content_type.startswith("multipart/"):
-            raise BadInput("must be multipart/form-data, with config (a YAML file's text) and code (a .tar.gz)")
+            raise Invalid("must be multipart/form-data, with config (a YAML file's text) and code (a .tar.gz)")
         stack = contextlib.ExitStack()
         received = stack.enter_context(scratch("submit"))
         code = received / "code"
@@ -291,17 +291,17 @@ async def _form(request: web.Request, packed: Path, name: str) -> str:
     """The text with a name in a form; its code goes to the file `packed`."""
     try:
         return await _read_parts(request, packed, name)
-    except BadInput:
+    except Invalid:
         raise
     except (ValueError, HttpProcessingError) as error:  # aiohttp's
-        raise BadInput(f"the form can't be read: {one_line(error)}") from None
+        raise Invalid(f"the form can't be read: {one_line(error)}") from None
 
 
 async def _read_parts(request: web.Request, packed: Path, name: str) -> str:
     config: str | None = None
     async for part in await request.multipart():
         if not isinstance(part, BodyPartReader) or part.name not in (name, "code"):
-            raise BadInput(f"only {name} and code are expected")
+            raise Invalid(f"only {name} and code are expected")
         if part.name == "code":
             with packed.open("wb") as file:
                 async for chunk in _chunks(part, MAX_ARCHIVE_BYTES):
@@ -310,9 +310,9 @@ async def _read_parts(request: web.Request, packed: Path, name: str) -> str:
             try:
                 config = b"".join([chunk async for chunk in _chunks(part, MAX_BYTES)]).decode()
             except UnicodeDecodeError as error:
-                raise BadInput(f"{name} is not UTF-8 text: {error}") from None
+                raise Invalid(f"{name} is not UTF-8 text: {error}") from None
     if config is None or not packed.exists():
-        raise BadInput(f"{name if config is None else 'code'} is missing")
+        raise Invalid(f"{name if config is None else 'code'} is missing")
     return config
 
 
@@ -330,16 +330,16 @@ async def _body(request: web.Request) -> dict[str, Any]:
     try:
         return _object(await request.text() if request.can_read_body else "{}")
     except (LookupError, UnicodeDecodeError) as error:  # the former for an unknown charset
-        raise BadInput(f"the body is not JSON: {error}") from None
+        raise Invalid(f"the body is not JSON: {error}") from None
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
     except ValueError as error:
-        raise BadInput(f"the body is not JSON: {error}") from None
+        raise Invalid(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise BadInput("the body must be a JSON object")
+        raise Invalid("the body must be a JSON object")
     return body
 
 
