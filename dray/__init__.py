@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial as LegacyTrial
     from dray.pytorch import PyTorchTrialContext as TrialContext
     from dray.records.result import Result as Result
-    from dray.serve.handle import handle as handle
+    from dray.serve.verbs.find import handle as handle
     from dray.training.cluster_info import ClusterInfo as ClusterInfo
     from dray.training.cluster_info import TrialInfo as TrialInfo
     from dray.training.cluster_info import get_cluster_info as get_cluster_info
@@ -37,7 +37,7 @@ _HOMES = {
     "TrialInfo": "dray.training.cluster_info",
     "NoExperiment": "dray.errors",
     "get_cluster_info": "dray.training.cluster_info",
-    "handle": "dray.serve.handle",
+    "handle": "dray.serve.verbs.find",
     "import_from_path": "dray.imports",
     "probe": "dray.experiment.probe",
 }

@@ -22,7 +22,7 @@ from dray.code.archive import pack
 from dray.config.yaml_file import parsed
 from dray.errors import ConfigError, ExperimentError
 from dray.serve.client import Server, Unreachable
-from dray.serve.verbs import OnServer
+from dray.serve.verbs.on_server import OnServer
 from dray.text import one_line
 from searchers.objectives import loss_of
 

@@ -37,8 +37,9 @@ from dray.records.overview import COMPLETED
 from dray.script import Script
 from dray.serve.address import URL
 from dray.serve.client import Server
-from dray.serve.handle import handle, on_server
-from dray.serve.verbs import Handle, OnServer
+from dray.serve.verbs.find import handle, on_server
+from dray.serve.verbs.handle import Handle
+from dray.serve.verbs.on_server import OnServer
 from dray.text import counted, fields_of, size
 
 app = typer.Typer(help="Create, inspect, stop, resume and extend experiments.", no_args_is_help=True)

@@ -19,8 +19,9 @@ from dray.errors import ExperimentError, NoExperiment
 from dray.records.overview import COMPLETED
 from dray.serve.client import Server
 from dray.serve.control import Submitted
-from dray.serve.handle import on_server
-from dray.serve.verbs import Handle, OnServer
+from dray.serve.verbs.find import on_server
+from dray.serve.verbs.handle import Handle
+from dray.serve.verbs.on_server import OnServer
 from dray.text import counted
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from dray.cli.reader import last_values, read_experiment
 from dray.code.patch import MAX_PATCH_BYTES, BadPatch, decoded, read_patch
 from dray.errors import NoExperiment
 from dray.experiment import requests
-from dray.serve.handle import handle
-from dray.serve.verbs import Handle
+from dray.serve.verbs.find import handle
+from dray.serve.verbs.handle import Handle
 from dray.text import counted, printable, shown
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from dray.experiment import effects
 from dray.experiment.cleaner import CLOSE_S, Cleaner
 from dray.experiment.core import ReadLogs, RunCore
 from dray.experiment.driver import OpenSearch
-from dray.experiment.handle import results_of
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.log_policies import forbidden, printed
 from dray.experiment.notify import Notifier
 from dray.experiment.prometheus import Prometheus
 from dray.experiment.request_files import RequestFiles
+from dray.experiment.tune_handle import results_of
 from dray.experiment.workers import check_prices, prepare_workers
 from dray.groups.borrowed import BorrowedGroups, GroupServer
 from dray.groups.effects import LookAtCluster

@@ -36,8 +36,8 @@ from dray.cluster.connection import join
 from dray.config.notify import Watched
 from dray.errors import ConfigError, ExperimentError, Fault, NoExperiment
 from dray.experiment.experiment import Experiment
-from dray.experiment.handle import results_of
 from dray.experiment.run import Lent
+from dray.experiment.tune_handle import results_of
 from dray.groups.borrowed import GroupServer
 from dray.groups.on_ray import OnRay
 from dray.records.spending import totals_of

@@ -15,7 +15,7 @@ from dray.config.yaml_file import read_mapping, with_changes
 from dray.errors import ConfigError, ExperimentError
 from dray.serve.client import Server
 from dray.serve.control import Submitted
-from dray.serve.verbs import OnServer
+from dray.serve.verbs.on_server import OnServer
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig

@@ -64,7 +64,7 @@ def test_without_a_driver_a_request_waits_with_its_code(
     story: Story, dray: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story.journal.close()
-    monkeypatch.setattr("dray.serve.in_directory.InDirectory._run", lambda it: "STOPPED")
+    monkeypatch.setattr("dray.serve.verbs.in_directory.InDirectory._run", lambda it: "STOPPED")
     (tmp_path / "change.diff").write_text(PATCH)
     assert dray("t", "add", "experiment", "--patch", tmp_path / "change.diff").code == 0
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(PATCH.encode())))

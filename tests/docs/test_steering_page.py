@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dray.experiment.request_files import RequestFiles
-from dray.serve.in_directory import InDirectory
+from dray.serve.verbs.in_directory import InDirectory
 from searchers import Source
 from tests.docs.pages import blocks
 from tests.records.test_result import config, told

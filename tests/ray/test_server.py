@@ -14,7 +14,7 @@ import dray
 from dray.serve import client
 from dray.serve.client import Unreachable
 from dray.serve.control import Submitted
-from dray.serve.verbs import OnServer
+from dray.serve.verbs.on_server import OnServer
 from tests.ray.harness import STARTS_IN_S, TRIALS, attempts, descendants, journal, lines, saved_batches
 from tests.ray.scraping import scraped, values
 from tests.ray.serving import Served, copy_of, served

@@ -21,7 +21,7 @@ from dray.serve.client import Server
 from dray.serve.control import Share
 from dray.serve.refusals import Refused
 from dray.serve.submission import prepared, reject_objects, run_on_server, submit_file
-from dray.serve.verbs import OnServer
+from dray.serve.verbs.on_server import OnServer
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Served
 from tests.serve.test_api import CONFIG, model

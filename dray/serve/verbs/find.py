@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dray.errors import NoExperiment
 from dray.serve.client import Server
 from dray.serve.refusals import NotSubmitted
-from dray.serve.verbs import Handle, OnServer
+from dray.serve.verbs.handle import Handle
+from dray.serve.verbs.on_server import OnServer
 
 if TYPE_CHECKING:
     from dray.records.lookup import Name
@@ -44,7 +45,7 @@ def handle(experiment: Name, *, here: bool = False, answered: Callable[[Any], No
                 raise
         else:
             return OnServer(server, name, answered)
-    from dray.serve.in_directory import InDirectory  # numpy and pyarrow
+    from dray.serve.verbs.in_directory import InDirectory  # numpy and pyarrow
 
     return InDirectory(locate(experiment), answered, None if found is None else found[0])
 

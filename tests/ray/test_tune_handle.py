@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dray.experiment.handle import results_of
+from dray.experiment.tune_handle import results_of
 from dray.rpc.connection import Endpoint
 from searchers import ray_tune
 from searchers.ray_tune import TuneDriver
