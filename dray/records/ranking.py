@@ -6,7 +6,6 @@ import contextlib
 import gc
 import math
 import threading
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,27 @@ if TYPE_CHECKING:
     from dray.records.directory import ExperimentDirectory
 
 _SHOWN = 8
+ENOUGH = 3
+"""Trials that must have reached a rung before only those that did can be the best."""
+
+
+def trained_far_enough(lengths: Mapping[int, float], rungs: Sequence[float]) -> set[int]:
+    """The trials that have reached the highest rung that `ENOUGH` trials have reached; all, if there is none.
+
+    The lowest of many short, noisy curves is luck, and those of overfitting models rise again: among trials that were
+    trained longer, the best is better than it.
+
+    Args:
+        lengths: how far each trial trained.
+
+    >>> trained_far_enough({0: 1, 1: 3, 2: 9, 3: 3}, rungs=(1, 3, 9))
+    {1, 2, 3}
+    """
+    if len(lengths) < ENOUGH:
+        return set(lengths)
+    shortest = sorted(lengths.values())[-ENOUGH]
+    rung = max((each for each in rungs if each <= shortest), default=0)
+    return {trial for trial, length in lengths.items() if length >= rung}
 
 
 class RankedTrials:
@@ -84,10 +104,11 @@ class RankedTrials:
         return sum(states[state] for state in FAILED_STATES)
 
     def ranked(self) -> list[TrialRecord]:
-        """The trials that have validated, best first. Once repeats were compared, their trials precede those that the
-        repeats passed over, whose values are the luck of one seed; see `_contenders`. The repeats follow, and then
-        failed trials. Trials with invalid hyperparameters are left out. With several metrics, the order is by violation
-        of the constraints, front, and first objective."""
+        """The trials that have validated, best first: those that `trained_far_enough`, then the others, by their best
+        validations. Once repeats were compared, their trials precede those that the repeats passed over, whose values
+        are the luck of one seed; see `_contenders`. The repeats follow, and then failed trials. Trials with invalid
+        hyperparameters are left out. With several metrics, the order is by violation of the constraints, front, and
+        first objective."""
         with self.lock:
             if self._ranked[0] != self.version:
                 there = [each for each in self.trials.values() if each.losses and each.state != "INVALID_HP"]
@@ -97,9 +118,9 @@ class RankedTrials:
                     fronts = {trial: front for trial in order if (front := order.front_of(trial)) is not None}
 
                 finalists = compared(self._repeats, self.sign)
-                contenders = self._contenders(there, finalists)
+                contenders, trained = self._contenders(there, finalists), self._trained_far_enough(there)
 
-                def place(each: TrialRecord) -> tuple[bool, float, float, bool, tuple[float, int], float, int]:
+                def place(each: TrialRecord) -> tuple[bool, float, float, bool, tuple[float, int], bool, float, int]:
                     assert each.rank is not None
                     return (
                         each.state in FAILED_STATES,
@@ -107,6 +128,7 @@ class RankedTrials:
                         fronts.get(each.id, math.inf),
                         each.repeat is not None,
                         contenders.get(each.id, (math.inf, 0)),
+                        each.id not in trained,
                         each.rank[1],
                         each.id,
                     )
@@ -136,6 +158,21 @@ class RankedTrials:
                 assert trial.losses is not None
                 keys[trial.id] = trial.losses.values[0], len(finalists)
         return keys
+
+    def _trained_far_enough(self, trials: Sequence[TrialRecord]) -> set[int]:
+        """With several metrics, all: the front has what is best in each, however short its training."""
+        if self.is_pareto:
+            return {trial.id for trial in trials}
+        is_longer = any(record.get("max_length") is not None for record in self._extended)
+        return trained_far_enough(
+            {
+                # One that has completed was trained as far as it can be, also if it ended itself before the last rung.
+                trial.id: math.inf if trial.state == "COMPLETED" and not is_longer else trial.last_step
+                for trial in trials
+                if trial.is_eligible and trial.repeat is None
+            },
+            self.rungs,
+        )
 
     def value_of(self, trial: TrialRecord) -> float | None:
         """The value that ranks a trial: the mean of its repeats if they have been compared, else its own best."""
@@ -189,12 +226,12 @@ class RankedTrials:
         """The best eligible trial; with several metrics, the best in the first objective."""
         return next((trial for trial in self.ranked()[:1] if trial.is_eligible), None)
 
-    def best_of_longest(self) -> TrialRecord | None:
-        """The best of the eligible trials that trained the longest, by rungs: of two that reached the last rung, the
-        one that passed it by a second more, before it validated, did not train longer."""
-        eligible = self.eligible()
-        lengths = [bisect_right(self.rungs, trial.last_step) if self.rungs else trial.last_step for trial in eligible]
-        return eligible[lengths.index(max(lengths))] if lengths else None
+    def lowest(self) -> TrialRecord | None:
+        """The eligible trial with the best single validation, however short its training; None if it is the best one,
+        or if there are several metrics."""
+        own = [trial for trial in self.eligible() if trial.repeat is None]
+        lowest = min(own, key=lambda trial: (trial.rank, trial.id), default=None)
+        return None if lowest is None or self.is_pareto or lowest is self.best() else lowest
 
     @property
     def varying(self) -> list[str]:

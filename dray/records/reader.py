@@ -369,6 +369,7 @@ class ExperimentReader(RankedTrials):
 
     def overview(self) -> Overview:
         best, failed, budget = self.best(), self.num_failed, self._budget_now()
+        lowest = self.lowest()
         live = [trial for trial in self.trials.values() if not trial.has_ended]
         lost = self.lost_records()
         done = self._done or self._why or ("completed" if self._ended else "")
@@ -399,6 +400,8 @@ class ExperimentReader(RankedTrials):
             best_metric=None if best is None else self.value_of(best),
             best_trial=None if best is None else best.id,
             best_by=None if best is None else self.valued_by(best),
+            lowest_metric=None if lowest is None else lowest.best_metric,
+            lowest_trial=None if lowest is None else lowest.id,
             front=self.front() or None,
             began=self._began,
             last=self._last,
