@@ -82,10 +82,10 @@ class RankedTrials:
 
     @property
     def rungs(self) -> tuple[float, ...]:
-        """The rungs of the search, in the searcher's unit; () for a custom search method."""
-        from dray.config.search import rungs_of
-
+        """The rungs of the search, in the searcher's unit; () if they are not known."""
         if self._rungs is None:
+            from dray.config.search import rungs_of
+
             self._rungs = rungs_of(self.config)
         return self._rungs
 

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from dray.records.directory import ExperimentDirectory
 
 
+def _rungs_in(record: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """The rungs after a record. Journals of earlier versions have none: then the config is parsed, which takes long."""
+    return None if record.get("rungs") is None else tuple(record["rungs"])
+
+
 class Alert(TypedDict):
     """What people were told."""
 
@@ -228,7 +233,7 @@ class ExperimentReader(RankedTrials):
             self.is_end_told = event == "alert" and bool(self._done or self._ended)
         match event:
             case "start":
-                self._points = record.get("points")
+                self._points, self._rungs = record.get("points"), _rungs_in(record)
             case "started":
                 trial = self.trials[record["trial"]]
                 if trial.drawn is None:
@@ -270,7 +275,7 @@ class ExperimentReader(RankedTrials):
                 self._done = self._ended = ""
                 self._requested += record.get("trial") is None  # else a trial was to stop
             case "extended":
-                self._done, self._ended, self._config, self._rungs = "", "", None, None
+                self._done, self._ended, self._config, self._rungs = "", "", None, _rungs_in(record)
                 self._time_left.reset()
                 self._extended.append(record)
                 self._max_trials = record.get("max_trials") or self._max_trials
