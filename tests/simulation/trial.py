@@ -3,20 +3,22 @@ through the host and the saver that ship. Only what needs torch, or changes the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+from dray.code.factory import FromDirectory
 from dray.core import DistributedContext
 from dray.hosts import current_host
 from dray.imports import is_installed
 from dray.leases import failure
-from dray.leases.messages import Departure
 from dray.rpc.calls import PeerUnreachable
 from dray.rpc.connection import Connection
 from dray.training.checkpoint.checkpointer import Saver
@@ -29,8 +31,8 @@ from dray.worker import hang, serve
 from dray.worker import trial as worker_trial
 from dray.worker.host import RayHost
 from dray.worker.log.trial_log import TrialLog
-from dray.worker.ranks import Place
-from dray.worker.spec import ExperimentSpec, WorkerSpec
+from dray.worker.ranks import Place, Ranks
+from dray.worker.spec import WorkerSpec
 from tests.simulation.kernel import Process
 
 BIG = 1 << 30
@@ -47,10 +49,17 @@ class OwnProcess:
         return trial(), []
 
 
-def run_in_place(program: Any, code: Any, lease: Any, *given: Any, is_reused: bool) -> Departure:
-    """In place of `run_trial`: simulated processes share their output."""
-    log = TrialLog(worker_trial.log_path(lease, 0), -1, flush=lambda: None)
-    return worker_trial.run_logged(program, code, lease, *given, log, is_reused=is_reused)
+@contextlib.contextmanager
+def _joined(ranks: Ranks, place: Place, meet: Callable[[tuple[str, int]], object]) -> Iterator[None]:
+    """In place of `dray.worker.process_group.joined`, which changes the process."""
+    meet((place.ip, 1))
+    yield
+
+
+@contextlib.contextmanager
+def _logged(path: Path, secrets: object) -> Iterator[TrialLog]:
+    """In place of `redirect_output`: simulated processes share their output."""
+    yield TrialLog(path, -1, flush=lambda: None)
 
 
 class Trials:
@@ -175,13 +184,8 @@ class _Training:
         return Outcome(stop=stop)
 
 
-def load(spec: ExperimentSpec) -> serve.Loaded:
-    """In place of `dray.worker.serve._load`: the code of simulated experiments is `Trials`."""
-    return serve.Loaded(spec, Trials, None)  # type: ignore[arg-type]
-
-
 def work(spec: WorkerSpec, *, machine: str, lost: Callable[[Process, Exception], None]) -> None:
-    """The main thread of a worker process, like `dray.worker.entry` and `dray.worker.serve.serve`.
+    """The main thread of a worker process, like `dray.worker.entry`.
 
     Args:
         machine: where it runs.
@@ -191,9 +195,8 @@ def work(spec: WorkerSpec, *, machine: str, lost: Callable[[Process, Exception],
     try:
         desk = Connection(spec.desk)
         desk.tell("arrived", spec.owner, spec.group, spec.start, machine, "", "CPU")
-        loaded = None if spec.experiment is None else load(spec.experiment)
-        place, ranks = Place(machine, machine), DistributedContext()
-        serve.serve_joined(spec, desk, loaded, ranks, place, OwnProcess(), run_in_place)  # type: ignore[arg-type]
+        alone = Ranks(world_rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, num_nodes=1)
+        serve.serve(spec, alone, Place(machine, machine), desk)
         desk.close()
         time.sleep(5.0)  # what is sent arrives
     except PeerUnreachable as error:
@@ -207,12 +210,27 @@ def _current() -> Process:
     return Primitive.kernel.current.process
 
 
-def replaced(trials: Trials) -> dict[Any, dict[str, Any]]:
-    """What a schedule replaces in dray, by module."""
-    watchdog = SimpleNamespace(dump_traceback_later=lambda *_, **__: None, cancel_dump_traceback_later=lambda: None)
+def replaced(trials: Trials, root: Path) -> dict[Any, dict[str, Any]]:
+    """What a schedule replaces in dray, by module. `root`: Ray's directory."""
+
+    def nothing(*_: Any, **__: Any) -> None:
+        """It changes the process."""
+
+    watchdog = SimpleNamespace(dump_traceback_later=nothing, cancel_dump_traceback_later=nothing)
+    here = SimpleNamespace(get_temp_dir=lambda: root, get_session_name=lambda: "session")
+    ranks = SimpleNamespace(from_torch_distributed=lambda address: DistributedContext())
     return {
-        worker_trial: {"train_class": trials.train},
-        serve: {"_load": load},
+        worker_trial: {"train_class": trials.train, "redirect_output": _logged},
+        serve: {
+            "os": SimpleNamespace(chdir=nothing, environ={"MASTER_ADDR": ""}),
+            "gc": SimpleNamespace(enable=nothing),
+            "ray": SimpleNamespace(get_runtime_context=lambda: here),
+            "core": SimpleNamespace(DistributedContext=ranks),
+            "joined": _joined,
+            "settings_now": nothing,
+            "ProcessSnapshot": lambda **_: OwnProcess(),
+        },
+        FromDirectory: {"place": nothing, "__call__": lambda self: Trials},
         failure: {"is_installed": functools.cache(is_installed)},
         hang: {"faulthandler": watchdog},
     }

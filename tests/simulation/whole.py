@@ -244,7 +244,7 @@ class World(Trials):
 
     def _replaced(self) -> dict[Any, dict[str, Any]]:
         return {
-            **replaced(self),
+            **replaced(self, self.root),
             experiments: {"Display": Quiet},
             ray_output: {"redirect_ray_output": lambda path: contextlib.nullcontext()},
             connection: {"connect": lambda address: contextlib.nullcontext(self._cluster)},
