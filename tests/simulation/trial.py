@@ -14,13 +14,16 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+from dray import core
 from dray.code.factory import FromDirectory
 from dray.core import DistributedContext
+from dray.core import context as core_context
 from dray.hosts import current_host
 from dray.imports import is_installed
 from dray.leases import failure
 from dray.rpc.calls import PeerUnreachable
 from dray.rpc.connection import Connection
+from dray.script import Script
 from dray.training.checkpoint.checkpointer import Saver
 from dray.training.checkpoint.files import Contents, read_progress
 from dray.training.host import Report
@@ -29,7 +32,7 @@ from dray.training.plan import Plan
 from dray.training.progress import Progress
 from dray.worker import hang, serve
 from dray.worker import trial as worker_trial
-from dray.worker.host import RayHost
+from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.log.trial_log import TrialLog
 from dray.worker.ranks import Place, Ranks
 from dray.worker.spec import WorkerSpec
@@ -77,6 +80,10 @@ class Trials:
     def loss(self, host: RayHost, batches: int) -> float:
         return 1 / (1 + batches)
 
+    def is_program(self, code: Path) -> bool:
+        """Whether this directory contains a program, and no class."""
+        return False
+
     def check(self, host: RayHost) -> None:
         """Raise an error for invalid hyperparameters."""
 
@@ -101,6 +108,38 @@ class Trials:
         host = current_host()
         assert isinstance(host, RayHost)
         _Training(self, host, latest_checkpoint).run()
+
+
+class Program(Script):
+    """A program with a loop of its own, written with the core API."""
+
+    trials: Trials
+
+    def run(self, directory: Path) -> None:
+        trials, host = self.trials, current_host()
+        assert isinstance(host, RayProgramHost)
+        trials.check(host)
+        with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as context:
+            at = 0
+            if host.latest_checkpoint is not None:
+                with context.checkpoint.restore_path(host.latest_checkpoint) as path:
+                    at = int((path / "weights").read_text())
+            trials.begins(host, Progress(batches=at))
+            saved = at
+            for operation in context.searcher.operations():
+                while at < operation.length and not context.preempt.should_preempt():
+                    time.sleep(trials.batch_s)
+                    trials.fail(host, at + 1)
+                    at += 1
+                    context.train.report_training_metrics(at, {"loss": 0.5})
+                if at > saved:
+                    with context.checkpoint.store_path({"steps_completed": at}) as (path, _):
+                        (path / "weights").write_text(str(at))
+                    saved = at
+                if at < operation.length:
+                    return
+                operation.report_completed(trials.loss(host, at))
+                trials.answered(host, at)
 
 
 class _Training:
@@ -216,11 +255,19 @@ def replaced(trials: Trials, root: Path) -> dict[Any, dict[str, Any]]:
     def nothing(*_: Any, **__: Any) -> None:
         """It changes the process."""
 
+    @contextlib.contextmanager
+    def use_info(info: core.ClusterInfo) -> Iterator[None]:
+        """Simulated processes share modules."""
+        infos[_current().pid] = info
+        yield
+
+    program = type("OfTrials", (Program,), {"trials": trials})(command="python train.py", file="train.py")
+    infos: dict[int, core.ClusterInfo] = {}
     watchdog = SimpleNamespace(dump_traceback_later=nothing, cancel_dump_traceback_later=nothing)
     here = SimpleNamespace(get_temp_dir=lambda: root, get_session_name=lambda: "session")
     ranks = SimpleNamespace(from_torch_distributed=lambda address: DistributedContext())
     return {
-        worker_trial: {"train_class": trials.train, "redirect_output": _logged},
+        worker_trial: {"train_class": trials.train, "redirect_output": _logged, "use_cluster_info": use_info},
         serve: {
             "os": SimpleNamespace(chdir=nothing, environ={"MASTER_ADDR": ""}),
             "gc": SimpleNamespace(enable=nothing),
@@ -230,7 +277,11 @@ def replaced(trials: Trials, root: Path) -> dict[Any, dict[str, Any]]:
             "settings_now": nothing,
             "ProcessSnapshot": lambda **_: OwnProcess(),
         },
-        FromDirectory: {"place": nothing, "__call__": lambda self: Trials},
+        core_context: {"get_cluster_info": lambda: infos.get(_current().pid)},
+        FromDirectory: {
+            "place": lambda self: root if trials.is_program(Path(self.directory)) else None,
+            "__call__": lambda self: program if trials.is_program(Path(self.directory)) else Trials,
+        },
         failure: {"is_installed": functools.cache(is_installed)},
         hang: {"faulthandler": watchdog},
     }

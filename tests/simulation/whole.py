@@ -347,6 +347,9 @@ class World(Trials):
     def _experiment_of(self, host: RayHost) -> Experiment:
         return self.experiments[host.lease.trial_dir.parent.name]
 
+    def is_program(self, code: Path) -> bool:
+        return self.experiments[code.relative_to(self.root).parts[0]].setup.program
+
     def plan(self, host: RayHost) -> Plan:
         setup, length = self._experiment_of(host).setup, host.max_length
         assert length is not None
@@ -523,7 +526,8 @@ class World(Trials):
     # ------------------------------------------------------------------ the end
     def _check_end(self) -> None:
         for experiment in self.experiments.values():
-            is_exact = not self._drawn.faults and not experiment.facts.requests and not experiment.setup.extensions
+            setup = experiment.setup
+            is_exact = not (self._drawn.faults or experiment.facts.requests or setup.extensions or setup.program)
             if not experiment.facts.given_up and "power" not in self._kinds:
                 experiment.facts.check_checkpoints(is_exact=is_exact)
             experiment.facts.check_end(experiment.waiting(), is_extended=bool(experiment.setup.extensions))
