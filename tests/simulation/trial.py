@@ -24,6 +24,7 @@ from dray.leases import failure
 from dray.rpc.calls import PeerUnreachable
 from dray.rpc.connection import Connection
 from dray.script import Script
+from dray.storage.errors import is_full
 from dray.training.checkpoint.checkpointer import Saver
 from dray.training.checkpoint.files import Contents, read_progress
 from dray.training.host import Report
@@ -240,6 +241,10 @@ def work(spec: WorkerSpec, *, machine: str, lost: Callable[[Process, Exception],
         time.sleep(5.0)  # what is sent arrives
     except PeerUnreachable as error:
         lost(process, error)
+    except OSError as error:
+        if is_full(error) is None:
+            raise
+        raise SystemExit(1) from None  # as from `dray.worker.entry.serve_leases`
 
 
 def _current() -> Process:
