@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from searchers import Action, Create, Event, Exited, Reported, Space, Stop
 from searchers.domains import Categorical, build, parameters
-from searchers.numeric import Int, Log
+from searchers.numeric_domains import Int, Log
 
 if TYPE_CHECKING:
     import optuna

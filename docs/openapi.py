@@ -47,7 +47,7 @@ TRIAL = {"type": "string", "description": "the JSON of the body, without patch"}
 IN_PATHS: dict[str, dict[str, Any]] = {
     "name": {"type": "string", "description": "the name of the experiment's directory"},
     "trial": {"type": "integer", "minimum": 0},
-    "trial|best": {"type": ["integer", "string"], "minimum": 0, "pattern": "^best$"},
+    "POST trial": {"type": ["integer", "string"], "minimum": 0, "pattern": "^best$"},
     "variant": {"type": "string", "description": "the code of a trial"},
     "path": {"type": "string", "description": "the path of a file in the code, with /"},
     "kind": {"type": "string", "enum": list(KINDS)},
@@ -109,8 +109,8 @@ def _json(schema: Any) -> dict[str, Any]:
 def _operation(method: str, path: str, handler: Any, schemas: Schemas) -> dict[str, Any]:
     takes = typing.get_type_hints(handler, include_extras=True)
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": IN_PATHS["trial|best" if "best" in form else name]}
-        for name, form in re.findall(r"\{(\w+)([^/]*)\}(?=/|$)", path)
+        {"name": name, "in": "path", "required": True, "schema": IN_PATHS.get(f"{method} {name}", IN_PATHS[name])}
+        for name in re.findall(r"\{(\w+)\}", path)
     ]
     if query := takes.get("query"):
         schema = _of_model(query)

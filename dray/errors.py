@@ -69,6 +69,10 @@ class NoExperiment(LookupError):
     """There is no such experiment, trial or checkpoint, or several match; the message lists these."""
 
 
+class Invalid(ValueError):
+    """What was asked for is invalid, or can't be carried out; the message is one line."""
+
+
 class ExperimentError(RuntimeError):
     """A search began and failed; the message is for the user, without a traceback."""
 

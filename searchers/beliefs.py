@@ -28,7 +28,7 @@ from scipy.special import expit, ndtr, ndtri
 
 from searchers.domains import Categorical, Const, Nested, same
 from searchers.errors import Faults, FieldError, did_you_mean
-from searchers.numeric import Int, Log, is_number
+from searchers.numeric_domains import Int, Log, is_number
 from searchers.rung_process import Array, Results
 from searchers.samplers import Prior
 from searchers.space import Space

@@ -21,7 +21,7 @@ from typing import Any
 
 from searchers.errors import SHOWN, Faults, did_you_mean
 from searchers.grids import Points, chained, crossed
-from searchers.numeric import Double, Int, Log
+from searchers.numeric_domains import Double, Int, Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ import numpy as np
 
 from searchers.domains import Categorical, numbers_of, parameters
 from searchers.events import Event, Exited, Reported
-from searchers.numeric import Double, Int, Log
+from searchers.numeric_domains import Double, Int, Log
 from searchers.space import Space
 from searchers.unit_cube import Array, UnitCube
 

@@ -12,7 +12,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from searchers.domains import Categorical, Nested, build, numbers_of, parameters
-from searchers.numeric import Double, Int, Log
+from searchers.numeric_domains import Double, Int, Log
 from searchers.space import Space
 
 _MAX_DISCRETE_STEPS = 16  # a number with more steps is continuous for TPE

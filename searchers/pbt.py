@@ -39,7 +39,7 @@ from searchers.events import (
     assert_never,
 )
 from searchers.method import MAX_RUNGS, Fields, check_extension
-from searchers.numeric import Double, Int, Log
+from searchers.numeric_domains import Double, Int, Log
 from searchers.objectives import loss_of
 from searchers.slots import TrialSlots
 from searchers.space import Space

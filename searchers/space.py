@@ -27,7 +27,7 @@ from typing import Any, cast
 from searchers.domains import Categorical, Const, Domain, Nested
 from searchers.errors import SHOWN, Faults, SpaceError, did_you_mean
 from searchers.grids import Points
-from searchers.numeric import Double, Int, Log, is_number
+from searchers.numeric_domains import Double, Int, Log, is_number
 from searchers.records import FLOAT, hparams_from_json, hparams_to_json
 
 _MAX_INT = 2**63

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from searchers.domains import Categorical, build, numbers_of, parameters
-from searchers.numeric import Double, Int, Log
+from searchers.numeric_domains import Double, Int, Log
 from searchers.space import Space
 
 Array = npt.NDArray[np.float64]

@@ -31,11 +31,11 @@ from dray.agents.answers import MOST_BYTES, plain_text
 from dray.agents.tools import Tools
 from dray.code.archive import pack
 from dray.config.yaml_file import read_mapping, with_changes
-from dray.errors import ConfigError, NoExperiment
+from dray.errors import ConfigError, Invalid, NoExperiment
 from dray.serve.auth import host_names
 from dray.serve.client import Server, Unreachable
 from dray.serve.control import Submitted
-from dray.serve.refusals import Invalid, Refused, WrongState
+from dray.serve.refusals import Refused, WrongState
 from dray.storage import StorageError
 
 INSTRUCTIONS = (

@@ -17,11 +17,10 @@ import yaml
 
 from dray.agents import docs
 from dray.agents.answers import MOST_BYTES, answer, figure
-from dray.errors import ConfigError
+from dray.errors import ConfigError, Invalid
 from dray.records.thinning import LEAST, thinned
 from dray.serve.client import END, WAIT_S, Server
 from dray.serve.control import ACTIVE, Submitted
-from dray.serve.refusals import Invalid
 from dray.serve.submission import submit_file
 from dray.serve.verbs.on_server import OnServer
 from dray.storage.disk import scratch

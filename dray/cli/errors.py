@@ -18,16 +18,16 @@ import typer
 
 from dray.code.startup_hook import HOOK, StartupHookFailed
 from dray.environment import TRACEBACK
-from dray.errors import RAY, ConfigError, ExperimentError, FoundInTraining, NoExperiment
+from dray.errors import RAY, ConfigError, ExperimentError, FoundInTraining, Invalid, NoExperiment
 from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
 from dray.leases.failure import has_users_frames, is_drays_file, is_users_file, users_line, users_traceback
 from dray.script import ScriptFailed
-from dray.serve.refusals import Invalid, Refused, WrongState
+from dray.serve.refusals import Refused, WrongState
 from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
 from dray.text import one_line, printable
 from dray.training.errors import SearcherMetricError
-from searchers.errors import DamagedFile, IllegalEvent, JournalError
+from searchers.errors import DamagedFile, JournalError
 
 FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
 EXTRAS = {"mcp": "mcp", "mcp_types": "mcp", "anyio": "mcp"}
@@ -96,9 +96,7 @@ def handle_errors() -> Iterator[None]:
         yield
     except (FoundInTraining, SearcherMetricError, ExperimentError, StorageError, StorageFull, Refused) as error:
         raise typer.Exit(_print_error(str(error), FAILED)) from None
-    except (
-        ConfigError, NoExperiment, Invalid, WrongState, BadUse, DamagedFile, IllegalEvent, JournalError
-    ) as error:  # fmt: skip
+    except (ConfigError, NoExperiment, Invalid, WrongState, BadUse, DamagedFile, JournalError) as error:
         raise typer.Exit(_print_error(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:
         raise typer.Exit(_print_error(f"{HOOK} {error}", BAD_INPUT)) from None

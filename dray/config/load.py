@@ -28,7 +28,7 @@ from searchers.auto import DIVISOR
 from searchers.convert import from_optuna, from_ray_tune
 from searchers.domains import Categorical, Nested, ranges
 from searchers.errors import FieldError
-from searchers.numeric import Log
+from searchers.numeric_domains import Log
 from searchers.rows import unreadable
 from searchers.space import plain
 

@@ -21,7 +21,7 @@ from dray.script import Script
 from dray.training.plan import FIRST_TRACED, window_fault
 from searchers.domains import Categorical, Const
 from searchers.errors import FieldError, did_you_mean
-from searchers.numeric import Int
+from searchers.numeric_domains import Int
 from searchers.space import parse
 
 #: Fields that need another one.

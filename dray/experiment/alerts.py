@@ -1,4 +1,5 @@
-"""Decides what people are told about an experiment while it runs: trials that fail, no gain, a budget nearly spent.
+"""Decides what people are told about an experiment while it runs: trials that fail, no gain, a budget nearly spent. The
+text about its end is here too; `dray.experiment.notify` sends both.
 
 Pure, without a clock: it follows from the journal, and from the limits that the driver keeps anyway. An alert is a
 record of the journal, written together with its cause, and another record says that it was sent. So another driver
@@ -11,10 +12,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from dray.config.notify import AlertKind, Watched
+from dray.config.notify import AlertKind, Outcome, Watched
 from dray.experiment.limits import Limits
 from dray.records.logs import kind_of, short_error, where
-from dray.text import counted
+from dray.records.overview import Overview
+from dray.text import counted, one_line
 
 _Due: TypeAlias = tuple[AlertKind, float | None, Any, str]
 """What is due: its kind, its level, what distinguishes it from others of that kind, and its text."""
@@ -90,3 +92,13 @@ class Alerts:
             if share <= limits.share < 1:
                 text = f"{limits.share:.0%} of the budget is spent: {limits.usage}"
                 yield "budget", share, sorted(limits.totals.items()), text
+
+
+def end_text(seen: Overview, state: Outcome, error: str = "") -> str:
+    parts = [state, seen.reason, one_line(error)]
+    if seen.best_metric is not None:
+        by = "" if seen.best_by == "one seed" else f", {seen.best_by}"
+        parts.append(f"best {seen.metric} {seen.best_metric:.5g} (trial {seen.best_trial}{by})")
+    if seen.failed:
+        parts.append(f"{seen.failed} of {counted(seen.trials, 'trial')} failed")
+    return "; ".join(filter(None, parts))

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
 
 from dray.config.notify import Notify, Outcome
+from dray.experiment.alerts import end_text
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import number_of
-from dray.records.overview import Overview
-from dray.text import counted, cut, one_line, printable
+from dray.text import cut, one_line, printable
 from searchers.errors import DamagedFile, JournalError
 from searchers.journal import Journal
 
@@ -40,21 +40,7 @@ log = logging.getLogger(__name__)
 def message(where: ExperimentDirectory, kind: str, text: str, **more: Any) -> dict[str, Any]:
     """What receivers get about an experiment."""
     number, name = number_of(where.path), where.path.name
-    return _message(name if number is None else f"{number}: {name}", name, kind, text, more)
-
-
-def end_message(seen: Overview, state: Outcome, error: str = "") -> dict[str, Any]:
-    """What receivers get about an experiment's end."""
-    parts = [state, seen.reason, one_line(error)]
-    if seen.best_metric is not None:
-        by = "" if seen.best_by == "one seed" else f", {seen.best_by}"
-        parts.append(f"best {seen.metric} {seen.best_metric:.5g} (trial {seen.best_trial}{by})")
-    if seen.failed:
-        parts.append(f"{seen.failed} of {counted(seen.trials, 'trial')} failed")
-    return _message(seen.label, seen.name, state, "; ".join(filter(None, parts)), {})
-
-
-def _message(label: str, name: str, kind: str, text: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    label = name if number is None else f"{number}: {name}"
     words = f"experiment {label}{'' if kind in get_args(Outcome) else ':'} {text}"
     told = {"experiment": name, "event": kind, "text": cut(printable(words), MAX_TEXT), "time": time.time()}
     return {**told, **{field: value for field, value in more.items() if value is not None}}
@@ -246,10 +232,10 @@ class Notifier:
             return
         if is_told and alerts[-1]["event"] == state != "stopped":
             return
-        told, number = end_message(seen, state, error), 1 + max((each["id"] for each in alerts), default=-1)
-        text = told["text"].partition(f"{seen.label} ")[2]
+        text, number = cut(end_text(seen, state, error), MAX_TEXT), 1 + max((each["id"] for each in alerts), default=-1)
         self._note({"event": "alert", "id": number, "kind": state, "level": None, "key": "", "text": text})
-        self._courier.send(lambda: {**told, "id": number}, functools.partial(self._sent, number))
+        make = functools.partial(message, self._directory, state, text, id=number)
+        self._courier.send(make, functools.partial(self._sent, number))
         self._courier.wait(END_S)
 
     def _sent(self, number: int, fault: str) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from typing_extensions import NotRequired, TypedDict
 
 from dray.code.trial_import import Importer, import_in_new_process
-from dray.errors import NoExperiment
+from dray.errors import Invalid
 from dray.experiment import variants
 from dray.experiment.request_files import DIRECTORY
 from dray.private import replaced
@@ -31,7 +31,7 @@ from dray.records.trial_record import flatten
 from dray.storage.disk import sync_folder
 from dray.text import shown
 from dray.training.units import amount
-from searchers.errors import IllegalEvent, SpaceError
+from searchers.errors import SpaceError
 from searchers.events import Requested, Source
 from searchers.journal import Journal
 from searchers.records import hparams_from_json, request_to_json
@@ -105,7 +105,7 @@ class Decided(TypedDict):
 class Trials:
     """Forks, adds and stops trials of an experiment in a directory: asks its driver, or the next one.
 
-    All raise `IllegalEvent` if the request makes no sense or the search rejects it.
+    All raise `Invalid` if the request makes no sense or the search rejects it.
 
     Args:
         answered: called with each decision, also if the experiment then fails in this process.
@@ -160,11 +160,11 @@ class Trials:
 
 
 def decision(found: Mapping[str, Any] | None) -> Decided:
-    """What an answer says. Raises `IllegalEvent` if the search has rejected the request."""
+    """What an answer says. Raises `Invalid` if the search has rejected the request."""
     if found is None:
         return {"trial": None}
     if "error" in found:
-        raise IllegalEvent(found["error"])
+        raise Invalid(found["error"])
     action = next(action for action in found["actions"] if action["action"] in ("create", "stop"))
     return cast("Decided", {name: value for name, value in action.items() if name != "action"})
 
@@ -182,7 +182,7 @@ def told(new: Mapping[str, Any]) -> str:
 
 
 def fork(reader: ExperimentReader, trial: int | str, at: str, hparams: Mapping[str, Any]) -> Requested:
-    """The request of a fork. Raises `IllegalEvent` if there is no such checkpoint or hyperparameter."""
+    """The request of a fork. Raises `Invalid` if there is no such checkpoint or hyperparameter."""
     return _new(reader, hparams, source_of(reader, trial, at))
 
 
@@ -201,11 +201,11 @@ def add(
         code: a directory; the trial runs the code in it.
 
     Raises:
-        IllegalEvent: there is no such hyperparameter, or the code can't be used.
+        Invalid: there is no such hyperparameter, or the code can't be used.
     """
     request = _new(reader, hparams)
     if patch is not None and code is not None:
-        raise IllegalEvent("give a patch or a directory of code, not both")
+        raise Invalid("give a patch or a directory of code, not both")
     if patch is not None:
         return replace(request, code=variants.from_patch(reader.directory, patch, importer))
     if code is not None:
@@ -214,10 +214,10 @@ def add(
 
 
 def stop(reader: ExperimentReader, trial: int | str) -> Requested:
-    """The request that a trial stops. Raises `IllegalEvent` if there is no such trial, or it has ended."""
+    """The request that a trial stops. Raises `Invalid` if there is no such trial, or it has ended."""
     record = _trial(reader, trial)
     if record.has_ended:
-        raise IllegalEvent(f"trial {record.id} has ended: it is {record.state}")
+        raise Invalid(f"trial {record.id} has ended: it is {record.state}")
     return Requested(id=new_id(), trial=record.id)
 
 
@@ -226,25 +226,22 @@ def _new(reader: ExperimentReader, hparams: Mapping[str, Any], source: Source | 
     try:
         given = reader.config.space.given(hparams)
     except SpaceError as error:
-        raise IllegalEvent(str(error)) from None
+        raise Invalid(str(error)) from None
     size = given.get("global_batch_size", 1)
     if not isinstance(size, int) or size < 1:
-        raise IllegalEvent(f"hyperparameters.global_batch_size: must be an integer >= 1, got {size}")
+        raise Invalid(f"hyperparameters.global_batch_size: must be an integer >= 1, got {size}")
     _reject_lost_records(reader)
     return Requested(id=new_id(), source=source, hparams=given)
 
 
 def _reject_lost_records(reader: ExperimentReader) -> None:
     if lost := reader.lost_records():
-        raise IllegalEvent(lost)
+        raise Invalid(lost)
 
 
 def _trial(reader: ExperimentReader, trial: int | str) -> TrialRecord:
     _reject_lost_records(reader)
-    try:
-        return reader.trial(trial)
-    except NoExperiment as error:
-        raise IllegalEvent(str(error)) from None
+    return reader.trial(trial)
 
 
 def source_of(reader: ExperimentReader, trial: int | str, at: str = "best") -> Source:
@@ -254,21 +251,21 @@ def source_of(reader: ExperimentReader, trial: int | str, at: str = "best") -> S
         at: "best", that of its best validation; "last" of those that are kept, or "latest"; or a number of batches.
 
     Raises:
-        IllegalEvent: there is no such checkpoint with a validation.
+        Invalid: there is no such checkpoint with a validation.
     """
     record = _trial(reader, trial)
     trial = record.id
     store = reader.directory.store(trial)
     validated = sorted(batches for batches, _ in store.listed() if batches in record.at and store.is_complete(batches))
     if not validated:
-        raise IllegalEvent(f"trial {trial} has no checkpoint with a validation yet")
+        raise Invalid(f"trial {trial} has no checkpoint with a validation yet")
     if at.isdigit() and int(at) not in validated:
         has = f"it has validated checkpoints at batches {', '.join(map(str, validated))}"
-        raise IllegalEvent(f"trial {trial} has no checkpoint at batch {at} with a validation; {has}")
+        raise Invalid(f"trial {trial} has no checkpoint at batch {at} with a validation; {has}")
     try:
         batches = store.batches_of(choose(reader.directory, record, validated[-1] if at in LAST else at))
     except NoCheckpoint as error:
-        raise IllegalEvent(str(error)) from None
+        raise Invalid(str(error)) from None
     match reader.config.searcher.unit:
         case "batches":
             step: float = batches
@@ -279,11 +276,11 @@ def source_of(reader: ExperimentReader, trial: int | str, at: str = "best") -> S
         case "records":
             step = batches * int(record.hparams.get("global_batch_size", 1))
         case unit:
-            raise IllegalEvent(f"trials whose length is measured by a metric ({unit}) can't be forked")
+            raise Invalid(f"trials whose length is measured by a metric ({unit}) can't be forked")
     if reader.rungs and step >= reader.rungs[-1]:
         # The search checks this too, but an experiment that has ended would run for it.
         length = amount(f"{reader.rungs[-1]:.10g}", reader.config.searcher.unit)
-        raise IllegalEvent(
+        raise Invalid(
             f"nothing is left to train after batch {batches} of trial {trial}: the searcher's max_length is {length}; "
             "extend the search, or begin from an earlier checkpoint"
         )

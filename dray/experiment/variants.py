@@ -24,13 +24,12 @@ from dray.code.load import check_entrypoint_file
 from dray.code.startup_hook import HOOK
 from dray.code.trial_import import Importer, import_in_new_process
 from dray.config.entrypoint import ClassName
-from dray.errors import ConfigError
+from dray.errors import ConfigError, Invalid
 from dray.experiment.isolation_check import import_in_sandbox
 from dray.records.directory import CODE_ID_LENGTH, DIFF, ExperimentDirectory
 from dray.records.secrets import hide_in, with_secrets
 from dray.storage.disk import force_to_disk
 from dray.text import one_line
-from searchers.errors import IllegalEvent
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -49,7 +48,7 @@ def from_patch(directory: ExperimentDirectory, patch: str, importer: Importer = 
         The variant's name, for `Requested.code`.
 
     Raises:
-        IllegalEvent: the patch does not apply, leaves the directory, is too large, or its code can't be used.
+        Invalid: the patch does not apply, leaves the directory, is too large, or its code can't be used.
     """
     _check_can_change(directory)
     base = _own(directory.code)
@@ -68,7 +67,7 @@ def from_patch(directory: ExperimentDirectory, patch: str, importer: Importer = 
     try:
         changed = patches.apply(patch, read)
     except patches.BadPatch as error:
-        raise IllegalEvent(str(error)) from None
+        raise Invalid(str(error)) from None
     with _new(directory) as tree:
         base.copy(tree)
         for name, content in changed.items():
@@ -78,7 +77,7 @@ def from_patch(directory: ExperimentDirectory, patch: str, importer: Importer = 
                 if error.errno not in _IMPOSSIBLE:
                     raise
                 what = f"the patch is about {name!r:.100}, which can't be a file: {error.strerror}"
-                raise IllegalEvent(what) from None
+                raise Invalid(what) from None
         return _stored(directory, tree, importer)
 
 
@@ -98,11 +97,11 @@ def from_directory(directory: ExperimentDirectory, code: Path, importer: Importe
     """Store another directory of code, as `from_patch`."""
     _check_can_change(directory)
     if not code.is_dir():
-        raise IllegalEvent(f"no such directory: {code}; give the directory with the variant's code")
+        raise Invalid(f"no such directory: {code}; give the directory with the variant's code")
     try:
         found = code_of(code, leave_out=directory.path, field="code")
     except ConfigError as error:
-        raise IllegalEvent("; ".join(what for _, what in error.faults)) from None
+        raise Invalid("; ".join(what for _, what in error.faults)) from None
     with _new(directory) as tree:
         found.copy(tree)
         return _stored(directory, tree, importer)
@@ -111,7 +110,7 @@ def from_directory(directory: ExperimentDirectory, code: Path, importer: Importe
 def _check_can_change(directory: ExperimentDirectory) -> None:
     if directory.config().entrypoint is None or not directory.has_code:
         what = "its class is from a script or a notebook; create it with an entrypoint and model_dir"
-        raise IllegalEvent(f"{directory.path.name} has no code that a trial can change: {what}")
+        raise Invalid(f"{directory.path.name} has no code that a trial can change: {what}")
 
 
 def _own(code: Path) -> Code:
@@ -138,12 +137,12 @@ def _stored(directory: ExperimentDirectory, tree: Path, importer: Importer) -> s
     hide_in(tree, config.secrets)
     base, found = _own(directory.code), _own(tree)
     if found.size > MAX_CODE_BYTES or len(found.folders) + len(found.files) + len(found.links) >= MAX_FILES:
-        raise IllegalEvent(f"the variant has more than {MAX_CODE_BYTES >> 20} MiB or {MAX_FILES:,} files of code")
+        raise Invalid(f"the variant has more than {MAX_CODE_BYTES >> 20} MiB or {MAX_FILES:,} files of code")
     before, after = _contents(base), _contents(found)
     if before == after:
-        raise IllegalEvent("the variant's code is the experiment's own; add the trial without it")
+        raise Invalid("the variant's code is the experiment's own; add the trial without it")
     if before.get(HOOK) != after.get(HOOK):
-        raise IllegalEvent(f"a variant can't change {HOOK}, which prepares the machines for all trials")
+        raise Invalid(f"a variant can't change {HOOK}, which prepares the machines for all trials")
     name = hashlib.sha256(repr(sorted(after.items())).encode()).hexdigest()[:CODE_ID_LENGTH]
     place = directory.variant(name)
     if place.is_dir():
@@ -174,7 +173,7 @@ def _check(config: ExperimentConfig, tree: Path, changed: Iterable[str], importe
             try:
                 compile((tree / name).read_bytes(), name, "exec", dont_inherit=True)
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                raise IllegalEvent(
+                raise Invalid(
                     f"the variant's {name} can't be parsed: {one_line(error) or 'it is nested too deeply'}"
                 ) from None
     try:
@@ -189,4 +188,4 @@ def _check(config: ExperimentConfig, tree: Path, changed: Iterable[str], importe
     if fault:
         for path in (tree.resolve(), tree):
             fault = fault.replace(f"{path}/", "").replace(str(path), "the variant's code")
-        raise IllegalEvent(f"the variant's code can't be used: {fault}")
+        raise Invalid(f"the variant's code can't be used: {fault}")

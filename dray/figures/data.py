@@ -18,7 +18,7 @@ from dray.records.result import table_of
 from dray.records.timeline import read_timeline
 from dray.training.units import amount
 from searchers.domains import Categorical, Domain, parameters
-from searchers.numeric import Int, Log
+from searchers.numeric_domains import Int, Log
 
 LEAST_TRIALS = 10
 MAX_TRIALS = 1_000

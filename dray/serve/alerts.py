@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dray.config.notify import ServerNotify, Watched
-from dray.experiment.notify import Courier, Notifier, end_message, message
+from dray.experiment.alerts import end_text
+from dray.experiment.notify import Courier, Notifier, message
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import number_of
@@ -80,9 +81,9 @@ class ServerAlerts:
 
 
 def _end_message(path: Path, end: Ended) -> dict[str, Any]:
-    return end_message(
-        StoredExperiment.here(ExperimentDirectory(path), number_of(path)).overview(), end.outcome, end.error
-    )
+    directory = ExperimentDirectory(path)
+    seen = StoredExperiment.here(directory, number_of(path)).overview()
+    return message(directory, end.outcome, end_text(seen, end.outcome, end.error))
 
 
 def _tell_own(path: Path, end: Ended) -> None:

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from dray.errors import ConfigError, ExperimentError, NoExperiment
-from dray.serve.refusals import NotSubmitted, WrongState
+from dray.errors import ConfigError, ExperimentError, Invalid, NoExperiment
+from dray.serve.refusals import WrongState
 from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
 from dray.text import fields_of, one_line
@@ -30,10 +30,6 @@ class Encoded(Generic[T]):
 
     body: bytes
     wait_s: float | None = None
-
-
-class BadInput(ValueError):
-    """The request is malformed; the message is one line."""
 
 
 class KeyUsed(ValueError):
@@ -86,13 +82,13 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return refuse(error.status, error.text or error.reason)
     except ConfigError as error:
         return refuse(400, str(error).partition("\n")[0].rstrip(":"), error.faults)
-    except BadInput as error:
+    except Invalid as error:
         return refuse(400, str(error))
     except KeyUsed as error:
         return refuse(422, str(error))
     except RecursionError:
         return refuse(400, "it is nested too deeply")
-    except (NotSubmitted, NoExperiment) as error:
+    except NoExperiment as error:
         return refuse(404, str(error))
     except (WrongState, JournalError, DamagedFile) as error:
         return refuse(409, str(error))

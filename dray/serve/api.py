@@ -19,17 +19,17 @@ from typing_extensions import TypedDict
 
 from dray.code.archive import MAX_ARCHIVE_BYTES
 from dray.config.yaml_file import MAX_BYTES
-from dray.errors import ConfigError
+from dray.errors import ConfigError, Invalid
 from dray.experiment.requests import Decided
 from dray.serve import logs
-from dray.serve.answers import BadInput, answer, encoded
+from dray.serve.answers import answer, encoded
 from dray.serve.auth import CALLER
 from dray.serve.control import ACTIVE, API, Control, Status, Submitted, Verb
 from dray.serve.draft import Draft
 from dray.serve.experiments import experiment_path
 from dray.serve.given import Change, EventsQuery, Extension, Fork, NewTrial, TrialFork, extension_of, parsed, query_of
 from dray.serve.keys import Attempt, Keys
-from dray.serve.news import News
+from dray.serve.long_polling import LongPolling
 from dray.serve.outside import outside
 from dray.serve.quota import check_priority
 from dray.serve.refusals import NotSubmitted, is_running
@@ -56,13 +56,13 @@ class Api:
         self._submitters = ThreadPoolExecutor(SUBMITTERS, "dray-submit")
         self._readers = ThreadPoolExecutor(READERS, "dray-events")
         self._requesters = ThreadPoolExecutor(REQUESTERS, "dray-requests")
-        self._news = News(lambda path, after: _call(self._readers, logs.events_after, control, path, after))
+        self._events = LongPolling(lambda path, after: _call(self._readers, logs.events_after, control, path, after))
         self._keys = Keys(results / STATE)
 
     def routes(self) -> list[web.RouteDef]:
         """The routes of these requests."""
         one = f"{API}/experiments/{{name}}"
-        trial = f"{one}/trials/{{trial:\\d{{1,9}}|best}}"
+        trial = f"{one}/trials/{{trial}}"
         return [
             web.get(f"{API}/status", _answering(self.status)),
             web.get(f"{API}/token", _answering(self.token)),
@@ -84,7 +84,7 @@ class Api:
 
     async def end_polls(self, app: web.Application) -> None:
         """Answer the requests that wait for events, because the server is ending; an aiohttp signal."""
-        await self._news.end()
+        await self._events.end()
 
     async def close(self, app: web.Application) -> None:
         """Close the file of keys; an aiohttp signal."""
@@ -132,7 +132,7 @@ class Api:
     async def submit(self, request: web.Request) -> Submitted:
         """Submit an experiment"""
         if not request.content_type.startswith("multipart/"):
-            raise BadInput("must be multipart/form-data, with config (a YAML file's text) and code (a .tar.gz)")
+            raise Invalid("must be multipart/form-data, with config (a YAML file's text) and code (a .tar.gz)")
         stack = contextlib.ExitStack()
         received = stack.enter_context(scratch("submit"))
         code = received / "code"
@@ -253,7 +253,7 @@ class Api:
     async def events(self, request: web.Request, query: EventsQuery) -> logs.Events:
         """The lines of the experiment's log after an offset; can wait for new ones"""
         path = experiment_path(self._results, request.match_info["name"])
-        return await self._news.after(path, query.after, query.wait_s)
+        return await self._events.after(path, query.after, query.wait_s)
 
 
 class AllTokens(TypedDict):
@@ -291,17 +291,17 @@ async def _form(request: web.Request, packed: Path, name: str) -> str:
     """The text with a name in a form; its code goes to the file `packed`."""
     try:
         return await _read_parts(request, packed, name)
-    except BadInput:
+    except Invalid:
         raise
     except (ValueError, HttpProcessingError) as error:  # aiohttp's
-        raise BadInput(f"the form can't be read: {one_line(error)}") from None
+        raise Invalid(f"the form can't be read: {one_line(error)}") from None
 
 
 async def _read_parts(request: web.Request, packed: Path, name: str) -> str:
     config: str | None = None
     async for part in await request.multipart():
         if not isinstance(part, BodyPartReader) or part.name not in (name, "code"):
-            raise BadInput(f"only {name} and code are expected")
+            raise Invalid(f"only {name} and code are expected")
         if part.name == "code":
             with packed.open("wb") as file:
                 async for chunk in _chunks(part, MAX_ARCHIVE_BYTES):
@@ -310,9 +310,9 @@ async def _read_parts(request: web.Request, packed: Path, name: str) -> str:
             try:
                 config = b"".join([chunk async for chunk in _chunks(part, MAX_BYTES)]).decode()
             except UnicodeDecodeError as error:
-                raise BadInput(f"{name} is not UTF-8 text: {error}") from None
+                raise Invalid(f"{name} is not UTF-8 text: {error}") from None
     if config is None or not packed.exists():
-        raise BadInput(f"{name if config is None else 'code'} is missing")
+        raise Invalid(f"{name if config is None else 'code'} is missing")
     return config
 
 
@@ -330,16 +330,16 @@ async def _body(request: web.Request) -> dict[str, Any]:
     try:
         return _object(await request.text() if request.can_read_body else "{}")
     except (LookupError, UnicodeDecodeError) as error:  # the former for an unknown charset
-        raise BadInput(f"the body is not JSON: {error}") from None
+        raise Invalid(f"the body is not JSON: {error}") from None
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
     except ValueError as error:
-        raise BadInput(f"the body is not JSON: {error}") from None
+        raise Invalid(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise BadInput("the body must be a JSON object")
+        raise Invalid("the body must be a JSON object")
     return body
 
 

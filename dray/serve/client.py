@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from dray.errors import ConfigError, NoExperiment
+from dray.errors import ConfigError, Invalid, NoExperiment
 from dray.serve import address as addresses
 from dray.serve.address import TOKEN, URL
 from dray.serve.control import ACTIVE, API, KEY, Status, Submitted, status_from, submitted_from
-from dray.serve.refusals import Invalid, NotSubmitted, Refused, WrongState
+from dray.serve.refusals import NotSubmitted, Refused, WrongState
 from dray.text import one_line
 
 TIMEOUT_S = 30.0  # timeout of a response
@@ -127,7 +127,7 @@ class Server:
         """An experiment that was submitted."""
         found = self.request("GET", path_of(name)).get("submitted")
         if found is None:
-            raise NotSubmitted(f"{name} was not submitted to the server")
+            raise NotSubmitted(name)
         return submitted_from(found)
 
     def change(self, name: str, **fields: Any) -> Submitted:

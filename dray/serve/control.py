@@ -225,7 +225,7 @@ class Browsing:
         return []
 
     def experiment(self, name: str) -> Submitted:
-        raise NotSubmitted(f"experiment {name} was not submitted to a server")
+        raise NotSubmitted(name)
 
     def queue(self, seconds: float) -> QueueState:
         since, now = self._since, time.time()

@@ -18,9 +18,9 @@ from dray.rpc.calls import Call, Session
 from dray.rpc.wire import checked
 from dray.serve import effects
 from dray.serve.control import ACTIVE, QueueState, Share
-from dray.serve.foresight import Part, effects_of, next_of, order_of, why_waits
 from dray.serve.lanes import Lanes
 from dray.serve.queue import Item, Queue
+from dray.serve.queue_order import Part, effects_of, next_of, order_of, why_waits
 from dray.serve.quota import Quota
 from dray.serve.scheduler import Scheduler, experiment_of
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dray.code import archive
 from dray.config.storage import SECRETS
 from dray.config.yaml_file import check_limits, mapping_in, with_values
-from dray.errors import ConfigError
+from dray.errors import ConfigError, Invalid
 from dray.masking import MASK, PLACES, leaves
 from dray.records.directory import ExperimentDirectory
 from dray.records.secrets import unmasked, with_secrets
@@ -58,14 +58,13 @@ class Draft:
 
     @contextmanager
     def code(self) -> Iterator[Path]:
-        """A copy of the code of the experiment that is forked, within the block. Without any it is `BadInput`: its
+        """A copy of the code of the experiment that is forked, within the block. Without any it is `Invalid`: its
         class was sent from a notebook, say."""
-        from dray.serve.answers import BadInput  # aiohttp
 
         assert self.forked is not None
         directory = ExperimentDirectory(self.forked)
         if not directory.has_code:
-            raise BadInput(f"{self.forked.name} has no copy of its code, so nothing else can run it")
+            raise Invalid(f"{self.forked.name} has no copy of its code, so nothing else can run it")
         with scratch("fork") as code:
             archive.copy(directory.code, code)
             yield code

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from aiohttp import web
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 
-from dray.serve.answers import BadInput
+from dray.errors import Invalid
 from dray.serve.lanes import KEEP_S
 
 MAX_CURVES = 200
@@ -213,9 +213,9 @@ class Extension(Body):
 
 
 def extension_of(given: Extension) -> dict[str, Any]:
-    """The fields of an extension; `BadInput` if there is none."""
+    """The fields of an extension; `Invalid` if there is none."""
     if not given.given:
-        raise BadInput(f"give some of {', '.join(Extension.model_fields)}")
+        raise Invalid(f"give some of {', '.join(Extension.model_fields)}")
     return given.given
 
 
@@ -240,7 +240,7 @@ G = TypeVar("G", bound=BaseModel)
 
 
 def query_of(model: type[G], request: web.Request) -> G:
-    """The parameters of a request; `BadInput` says which one is wrong."""
+    """The parameters of a request; `Invalid` says which one is wrong."""
     given: dict[str, Any] = dict(request.query)
     given |= {name: request.query.getall(name) for name in given if _forms(model).get(name, {}).get("type") == "array"}
     return parsed(model, given)
@@ -253,18 +253,18 @@ def _forms(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def parsed(model: type[G], given: Mapping[str, Any]) -> G:
-    """What was given, checked; else `BadInput`."""
+    """What was given, checked; else `Invalid`."""
     try:
         return model.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name, value, forms = str(first["loc"][0]), first["input"], _forms(model)
         if first["type"] == "extra_forbidden":
-            raise BadInput(f"{name[:40]} is not expected; give {', '.join(forms)}") from None
+            raise Invalid(f"{name[:40]} is not expected; give {', '.join(forms)}") from None
         shown = value if issubclass(model, Query) else repr(value)
         wanted = first["ctx"]["error"] if first["type"] == "value_error" else f"must be {_wanted(forms[name])}"
         what = "is missing" if first["type"] == "missing" else f"{wanted}, got {shown:.40}"
-        raise BadInput(f"{name} {what}") from None
+        raise Invalid(f"{name} {what}") from None
 
 
 def _wanted(form: Mapping[str, Any]) -> str:

@@ -18,8 +18,9 @@ from typing import Any
 
 from aiohttp import web
 
+from dray.errors import Invalid
 from dray.private import replaced
-from dray.serve.answers import BadInput, KeyUsed
+from dray.serve.answers import KeyUsed
 from dray.serve.control import KEY
 from searchers.journal import Journal
 
@@ -68,7 +69,7 @@ class Keys:
         if key is None:
             return await perform(Attempt())
         if not 0 < len(key) <= MOST_CHARACTERS:
-            raise BadInput(f"{KEY} must have 1 to {MOST_CHARACTERS} characters, got {len(key)}")
+            raise Invalid(f"{KEY} must have 1 to {MOST_CHARACTERS} characters, got {len(key)}")
         name = _digest(owner, key)
         asked = _digest(request.method, request.path, sent.hex())
         self._open()

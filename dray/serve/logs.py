@@ -14,12 +14,12 @@ from typing_extensions import TypedDict
 
 from dray.config.load import stored_config
 from dray.config.schema import ExperimentConfig
+from dray.errors import Invalid
 from dray.records.directory import ExperimentDirectory
 from dray.records.journal import check, read_journal
 from dray.records.listing import StoredExperiment
-from dray.records.log_lines import MOST_LINES, MOST_MATCHES, FileLines, JoinedLines, Lines, ListedLines
+from dray.records.log_index import MOST_LINES, MOST_MATCHES, FileLines, JoinedLines, Lines, ListedLines
 from dray.records.logs import OutputLine, event_lines, log_files, read_output, with_ranks
-from dray.serve.answers import BadInput
 from dray.serve.control import ACTIVE, Control
 from dray.serve.refusals import NotSubmitted
 from dray.storage.disk import scratch_until_exit
@@ -53,7 +53,7 @@ def events_after(control: Control, path: Path, after: int) -> Events:
     exited: list[int] = []
     after = min(after, _end(directory.journal))
     if not _begins_line(directory.journal, after):
-        raise BadInput(f"after={after} is not where a line begins; give next of an earlier answer, or 0")
+        raise Invalid(f"after={after} is not where a line begins; give next of an earlier answer, or 0")
     while not lines and (whole := _lines_from(directory.journal, after)):
         after += len(whole)
         records = _records(directory.journal, whole)
@@ -287,6 +287,6 @@ def _parsed(after: str) -> dict[str, int]:
     for part in after.split(",") if after not in ("", "-") else []:
         name, _, number = part.rpartition(":")
         if not NAME.fullmatch(name) or not number.isdecimal() or len(number) > 18:
-            raise BadInput(f"after={after[:80]}: must be `next` of the previous piece")
+            raise Invalid(f"after={after[:80]}: must be `next` of the previous piece")
         starts[name] = int(number)
     return starts

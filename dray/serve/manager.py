@@ -49,11 +49,11 @@ from dray.serve.control import QueueState, Share, Status, Submitted, Verb
 from dray.serve.core import ServerCore
 from dray.serve.creations import Creations
 from dray.serve.draft import Allowance, Draft
-from dray.serve.foresight import guessed
 from dray.serve.lanes import LaneFile, Lanes
 from dray.serve.outside import outside
 from dray.serve.processes import ExperimentProcess, Spares
 from dray.serve.queue import open_queue
+from dray.serve.queue_order import guessed
 from dray.serve.quota import UNITS, Use, check_room
 from dray.serve.refusals import OverQuota
 from dray.serve.scheduler import ProcessEnd

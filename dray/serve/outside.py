@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dray.serve.answers import BadInput
+from dray.errors import Invalid
 
 T = TypeVar("T")
 
@@ -28,14 +28,14 @@ MEMORY_BYTES = 4 << 30  # with the modules that the process begins with: torch t
 
 def outside(function: Callable[..., T], *given: Any) -> T:
     """Call a function of a module in a new process, a fork of the one that experiments' processes are forked from.
-    Raises what the function does, and `BadInput` if it exceeds the limits."""
+    Raises what the function does, and `Invalid` if it exceeds the limits."""
     limits = CPU_S, WALL_S, MEMORY_BYTES
     with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver"), _limit, limits) as pool:
         try:
             return pool.submit(function, *given).result()
         except (BrokenProcessPool, MemoryError):
             within = f"{CPU_S:g} s of CPU time and {MEMORY_BYTES >> 20:,} MiB of memory"
-            raise BadInput(f"what was sent can't be read within {within}") from None
+            raise Invalid(f"what was sent can't be read within {within}") from None
 
 
 def _limit(cpu_s: float, wall_s: int, memory_bytes: int) -> None:

@@ -168,7 +168,7 @@ class Queue:
     def item(self, name: str) -> Item:
         """The item of this name; `NotSubmitted` if there is none."""
         if (item := self.find(name)) is None:
-            raise NotSubmitted(f"experiment {name} was not submitted to this server")
+            raise NotSubmitted(name)
         return item
 
     def find(self, name: str) -> Item | None:

@@ -9,12 +9,11 @@ class Refused(ValueError):
     """The server refused a client's request; the message is one line."""
 
 
-class Invalid(ValueError):
-    """A client's request is invalid, or can't be carried out; the message is one line."""
-
-
 class NotSubmitted(NoExperiment):
-    """No experiment of this name was submitted to the server; the message is one line."""
+    """The experiment of this name, the argument, was not submitted to the server."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} was not submitted to the server"
 
 
 class WrongState(ValueError):

@@ -11,18 +11,17 @@ from typing import Any
 from dray.code.archive import BadArchive, unpack
 from dray.code.ignore import leads_to_code
 from dray.code.trial_import import fault_of_import
+from dray.errors import Invalid
 from dray.experiment import requests
 from dray.experiment.request_files import RequestFiles
 from dray.records.directory import ExperimentDirectory
 from dray.records.journal import GrowingJournal
 from dray.records.listing import StoredExperiment
 from dray.records.reader import ExperimentReader
-from dray.serve.answers import BadInput
 from dray.serve.control import ACTIVE, Control
 from dray.serve.keys import Attempt
 from dray.serve.outside import outside
 from dray.serve.refusals import WrongState
-from searchers.errors import IllegalEvent
 from searchers.events import Requested
 
 PACKED = ".tar.gz"
@@ -40,14 +39,11 @@ class ServedTrials(requests.Trials):
 
     def ask(self, make: Callable[[ExperimentReader], Requested]) -> requests.Decided:
         """Make a request, unless an earlier attempt has made it."""
-        try:
-            if self._attempt.is_repeat:
-                journal = GrowingJournal(ExperimentDirectory(self.path).journal)
-                if (found := requests.answer(journal, Requested(id=self._attempt.id))) is not None:
-                    return requests.decision(found)
-            return super().ask(lambda reader: replace(made := make(reader), id=self._attempt.id or made.id))
-        except IllegalEvent as error:
-            raise BadInput(str(error)) from None
+        if self._attempt.is_repeat:
+            journal = GrowingJournal(ExperimentDirectory(self.path).journal)
+            if (found := requests.answer(journal, Requested(id=self._attempt.id))) is not None:
+                return requests.decision(found)
+        return super().ask(lambda reader: replace(made := make(reader), id=self._attempt.id or made.id))
 
     def add_trial(
         self, hparams: Mapping[str, Any], *, patch: str | None = None, code: Path | None = None
@@ -84,6 +80,6 @@ def unpack_code(code: Path) -> None:
         with code.with_suffix(PACKED).open("rb") as file:
             links = unpack(file, code)
     except BadArchive as error:
-        raise BadInput(str(error)) from None
+        raise Invalid(str(error)) from None
     if followed := [link for link in links if leads_to_code(code / link, code)]:
-        raise BadInput(f"the code has a link to a file of this machine: {followed[0]}; send the file itself")
+        raise Invalid(f"the code has a link to a file of this machine: {followed[0]}; send the file itself")

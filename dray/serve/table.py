@@ -14,11 +14,12 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from dray.errors import Invalid
 from dray.figures.data import rung_name, rungs_reached
 from dray.records.reader import ExperimentReader
 from dray.records.trial_record import Number, TrialRecord, TrialRow, flatten
 from dray.serve import trials
-from dray.serve.answers import BadInput, encoded
+from dray.serve.answers import encoded
 from dray.serve.given import TrialsQuery
 from dray.text import some
 from searchers.domains import Categorical, numbers_of, parameters
@@ -42,7 +43,7 @@ def nearest(
     known = [re.sub(r"\[\d+\]", "", name) for name in wanted]
     if unknown := [name for name in flatten(given) if not any(f"{name}.".startswith(f"{each}.") for each in known)]:
         searched = some([each.name for each in parameters(space.root)], 20)
-        raise BadInput(f"near: {unknown[0][:60]} is not searched, or has no such value; searched are {searched}")
+        raise Invalid(f"near: {unknown[0][:60]} is not searched, or has no such value; searched are {searched}")
 
     def distance(trial: TrialRecord) -> float:
         has = _places(space, trial.drawn or {})
@@ -68,7 +69,7 @@ def _nested(point: str) -> dict[str, Any]:
     except ValueError:
         given = None
     if not isinstance(given, dict) or not given:
-        raise BadInput(f'near={point[:80]}: must be hyperparameters as a JSON object, such as {{"lr": 0.01}}')
+        raise Invalid(f'near={point[:80]}: must be hyperparameters as a JSON object, such as {{"lr": 0.01}}')
     found: dict[str, Any] = {}
     for name, value in given.items():
         *groups, last = name.split(".")
@@ -76,7 +77,7 @@ def _nested(point: str) -> dict[str, Any]:
         for group in groups:
             inner = inner.setdefault(group, {})
             if not isinstance(inner, dict):
-                raise BadInput(f"near: {name[:60]} and {group[:60]} can't both be given")
+                raise Invalid(f"near: {name[:60]} and {group[:60]} can't both be given")
         inner[last] = value
     return found
 

@@ -12,7 +12,7 @@ from dray.code.listing import MAX_BYTES, CodeFile, code_files, code_text
 from dray.errors import NoExperiment
 from dray.records.difference import Differences, Side, code_difference, differences
 from dray.records.failures import FailureGroup, failure_groups
-from dray.records.log_lines import Lines
+from dray.records.log_index import Lines
 from dray.records.reader import ExperimentReader
 from dray.serve import logs
 from dray.serve.experiments import Experiments, locked

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dray.errors import Invalid
 from dray.records.reader import ExperimentReader
 from dray.records.trial_record import TrialRecord
-from dray.serve.answers import BadInput, encoded
+from dray.serve.answers import encoded
 from dray.text import shown, some
 from searchers.domains import parameters
 
@@ -63,13 +64,13 @@ class Condition:
 
 
 def parsed(search: str) -> list[str | Condition]:
-    """The words and conditions of a search; `BadInput` if a part of it is neither.
+    """The words and conditions of a search; `Invalid` if a part of it is neither.
 
     >>> parsed("adam lr < 0.01 optimizer=adam|sgd")[1:]
     [Condition(name='lr', sign='<', values=('0.01',)), Condition(name='optimizer', sign='=', values=('adam', 'sgd'))]
     """
     if len(search) > MOST_CHARACTERS:
-        raise BadInput(f"at most {MOST_CHARACTERS:,} characters, got {len(search):,}")
+        raise Invalid(f"at most {MOST_CHARACTERS:,} characters, got {len(search):,}")
     found, at, end = list[str | Condition](), 0, len(search.rstrip())
     while at < end:
         if search[at].isspace():
@@ -82,21 +83,21 @@ def parsed(search: str) -> list[str | Condition]:
             found.append(_bare(match[1]))
             at = match.end()
         else:
-            raise BadInput(f"can't read {search[at:][:40]!r}; write conditions with spaces, as in lr<=0.01 net=a|b")
+            raise Invalid(f"can't read {search[at:][:40]!r}; write conditions with spaces, as in lr<=0.01 net=a|b")
     return found
 
 
 def check(condition: Condition, values: Sequence[Any]) -> None:
-    """Check that a condition makes sense for a field with these values; else `BadInput`."""
+    """Check that a condition makes sense for a field with these values; else `Invalid`."""
     known = [value for value in values if value is not None]
     if condition.sign not in _COMPARE:
         return
     if known and not any(map(_is_number, known)):
         example = f"{_quoted(condition.name)}={_quoted(shown(known[0]))}"
-        raise BadInput(f"{condition.name[:60]} has no order, so write it as {example}")
+        raise Invalid(f"{condition.name[:60]} has no order, so write it as {example}")
     if condition.limit is None:
         text = "|".join(condition.values)
-        raise BadInput(
+        raise Invalid(
             f"{condition.name[:60]}{condition.sign}{text[:40]}: {text[:40]!r} is not a number; write it as "
             f"{_quoted(condition.name)}{condition.sign}0.01"
         )
@@ -173,8 +174,8 @@ def find(
     try:
         for matches in [_matcher(term, reader) for term in parsed(search)]:
             found = [trial for trial in found if matches(trial)]
-    except BadInput as error:
-        raise BadInput(f"search: {error}; the fields are {some(_names(reader), MOST_NAMES)}") from None
+    except Invalid as error:
+        raise Invalid(f"search: {error}; the fields are {some(_names(reader), MOST_NAMES)}") from None
     if sort == RANK:
         return found[::-1] if descending else found
     get = _FIELDS.get(sort)
@@ -183,7 +184,7 @@ def find(
     if sort.startswith(METRICS):
         get = last_value(reader, sort.removeprefix(METRICS))
     if get is None:
-        raise BadInput(
+        raise Invalid(
             f"sort={sort[:80]}: there is no such column; it must be one of rank, {', '.join(_FIELDS)}, hparams.NAME or "
             "metrics.KIND.NAME"
         )
@@ -209,7 +210,7 @@ def _hparam(name: str) -> Get:
 def last_value(reader: ExperimentReader, name: str) -> Get:
     kind, _, metric = name.partition(".")
     if (kind, metric) not in reader.metrics:
-        raise BadInput(f"metric {name[:80]}: no trial has reported it")
+        raise Invalid(f"metric {name[:80]}: no trial has reported it")
     last = reader.last.of((kind, metric))
     return lambda trial: last.get(trial.id)
 
@@ -245,7 +246,7 @@ def _matcher(term: str | Condition, reader: ExperimentReader) -> Callable[[Trial
 
 def _field(name: str, reader: ExperimentReader) -> Get:
     """What a condition is about: a field, a hyperparameter, or a metric, by its name or with its kind before it. The
-    searcher's metric is the best value, others are last values. `BadInput` if there is no such field."""
+    searcher's metric is the best value, others are last values. `Invalid` if there is no such field."""
     if field := _FIELDS.get({**SHORT, reader.metric: "best_metric"}.get(name, name)):
         return field
     if name.removeprefix(HPARAMS) in _hparams(reader):
@@ -254,7 +255,7 @@ def _field(name: str, reader: ExperimentReader) -> Get:
     for metric in (named, f"validation.{named}", f"training.{named}"):
         if tuple(metric.split(".", 1)) in reader.metrics:
             return last_value(reader, metric)
-    raise BadInput(f"there is no field {name[:60]}")
+    raise Invalid(f"there is no field {name[:60]}")
 
 
 def _names(reader: ExperimentReader) -> list[str]:

@@ -16,13 +16,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from typing_extensions import TypedDict
 
-from dray.errors import ConfigError, ExperimentError, NoExperiment
+from dray.errors import ConfigError, ExperimentError, Invalid, NoExperiment
 from dray.records.checkpoints import list_checkpoints
 from dray.records.comparison import Comparison, compare
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.serve import curves, figures, table
-from dray.serve.answers import BadInput, Encoded, encoded
+from dray.serve.answers import Encoded, encoded
 from dray.serve.auth import CALLER, refusal
 from dray.serve.boards import Boards, boards
 from dray.serve.control import ACTIVE, API, Control, QueueState, Share, Status, Submitted
@@ -39,7 +39,6 @@ from dray.serve.described import (
     with_standing,
 )
 from dray.serve.experiments import VIEW_S, Experiments, locked
-from dray.serve.foresight import in_order, moved, ties
 from dray.serve.given import (
     ComparisonQuery,
     FiguresQuery,
@@ -51,6 +50,7 @@ from dray.serve.given import (
     Wanted,
     query_of,
 )
+from dray.serve.queue_order import in_order, moved, ties
 from dray.serve.quota import check_priority
 from dray.serve.refusals import NotSubmitted
 from dray.serve.searched import Searched, searched
@@ -114,7 +114,7 @@ def _changes(
         return {asked.name: change} if change else {}, ""
     name, before = asked.name, query.before or None
     if name not in queued or before == name or (before is not None and before not in queued):
-        raise BadInput(
+        raise Invalid(
             f"{name[:100]} can't be moved before {before!r:.100}: give two that run or wait, or nothing: the end"
         )
     priorities = {each.name: each.share.priority for each in queued.values()}
@@ -301,7 +301,7 @@ class Views:
             try:
                 return compare(one, query.a, other, query.b)
             except ExperimentError as error:
-                raise BadInput(str(error)) from None
+                raise Invalid(str(error)) from None
 
     def checkpoints(self, request: web.Request) -> Checkpoints:
         """How many checkpoints an experiment has, and their size; deleting it deletes them"""
@@ -314,14 +314,14 @@ class Views:
         if query.series == ("validation", reader.metric):
             query = query.model_copy(update={"metric": ""})
         elif query.series is not None and query.series not in reader.metrics:
-            raise BadInput(f"metric={query.metric[:80]}: no trial has reported it")
+            raise Invalid(f"metric={query.metric[:80]}: no trial has reported it")
         return Encoded(*self._all.curves(name, query))
 
     def figures(self, request: web.Request, query: FiguresQuery) -> Encoded[figures.Figures]:
         """Figures of the trials, in plotly's format, some with tables of text"""
         name, kind = request.match_info["name"], request.match_info["kind"]
         if kind not in figures.KINDS:
-            raise BadInput(f"{kind[:40]}: there are no such figures; there are {', '.join(figures.KINDS)}")
+            raise Invalid(f"{kind[:40]}: there are no such figures; there are {', '.join(figures.KINDS)}")
         return Encoded(*self._all.figures(name, kind, query.include, now=query.now))
 
     async def logs(self, request: web.Request) -> web.StreamResponse:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dray.agents.answers import MOST_BYTES
+from dray.errors import Invalid
 from dray.serve.client import Server
-from dray.serve.refusals import Invalid
 from tests.agents.conftest import TRIALS, Agent
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Served

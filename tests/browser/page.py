@@ -9,11 +9,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from selenium.common.exceptions import JavascriptException, StaleElementReferenceException
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.records.test_result import Story
 from tests.serve.fake import FakeControl
 
+NOT_YET = (IndexError, JavascriptException, StaleElementReferenceException)  # what is looked for is not there yet
 MANY = 1_000  # trials of the experiment "many"
 PATIENCE_S, POLL_S = 60, 0.05
 SCREENS = ((1400, "light"), (390, "dark"))  # widths of a desktop and a phone, with a theme each
@@ -63,15 +65,14 @@ class Site:
         return list(self.browser.find_elements("css selector", selector))
 
     def one(self, selector: str) -> Any:
-        self.until(lambda: self.all(selector), selector)
-        return self.all(selector)[0]
+        return self.until(lambda: self.all(selector)[0], selector)
 
     def texts(self, selector: str) -> list[str]:
         script = "return [...document.querySelectorAll(arguments[0])].map(each => each.textContent)"
         return list(self.browser.execute_script(script, selector))
 
     def until(self, holds: Callable[[], Any], what: str = "") -> Any:
-        return WebDriverWait(self.browser, PATIENCE_S, POLL_S).until(lambda _: holds(), what)
+        return WebDriverWait(self.browser, PATIENCE_S, POLL_S, NOT_YET).until(lambda _: holds(), what)
 
     def click(self, label: str, within: str = "body") -> None:
         """Press the button with this label."""

@@ -292,7 +292,7 @@ def test_the_last_lines_of_rank_1_are_read(full: Site) -> None:
     full.until(lambda: full.texts("main select"))
     for rank in (0, 1):
         person.press("r")
-        full.until(lambda rank=rank: f"rank={rank}" in full.browser.current_url)  # type: ignore[misc]
+        full.until(lambda rank=rank: f"rank={rank}" in full.browser.current_url)
     full.until(lambda: "line 299 of rank 1" in full.one("main").text)
     assert "of rank 0" not in full.one("main").text
     assert person.steps == 8

@@ -73,12 +73,12 @@ def test_figures_are_asked_for_and_drawn_when_they_come_on_the_screen(site: Site
     ):
         site.click(title, ".jump")
         site.one(f"#{kind} canvas")
-        assert site.js(inks, f"#{kind} canvas") > 10, "colours of what is drawn"
-        assert parameter(site, "section") == kind
+        site.until(lambda kind=kind: site.js(inks, f"#{kind} canvas") > 10, "colours of what is drawn")
+        site.until(lambda kind=kind: parameter(site, "section") == kind)
     assert "slots" in site.js(asked)
-    assert len(site.all("#slices canvas[role=img]")) == 3, "lr, hidden and optimizer"
-    phases = site.texts("table[aria-label=Phases] tbody th")
-    assert {"training", "validating", "starting"} <= set(phases)
+    site.until(lambda: len(site.all("#slices canvas[role=img]")) == 3, "lr, hidden and optimizer")
+    phases = "table[aria-label=Phases] tbody th"
+    site.until(lambda: {"training", "validating", "starting"} <= set(site.texts(phases)))
     drag(site, "#slots canvas", (0.3, 0.5), (0.6, 0.5))
     site.until(lambda: parameter(site, "time"), "a part of the time")
     low, high = map(float, parameter(site, "time").split("-"))
@@ -113,7 +113,7 @@ def test_dragging_along_an_axis_selects_in_all_figures_and_a_reload_keeps_it(sit
     assert selected(site) == {trial for trial in wanted if table["hparams.lr"][trial] >= low}
     left = selected(site)
     site.browser.refresh()
-    assert site.one(CONDITIONS).get_attribute("value") == parameter(site, "where")
+    site.until(lambda: site.one(CONDITIONS).get_attribute("value") == parameter(site, "where"))
     assert selected(site) == left
     drag(site, "#parallel canvas", (64 / wide, 0.5), (64 / wide, 0.5))  # a click on the axis
     site.until(lambda: selected(site) == wanted, "without the second condition")
@@ -176,11 +176,12 @@ def test_selected_trials_are_shown_although_others_of_their_rank_are_left_out(
     opened(site, "?section=parallel", "many")
     lines = "canvas[aria-label^='Parallel coordinates of {} trials']".format
     site.one(lines(40))
-    assert f"40 of {MANY:,} trials are shown: the 20 best, and others evenly by rank. " in site.texts("#parallel > p")
+    told = f"40 of {MANY:,} trials are shown: the 20 best, and others evenly by rank. "
+    site.until(lambda: told in site.texts("#parallel > p"))
     ranked = trials(site, "many").sort_values("best_metric", kind="stable")["trial_id"].tolist()
     opened(site, f"?section=parallel&sel={ranked[21]},{ranked[0]}", "many")
     site.one(lines(41))
-    assert any("The selected ones are shown, too." in text for text in site.texts("#parallel > p"))
+    site.until(lambda: any("The selected ones are shown, too." in text for text in site.texts("#parallel > p")))
     opened(site, f"?section=parallel&sel={MANY + 5}", "many")
     site.until(lambda: any("1 selected trial is not shown." in text for text in site.texts("#parallel > p")))
 

@@ -40,22 +40,20 @@ def test_trials_of_two_experiments_are_compared_in_all_their_metrics(site: Site)
     site.one("tr[data-key] a[href^='#/e/many/']")
     site.press("j", "x")
     other = site.js("return document.activeElement.closest('tr').dataset.key")
-    site.until(lambda: site.texts("#picked") and "2 trials selected in 2 experiments" in site.texts("#picked")[0])
+    site.until(lambda: "2 trials selected in 2 experiments" in site.texts("#picked")[0])
     colour = site.js("return document.querySelector('tr[data-key] .swatch line').getAttribute('stroke')")
     site.press("c")
     site.until(lambda: site.texts(HEADS) == [f"{one} of digits-1", f"{other} of many"])
     site.until(lambda: len(lines(site, "validation_loss")) == 2)
     for kind, metric in (("validation", "validation_loss"), ("validation", "accuracy"), ("training", "loss")):
         title = metric if metric.startswith(kind) else f"{kind} {metric}"
-        drawn = lines(site, title)
-        assert [line["y"] for line in drawn] == [
-            values(site, "digits-1", int(one), metric, kind),
-            values(site, "many", int(other), metric, kind),
-        ]
+        wanted = [values(site, name, int(key), metric, kind) for name, key in (("digits-1", one), ("many", other))]
+        site.until(lambda title=title, wanted=wanted: [it["y"] for it in lines(site, title)] == wanted, title)
+    drawn = lines(site, "training loss")
     assert drawn[1]["colour"] == colour, "as in the table"
     assert drawn[0]["colour"] != drawn[1]["colour"]
     assert drawn[0]["dash"] != drawn[1]["dash"]
-    assert "lr" in site.texts("tr.differs th")
+    site.until(lambda: "lr" in site.texts("tr.differs th"))
     assert "global_batch_size" not in site.texts("tr.differs th")
     site.js("sessionStorage.clear()")
 
@@ -139,7 +137,8 @@ def test_config_and_code_of_two_experiments_are_compared_as_text(site: Site) -> 
         (directory.code / "model_def.py").write_text(f"{line}\n")
     site.open("#/compare?t=0:ours&t=1:ours&t=2:theirs")
     site.until(lambda: len(site.texts(HEADS)) == 3)
-    assert site.texts("summary") == ["Config and code: 0 of ours and 2 of theirs"], "those of ours are the same"
+    heading = ["Config and code: 0 of ours and 2 of theirs"]
+    site.until(lambda: site.texts("summary") == heading, "those of ours are the same")
     assert not site.all("[aria-label='Differences of the configs']"), "folded"
     site.one("summary").click()
     site.until(lambda: "searcher.metrics" in site.texts("[aria-label='Differences of the configs'] th"))
@@ -150,7 +149,7 @@ def test_config_and_code_of_two_experiments_are_compared_as_text(site: Site) -> 
 def test_more_than_twelve_and_trials_that_are_gone_are_said(site: Site) -> None:
     site.open("#/compare?" + "&".join(f"t={trial}:digits-1" for trial in range(15)))
     site.until(lambda: len(site.texts(HEADS)) == 12)
-    assert "The first 12 of 15 trials." in site.texts("[role=status]")
+    site.until(lambda: "The first 12 of 15 trials." in site.texts("[role=status]"))
     assert not site.all("input[aria-label='Add a trial']")
     site.open("#/compare?t=1:digits-1&t=99:digits-1")
     site.until(lambda: any("has no trial 99" in text for text in site.texts(".trouble")))

@@ -71,9 +71,9 @@ def test_bands_have_the_quartiles_of_all_trials_by_rung(site: Site) -> None:
         assert quartiles == pytest.approx(np.quantile(values, [0.25, 0.5, 0.75]), rel=1e-5)
     best = best_of(site, "many")
     assert trials_of(drawn(site)) == {best}, "the others are in the bands"
-    assert f"All {MANY:,} trials that have validated" in site.texts("section.curves [role=status]")[0]
-    label = site.one(".lines").get_attribute("aria-label")
-    assert f"in 3 bands; the best is trial {best}" in label
+    site.until(lambda: f"All {MANY:,} trials that have validated" in site.texts("section.curves [role=status]")[0])
+    told = f"in 3 bands; the best is trial {best}"
+    site.until(lambda: told in site.one(".lines").get_attribute("aria-label"))
     assert site.one(".lines").get_attribute("role") == "img"
 
 
@@ -85,13 +85,14 @@ def test_single_trials_are_drawn_on_demand_and_the_note_says_which(site: Site) -
     assert found.keys() == set(rows["trial_id"])
     for trial, mine in rows.groupby("trial_id"):
         assert found[trial] == pytest.approx(mine["value"].tolist(), rel=1e-6)
-    assert "All 64 trials that have validated." in site.texts("section.curves [role=status]")[0]
+    site.until(lambda: "All 64 trials that have validated." in site.texts("section.curves [role=status]")[0])
     site.open("#/e/many/curves")
     site.until(lambda: len(drawn(site)) == 4, "three bands and the best")
     site.js("document.querySelectorAll('input[name=show]')[1].click()")
     site.until(lambda: len(trials_of(drawn(site))) == 200)
     assert "show=individual" in site.browser.current_url
-    assert "200 of 1,000 trials: the best 100 and 100 evenly by rank." in site.texts("section.curves [role=status]")[0]
+    told = "200 of 1,000 trials: the best 100 and 100 evenly by rank."
+    site.until(lambda: told in site.texts("section.curves [role=status]")[0])
 
 
 def test_several_metrics_are_a_grid_and_all_choices_are_in_the_address(site: Site) -> None:
@@ -212,16 +213,11 @@ def test_lines_are_reached_by_keys_and_said(site: Site) -> None:
     best = best_of(site, "digits-1")
     site.js("document.querySelector('.lines').focus()")
     site.press(Keys.ARROW_RIGHT)
-    site.until(
-        lambda: (
-            site.texts(".tip[aria-live=polite]")[:1]
-            and site.texts(".tip")[0].startswith(f"trial {best}, the best at 1 epochs")
-        )
-    )
+    site.until(lambda: site.texts(".tip[aria-live=polite]")[0].startswith(f"trial {best}, the best at 1 epochs"))
     site.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
-    assert f"trial {best}, the best at 3 epochs" in site.texts(".tip")[0]
+    site.until(lambda: f"trial {best}, the best at 3 epochs" in site.texts(".tip")[0])
     site.press(Keys.ARROW_UP)
-    assert site.texts(".tip")[0].startswith("reached 16 epochs; at 3 epochs: median ")
+    site.until(lambda: site.texts(".tip")[0].startswith("reached 16 epochs; at 3 epochs: median "))
     site.press(Keys.ARROW_DOWN, Keys.ENTER)
     site.until(lambda: f"sel={best}" in site.browser.current_url)
     site.js("document.querySelector('#picked button').click()")
@@ -232,8 +228,7 @@ def test_plots_of_a_grid_share_their_cursor(site: Site) -> None:
     site.open("#/e/digits-1/curves?metric=validation%2520validation_loss,training%2520loss")
     site.until(lambda: drawn(site, 0) and drawn(site, 1), "two plots")
     go(site, *pointer(site, best, 7)).perform()
-    site.until(lambda: len(site.texts(".tip")) == 2, "a tip in each")
-    assert all(" at 8 epochs: " in text for text in site.texts(".tip"))
+    site.until(lambda: [" at 8 epochs: " in text for text in site.texts(".tip")] == [True] * 2, "a tip in each")
     ranges = "return [...document.querySelectorAll('.lines')].map(it => it.drawn.scales.x).map(it => [it.min, it.max])"
     whole = site.js(ranges)
     (x0, y), (x1, _) = pointer(site, best, 5), pointer(site, best, 9)
@@ -274,7 +269,7 @@ def test_curves_are_followed_drawn_dark_and_cleaned_up(site: Site) -> None:
         site.until(lambda: 3 in trials_of(drawn(site)), "and the curves")
     finally:
         site.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-    assert site.js("return document.querySelectorAll('.lines .uplot').length") == 1, "the former one is gone"
+    site.until(lambda: len(site.all(".lines .uplot")) == 1, "the former one is gone")
     site.open("#/e/experiment")
     site.until(lambda: not site.all(".uplot"))
 

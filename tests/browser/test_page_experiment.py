@@ -87,7 +87,7 @@ def test_experiments_that_have_not_begun_or_are_damaged_say_so(site: Site) -> No
         site.open(f"#/e/queued/{tab}")
         site.until(lambda: site.all(".empty, .log .line"), tab)
     site.open("#/e/damaged")
-    site.until(lambda: site.texts("main .trouble") and "line 1 is damaged" in site.texts("main .trouble")[0])
+    site.until(lambda: "line 1 is damaged" in site.texts("main .trouble")[0])
 
 
 def test_an_experiment_that_somebody_deletes_is_not_shown_any_more(site: Site) -> None:
@@ -102,17 +102,17 @@ def test_an_experiment_that_somebody_deletes_is_not_shown_any_more(site: Site) -
 # ------------------------------------------------------------------------------------------------------------ overview
 def test_the_overview_says_what_the_command_says_and_is_followed(site: Site) -> None:
     site.open("#/e/experiment")
-    site.until(lambda: "best error 0.25 of trial 0" in (site.texts(".standing") or [""])[0])
+    site.until(lambda: "best error 0.25 of trial 0" in site.texts(".standing")[0])
     reader = ExperimentReader(site.story.directory)
     reader.refresh()
     seen: Overview = reader.overview()
     told = {part.about: part.text for part in standing(seen, reader).parts}
-    assert all(told[part] in site.texts(".standing")[0] for part in ("trials", "failed", "best", "search"))
+    site.until(lambda: all(told[it] in site.texts(".standing")[0] for it in ("trials", "failed", "best", "search")))
     assert site.one(".standing .bad").get_attribute("href").endswith("#/e/experiment/failures")
-    assert "dray checkpoint download experiment best" in site.texts(".copy code")
+    site.until(lambda: "dray checkpoint download experiment best" in site.texts(".copy code"))
     site.click("Copy", ".copy:first-of-type")
     site.until(lambda: "Copied" in site.texts(".copy button"))
-    assert "1 failed" in site.one(".tiles").text
+    site.until(lambda: "1 failed" in site.one(".tiles").text)
     site.story.validate(3, 20, 0.0625)
     site.until(lambda: "best error 0.0625 of trial 3" in site.texts(".standing")[0], "the sentence")
     site.until(lambda: "0.0625" in site.one(".tiles").text, "the tile")
@@ -131,7 +131,7 @@ def test_how_far_trials_came_is_counted_by_rung(site: Site) -> None:
     reached = [sum(trial.last_step >= length for trial in reader.trials.values()) for length in reader.rungs]
     assert site.texts("table[aria-label=Rungs] td:nth-child(3)") == [f" {number}" for number in reached]
     assert site.texts("table[aria-label=Rungs] td:nth-child(2)") == ["1 epoch", "4 epochs", "16 epochs"]
-    assert site.texts(".notes .text") == ["<b>first</b>"], "notes are text"
+    site.until(lambda: site.texts(".notes .text") == ["<b>first</b>"], "notes are text")
     assert site.texts(".notes .tag") == ["baseline"]
 
 
@@ -167,7 +167,7 @@ def test_slots_tags_and_notes_are_changed(site: Site) -> None:
     site.one("dialog textarea").send_keys("two\nlines")
     site.click("Save", "dialog")
     site.until(lambda: {"new", "tags"} <= set(site.texts(".notes .tag")))
-    assert site.control.experiment("experiment").notes == "two\nlines"
+    site.until(lambda: site.control.experiment("experiment").notes == "two\nlines")
 
 
 def test_a_token_that_may_not_change_an_experiment_sees_why_in_place_of_the_buttons(site: Site) -> None:
@@ -242,8 +242,12 @@ def test_failures_are_grouped_and_lead_to_the_users_line_and_to_the_log(site: Si
     site.all("article.failure a")[0].click()
     site.until(lambda: site.js(TARGET) == "line = 200", "the line of the code")
     assert "file=model_def.py&line=200" in query(site)
-    box, line = (site.one(each).rect for each in (".log", ".log .line.target"))
-    assert box["y"] <= line["y"] <= box["y"] + box["height"], "it is scrolled to"
+
+    def is_seen() -> bool:
+        box, line = (site.one(each).rect for each in (".log", ".log .line.target"))
+        return bool(box["y"] <= line["y"] <= box["y"] + box["height"])
+
+    site.until(is_seen, "it is scrolled to")
 
 
 # ---------------------------------------------------------------------------------------------------------------- logs
@@ -265,14 +269,14 @@ def test_any_line_of_a_long_log_is_shown_searched_and_linked_to(site: Site, long
     site.press(Keys.ENTER)
     site.until(lambda: "Loss is NaN" in (site.js(TARGET) or ""))
     assert site.texts(".log .line.target mark") == ["Loss is NaN"]
-    assert "1 of 2 lines" in site.texts(".logbar [role=status]")
+    site.until(lambda: "1 of 2 lines" in site.texts(".logbar [role=status]"))
     assert EVIL in site.js(TARGET)
     assert site.js(TARGET).endswith(" \\u202e"), "colours are gone, and what would change the order is visible"
     assert site.js(UNHARMED)
-    assert "line=12345" in query(site)
+    site.until(lambda: "line=12345" in query(site))
     site.press(Keys.ENTER)
     site.until(lambda: "line=20001" in query(site))
-    assert "2 of 2 lines" in site.texts(".logbar [role=status]")
+    site.until(lambda: "2 of 2 lines" in site.texts(".logbar [role=status]"))
     site.press(Keys.ENTER)
     site.until(lambda: "line=12345" in query(site), "from the last to the first")
     site.open("#/e/digits-1/t/5/logs?rank=1&line=77")

@@ -139,7 +139,7 @@ def test_keys_move_an_experiment_and_cancel_does_not(site: QueueSite) -> None:
     assert site.names() == ORDER
     assert site.js("return document.activeElement.textContent") == "nightly"
     ActionChains(site.browser).key_down(Keys.ALT).send_keys(Keys.ARROW_UP).key_up(Keys.ALT).perform()
-    assert site.texts("dialog h2") == ["Move nightly before mine?"]
+    site.until(lambda: site.texts("dialog h2") == ["Move nightly before mine?"])
     assert site.lines()[-1].startswith(f"nightly has priority 42, as digits, gpt and {NASTY}: they share")
     site.until(lambda: site.js("return document.activeElement.textContent") == "Move")
     site.press(Keys.ENTER)
@@ -182,7 +182,7 @@ def test_a_share_is_previewed_while_it_is_typed(site: QueueSite) -> None:
     priority.send_keys("10")
     how = "at once: trials of digits save, leave, and continue later"
     site.until(lambda: f"gpt goes from 2 to 3 slots, {how}." in site.texts(".preview li"))
-    assert site.texts(".preview p") == ["gpt: priority 42 → 10; gpt: most slots no limit → 3"]
+    site.until(lambda: site.texts(".preview p") == ["gpt: priority 42 → 10; gpt: most slots no limit → 3"])
     priority.clear()
     priority.send_keys("0")
     site.until(lambda: "priority must be an integer from 1 to 99, got 0" in site.texts(".preview .trouble"))
@@ -200,16 +200,15 @@ def test_those_who_may_not_change_the_queue_see_it_and_why(site: QueueSite) -> N
     site.show(tokens.create(site.results, "reader", "read", Quota()))
     site.until(lambda: not site.all("ol.entries button"))
     assert site.names() == ORDER
-    assert any("this needs a token with the scope submit" in each for each in site.texts("section p"))
+    site.until(lambda: any("this needs a token with the scope submit" in each for each in site.texts("section p")))
     site.press("j")
     ActionChains(site.browser).key_down(Keys.ALT).send_keys(Keys.ARROW_DOWN).key_up(Keys.ALT).perform()
     assert not site.all("dialog")
     site.show(tokens.create(site.results, "agent", "submit", Quota(priority=42)))
-    able = site.js("return [...document.querySelectorAll('ol.entries button:enabled')].map(it => it.ariaLabel)")
-    assert able == ["Move mine up", "Move mine down", "Change the share of mine"]
+    able = "return [...document.querySelectorAll('ol.entries button:enabled')].map(it => it.ariaLabel)"
+    site.until(lambda: site.js(able) == ["Move mine up", "Move mine down", "Change the share of mine"])
     site.choose("Move mine up")
-    site.until(lambda: site.all(".preview .trouble"))
-    assert site.texts(".preview .trouble")[0].startswith("Not allowed: ")
+    site.until(lambda: site.texts(".preview .trouble")[0].startswith("Not allowed: "))
     site.click("Move", "dialog")
     site.until(lambda: site.texts("dialog [role=alert] p"))
     assert site.priorities()["mine"] == 42
@@ -222,8 +221,7 @@ def test_an_idle_slot_says_for_how_long(site: QueueSite) -> None:
         site.control.act(name, "pause")
     site.control.settle(600.0)
     site.browser.refresh()
-    site.until(lambda: site.texts(".lanes .idle text"))
-    assert {text[:8] for text in site.texts(".lanes .idle text")} == {"idle for"}
+    site.until(lambda: {text[:8] for text in site.texts(".lanes .idle text")} == {"idle for"})
 
 
 def test_the_time_shown_is_in_the_address_and_a_phone_scrolls_only_the_lanes(site: QueueSite) -> None:

@@ -58,10 +58,11 @@ def test_a_trial_stands_beside_the_best_with_what_differs_marked(site: Site) -> 
     mine, best = reader.trials[3].hparams, reader.trials[best_of(site, "digits-1")]
     differs = {name for name in mine if mine[name] != best.hparams[name]}
     assert 0 < len(differs) < len(mine)
-    assert set(site.texts("table[aria-label=Hyperparameters] tr.differs th")) == differs
+    site.until(lambda: set(site.texts("table[aria-label=Hyperparameters] tr.differs th")) == differs)
     assert all("≠" in text for text in site.texts("table[aria-label=Hyperparameters] tr.differs"))
     assert f"trial {best.id}, the best" in site.texts("table[aria-label=Hyperparameters] thead th")
-    assert f"rank {[each.id for each in reader.ranked()].index(3) + 1} of 64" in site.one(".tiles").text
+    rank = f"rank {[each.id for each in reader.ranked()].index(3) + 1} of 64"
+    site.until(lambda: rank in site.one(".tiles").text)
     site.until(lambda: "validation_loss" in site.texts("table[aria-label='Last metrics'] th"))
     site.js("document.querySelector('table[aria-label=Hyperparameters] thead a').click()")
     site.until(lambda: site.texts("h1")[0].startswith(f"Trial {best.id}"))
@@ -80,7 +81,7 @@ def test_one_goes_from_trial_to_trial_in_a_tab_by_links_and_keys(site: Site) -> 
     site.until(lambda: site.texts(".neighbours a") == ["‹ trial 62"], "the last has none after")
     site.press("x")
     site.until(lambda: "sel=63" in site.browser.current_url)
-    assert site.one(".neighbours input").is_selected()
+    site.until(lambda: site.one(".neighbours input").is_selected())
     site.js("document.querySelector('#picked button').click()")
     site.until(lambda: not site.one(".neighbours input").is_selected())
     for place in ("#/e/digits-1/t/64", "#/e/digits-1/t/3/nothing"):
@@ -105,14 +106,10 @@ def test_all_metrics_are_a_grid_with_the_best_trial_beside(site: Site) -> None:
     theirs = rows_of(site, "digits-1", best)["validation", "validation_loss"]
     both = ["trial 3", f"trial {best}, the best"]
     site.until(lambda: sorted(line["label"] for line in drawn(site)["validation_loss"]) == sorted(both), "both")
-    other = next(line for line in drawn(site)["validation_loss"] if line["label"] == both[1])
+    values = (theirs["epochs"].tolist(), theirs["value"].tolist())
     site.until(
-        lambda: (
-            next(line for line in drawn(site)["validation_loss"] if line["label"] == both[1])["x"]
-            == theirs["epochs"].tolist()
-        )
+        lambda: [(it["x"], it["y"]) for it in drawn(site)["validation_loss"] if it["label"] == both[1]] == [values]
     )
-    assert other["y"] == theirs["value"].tolist()
     choose(site, "smoothing", "0.6")
     site.until(lambda: sum(bool(line["behind"]) for line in drawn(site)["validation_loss"]) == 2, "thin raw lines")
     url = site.browser.current_url
@@ -137,10 +134,13 @@ def test_a_stretch_of_the_grid_is_zoomed_into_in_all_plots_and_all_is_seen_again
         pointer.move_to_location(round(left + at * width), round(top + 40))  # type: ignore[no-untyped-call]
         {"pointerDown": chain.click_and_hold, "pointerUp": chain.release}.get(act, lambda: None)()
         chain.perform()
-    site.until(lambda: site.js(ranges) != whole, "zoomed")
-    (low, high), (least, most) = site.js(ranges)[0], whole[0]
-    assert least < low < high < most
-    assert site.js(ranges) == [[low, high]] * 4
+    (least, most), *_ = whole
+
+    def is_zoomed() -> bool:
+        (low, high), *others = site.js(ranges)
+        return least < low < high < most and others == [[low, high]] * 3
+
+    site.until(is_zoomed, "zoomed")
     site.js("document.querySelector('.lines').dispatchEvent(new MouseEvent('dblclick', {bubbles: true}))")
     site.until(lambda: site.js(ranges) == whole, "all again")
 
@@ -159,7 +159,8 @@ def test_values_that_are_not_numbers_are_gaps_with_crosses_and_long_names_fit(si
     site.until(lambda: f"training {name}" in drawn(site), "the plot")
     [line] = drawn(site)[f"training {name}"]
     assert line["y"] == [1, "nan", 3, "inf"]
-    assert "A cross marks values that are NaN or infinite." in site.texts("main p[role=status]")[0]
+    told = "A cross marks values that are NaN or infinite."
+    site.until(lambda: told in site.texts("main p[role=status]")[0])
     frame = f"[data-metric='training {name}'] .lines-frame"
     for key, told in ((Keys.ARROW_LEFT, "3"), (Keys.ARROW_RIGHT, "∞")):
         site.one(f"{frame} .lines").send_keys(*[Keys.ARROW_RIGHT] * 4, key)
@@ -236,7 +237,7 @@ def test_checkpoints_have_the_command_that_downloads_them(site: Site) -> None:
     assert site.texts("table[aria-label=Checkpoints] code") == [
         f"dray checkpoint download experiment 0 --batches {at}" for at in (20, 10)
     ]
-    assert "Checkpoints 2" in " ".join(site.one("nav.tabs").text.split())
+    site.until(lambda: "Checkpoints 2" in " ".join(site.one("nav.tabs").text.split()))
     site.js("document.querySelector('table[aria-label=Checkpoints] .copy button').click()")
     site.until(lambda: "Copied" in site.texts("table[aria-label=Checkpoints] .copy button"))
 
@@ -293,7 +294,7 @@ def test_a_trial_begins_anew_with_other_hyperparameters_and_back_closes_what_was
         site.until(lambda: not site.all("dialog"), "the end of the dialog")
         new = max(site.story.search.trials)
         assert site.story.search.params(new) == {**site.story.search.params(0), "lr": 0.125}
-        assert site.browser.current_url.endswith(f"#/e/experiment/t/{new}")
+        site.until(lambda: site.browser.current_url.endswith(f"#/e/experiment/t/{new}"))
         assert not site.texts(".lineage p")
 
 

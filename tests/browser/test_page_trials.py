@@ -48,8 +48,7 @@ def heading(site: Site, label: str) -> None:
 
 
 def cell(site: Site, trial: int, label: str) -> str:
-    [text] = site.texts(f"{TABLE} tr[data-key='{trial}'] td[data-label='{label}']")
-    return text
+    return site.texts(f"{TABLE} tr[data-key='{trial}'] td[data-label='{label}']")[0]
 
 
 def sel(site: Site) -> str:
@@ -61,7 +60,7 @@ def test_only_rows_on_the_screen_are_drawn_and_the_last_ones_are_reached(site: S
     first = opened(site, "#/e/many/trials")
     assert first == ranked[: len(first)]
     assert len(first) < 80
-    assert site.texts("[role=status]").count(f"{MANY:,} trials") == 1
+    site.until(lambda: site.texts("[role=status]").count(f"{MANY:,} trials") == 1)
     site.js("const it = document.querySelector('.table'); it.scrollTop = it.scrollHeight")
     site.until(lambda: rows(site)[-1:] == ranked[-1:], "the last row")
     assert len(rows(site)) < 80
@@ -129,7 +128,7 @@ def test_columns_are_chosen_and_sorted_by_also_other_metrics(site: Site) -> None
     assert "#/e/digits-1/trials" in site.browser.current_url, "Escape has closed the menu only"
     heading(site, "training accuracy")
     site.until(lambda: rows(site)[:5] == last.index[:5].tolist())
-    assert cell(site, last.index[0], "training accuracy") == f"{last.iloc[0]:.5g}"
+    site.until(lambda: cell(site, last.index[0], "training accuracy") == f"{last.iloc[0]:.5g}")
     site.browser.refresh()
     site.until(lambda: rows(site)[:5] == last.index[:5].tolist())
     assert "lr" not in site.texts(f"{TABLE} th")
@@ -146,16 +145,17 @@ def test_trials_are_selected_one_by_one_in_ranges_and_all_that_are_found(site: S
     site.until(lambda: sel(site) == "1-5")
     site.press("j", "j", "j", "X")
     site.until(lambda: sel(site) == "1-8")
-    assert "8 trials selected" in site.one("#picked").text
+    site.until(lambda: "8 trials selected" in site.one("#picked").text)
     looks = """return [...document.querySelectorAll('.swatch line')].map(
                it => `${it.getAttribute('stroke')} ${it.getAttribute('stroke-dasharray')}`)"""
+    site.until(lambda: len(site.js(looks)) == 8)
     drawn = site.js(looks)
-    assert len(drawn) == len(set(drawn)) == 8
+    assert len(set(drawn)) == 8
     site.browser.refresh()
     site.until(lambda: site.js(looks) == drawn, "a reload keeps the selection and its colours")
     site.js(f"document.querySelector('{TABLE} tr[data-key=\"1\"] input').click()")
     site.until(lambda: sel(site) == "2-8")
-    assert site.js(looks) == drawn[1:], "the others keep theirs"
+    site.until(lambda: site.js(looks) == drawn[1:], "the others keep theirs")
 
     found = Result(site.results / "many").trials.query("`hparams.optimizer` == 'adam'")["trial_id"].tolist()
     site.press("/", "optimizer=adam", Keys.TAB)
@@ -163,11 +163,12 @@ def test_trials_are_selected_one_by_one_in_ranges_and_all_that_are_found(site: S
     site.click("Clear", "#picked")
     site.until(lambda: not site.all("#picked"))
     site.one(f"{TABLE} th input").click()
-    site.until(lambda: site.texts("#picked") and f"{len(found)} trials selected" in site.texts("#picked")[0])
+    site.until(lambda: f"{len(found)} trials selected" in site.texts("#picked")[0])
     assert len(site.browser.current_url) < 3000, "so many are not in the address"
-    assert all(site.js(f"return [...document.querySelectorAll('{TABLE} td.pick input')].map(it => it.checked)"))
+    checked = f"return [...document.querySelectorAll('{TABLE} td.pick input')].map(it => it.checked)"
+    site.until(lambda: all(site.js(checked)))
     site.browser.refresh()
-    site.until(lambda: site.texts("#picked") and f"{len(found)} trials selected" in site.texts("#picked")[0])
+    site.until(lambda: f"{len(found)} trials selected" in site.texts("#picked")[0])
     site.one(f"{TABLE} th input").click()
     site.until(lambda: not site.all("#picked"), "all were selected, now none")
 
@@ -176,7 +177,7 @@ def test_trials_are_selected_one_by_one_in_ranges_and_all_that_are_found(site: S
 def test_rows_follow_a_running_experiment_and_keep_focus_and_selection(site: Site) -> None:
     opened(site, "#/e/experiment/trials?sel=3&sort=best_metric")
     site.js(f"document.querySelector('{TABLE} tr[data-key=\"3\"] a').focus()")
-    assert rows(site).index(3) > rows(site).index(0)
+    site.until(lambda: rows(site).index(3) > rows(site).index(0))
     site.story.validate(3, 20, 0.0625)
     site.until(lambda: cell(site, 3, "best") == "0.0625")
     site.until(lambda: rows(site).index(3) < rows(site).index(0), "it has moved")
@@ -185,12 +186,7 @@ def test_rows_follow_a_running_experiment_and_keep_focus_and_selection(site: Sit
     site.story.happen(Exited(trial=3, reason="completed"), Started(trial=4))
     site.until(lambda: "completed" in cell(site, 3, "state"))
     site.until(lambda: "running" in cell(site, 4, "state"))
-    site.until(
-        lambda: (
-            site.texts("tr.leader .mark") == ["★ best"]
-            and "leader" in site.one("tr[data-key='3']").get_attribute("class")
-        )
-    )
+    site.until(lambda: site.texts("tr.leader[data-key='3'] .mark") == site.texts("tr.leader .mark") == ["★ best"])
 
 
 def test_repeats_and_the_front_are_marked(site: Site) -> None:
@@ -216,7 +212,8 @@ def test_hyperparameters_are_text_and_a_phone_shows_cards(site: Site) -> None:
             command("Emulation.setDeviceMetricsOverride", size)
             opened(site, "#/e/hostile/trials?columns=hparams.optimizer,best_metric")
             site.until(lambda: HOSTILE in site.texts("td[data-label=optimizer]"))
-            assert HOSTILE in site.js("return [...document.querySelectorAll('td span[title]')].map(it => it.title)")
+            titles = "return [...document.querySelectorAll('td span[title]')].map(it => it.title)"
+            site.until(lambda titles=titles: HOSTILE in site.js(titles))
             assert site.js("return document.documentElement.scrollWidth") <= width
             heights = set(
                 site.js(f"return [...document.querySelectorAll('{TABLE} tr[data-key]')].map(it => it.offsetHeight)")

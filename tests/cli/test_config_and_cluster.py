@@ -106,7 +106,7 @@ def test_an_experiment_whose_model_no_worker_can_import_leaves_nothing(home: Pat
     before = set(home.iterdir())
     # In a process of its own: it starts a Ray, which leaves its settings to the process.
     command = [sys.executable, "-m", "dray.cli", "experiment", "create", "asha.yaml", "."]
-    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
     assert said.returncode == 2
     assert said.stderr.splitlines()[0] == "digits-asha: importing bad_def:Trial ..."
     assert f"importing bad_def from {tmp_path} raised KeyError" in said.stderr

@@ -111,7 +111,7 @@ def sweep(directory: Path, most: int) -> dict[str, Any]:
             timeline.note("done", 1)
             left = groups()
             wait_for(lambda: not nodes("GPU"), "all nodes to be given back", 90)
-            wait_for(lambda: timeline.last("nodes") == 0, "that to be noted", 10)
+            wait_for(lambda: timeline.last("nodes") == 0, "that to be noted")
         finally:
             timeline.close()
     states = result.trials[["state", "restarts"]].values.tolist()
@@ -131,7 +131,7 @@ def in_vain(directory: Path, most: int) -> dict[str, Any]:
         began = time.monotonic()
         code = driver.wait()
         ended = time.monotonic() - began
-        wait_for(lambda: not groups(), "the demand to end", 10)
+        wait_for(lambda: not groups(), "the demand to end")
     finally:
         driver.close()
     autoscalers = Path("/tmp/ray/session_latest/logs/monitor.log").read_text()

@@ -10,11 +10,10 @@ import pytest
 import dray
 from dray.cluster.bubblewrap import why_impossible
 from dray.config.load import load_config
-from dray.errors import ConfigError
+from dray.errors import ConfigError, Invalid
 from dray.experiment import isolation_check
 from dray.experiment.variants import from_patch
 from dray.records.directory import ExperimentDirectory
-from searchers.errors import IllegalEvent
 
 NO_SANDBOX = why_impossible()
 SEARCHER = {"name": "random", "metric": "loss", "max_length": {"batches": 1}, "max_trials": 1}
@@ -88,7 +87,7 @@ def test_the_code_of_a_variant_is_imported_on_trial_in_a_sandbox(model: Path, tm
     created(model).prepare()
     directory = ExperimentDirectory.open(tmp_path / "experiment")
     broken = "--- a/model_def.py\n+++ b/model_def.py\n@@ -1,2 +1,3 @@\n+raise KeyError('no such thing')\n{}"
-    with pytest.raises(IllegalEvent, match=r"(?s)the variant's code can't be used: .*KeyError: 'no such thing'"):
+    with pytest.raises(Invalid, match=r"(?s)the variant's code can't be used: .*KeyError: 'no such thing'"):
         lines = (model / "model_def.py").read_text().splitlines(keepends=True)
         from_patch(directory, broken.format("".join(f" {line}" for line in lines)))
     assert not (tmp_path / "imported").exists()

@@ -11,9 +11,9 @@ import pytest
 from dray.code import ignore
 from dray.code.patch import apply
 from dray.config.load import load_config
+from dray.errors import Invalid
 from dray.experiment import variants
 from dray.records.directory import ExperimentDirectory
-from searchers.errors import IllegalEvent
 
 TRAIN = "lr = 0.1\nTrial = print(lr)\n"
 PATCH = "--- a/train.py\n+++ b/train.py\n@@ -1,2 +1,2 @@\n-lr = 0.1\n+lr = 0.2\n Trial = print(lr)\n"
@@ -117,7 +117,7 @@ def test_secrets_are_hidden_in_variants_too(tmp_path: Path) -> None:
 )
 def test_what_can_not_be_used_is_refused_and_leaves_nothing(patch: str, says: str, tmp_path: Path) -> None:
     directory = experiment(tmp_path)
-    with pytest.raises(IllegalEvent) as error:
+    with pytest.raises(Invalid) as error:
         variants.from_patch(directory, patch, never)
     assert says in str(error.value), str(error.value)
     assert not left(directory)
@@ -126,7 +126,7 @@ def test_what_can_not_be_used_is_refused_and_leaves_nothing(patch: str, says: st
 
 def test_code_that_can_not_be_imported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     directory = experiment(tmp_path, "train:Trial")
-    with pytest.raises(IllegalEvent) as error:
+    with pytest.raises(Invalid) as error:
         variants.from_patch(directory, PATCH, lambda _, place: f"importing train from {place} raised NameError")
     says = "the variant's code can't be used: importing train from the variant's code raised NameError"
     assert (str(error.value), left(directory)) == (says, [])
@@ -145,12 +145,12 @@ def test_code_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.M
     (other / "train.py").write_text(TRAIN)
     with (other / "weights.bin").open("wb") as file:
         file.truncate(ignore.MAX_CODE_BYTES)
-    with pytest.raises(IllegalEvent, match=r"weights.bin .*give a directory with only the model's code"):
+    with pytest.raises(Invalid, match=r"weights.bin .*give a directory with only the model's code"):
         variants.from_directory(directory, other, never)
-    with pytest.raises(IllegalEvent, match=r"no such directory: .*nowhere"):
+    with pytest.raises(Invalid, match=r"no such directory: .*nowhere"):
         variants.from_directory(directory, tmp_path / "nowhere", never)
     monkeypatch.setattr(variants, "MAX_FILES", 5)
-    with pytest.raises(IllegalEvent, match=r"the variant has more than 96 MiB or 5 files"):
+    with pytest.raises(Invalid, match=r"the variant has more than 96 MiB or 5 files"):
         variants.from_patch(directory, created("b.py"), never)
     assert not left(directory)
 
@@ -158,7 +158,7 @@ def test_code_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.M
 def test_a_class_of_a_script_has_no_variants(tmp_path: Path) -> None:
     config = load_config({"searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 1}}})
     directory = ExperimentDirectory.create(tmp_path / "experiment", config, None)
-    with pytest.raises(IllegalEvent, match="has no code that a trial can change: its class is from a script"):
+    with pytest.raises(Invalid, match="has no code that a trial can change: its class is from a script"):
         variants.from_patch(directory, PATCH, never)
 
 

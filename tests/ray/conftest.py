@@ -42,7 +42,7 @@ def no_thread_left() -> Iterator[None]:
     yield
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("dray-"):
-            thread.join(10)  # it may be about to end
+            thread.join(60)  # it may be about to end
             assert not thread.is_alive(), f"an experiment in this process has ended, and left {thread.name}"
 
 

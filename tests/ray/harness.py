@@ -215,7 +215,7 @@ class Meanwhile:
         self._thread.start()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._thread.join(10)
+        self._thread.join(STARTS_IN_S)
         if self._error is not None:
             raise self._error
         assert kind is not None or not self._thread.is_alive(), "the body has ended before what was to happen meanwhile"

@@ -55,7 +55,7 @@ def test_after_kill_9_the_search_continues(tmp_path: Path) -> None:
             wait_for(lambda: stopped_between_saves(first.pid, path), "Tune's files to be whole", 60)
         finally:
             first.kill()
-        first.communicate(30)
+        first.communicate(60)
     assert first.returncode == -signal.SIGKILL, (tmp_path / "output").read_text()
     before = hparams(path)
     assert 2 <= len(before) < TRIALS, "some trials, not all"

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pytest
 from jsonschema import Draft202012Validator
 
-from dray.serve import news
+from dray.serve import long_polling
 from dray.serve.app import listening
 from dray.serve.site import OPENAPI
 from dray.serve.tokens import Tokens
@@ -131,7 +131,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def served(results: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """The server. It looks more often for news."""
-    monkeypatch.setattr(news, "POLL_S", 0.02)
+    monkeypatch.setattr(long_polling, "POLL_S", 0.02)
     control = FakeControl(results)
     with listening(control, results, "127.0.0.1", PORT, Tokens(results, TOKEN)) as url:
         yield Served(int(url.rpartition(":")[2]), control, results)

@@ -86,7 +86,7 @@ class FakeControl:
 
     def experiment(self, name: str) -> Submitted:
         if not self._is_there(name):
-            raise NotSubmitted(f"{name} was not submitted to this server")
+            raise NotSubmitted(name)
         return self._submitted(name)
 
     def _submitted(self, name: str) -> Submitted:

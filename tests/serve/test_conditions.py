@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dray.errors import Invalid
 from dray.records.result import Result
-from dray.serve.answers import BadInput
 from dray.serve.trials import Condition, parsed
 from tests.report.simulated import simulated
 from tests.serve.conftest import Served
@@ -112,7 +112,7 @@ TEXT = st.text('abclr01.<>=!|" -', max_size=30)
 def test_any_text_is_read_whole_or_refused(text: str) -> None:
     try:
         terms = parsed(text)
-    except BadInput:
+    except Invalid:
         return
     signs = [each for each in terms if isinstance(each, Condition)]
     assert all(each.sign in ("<", "<=", ">", ">=", "=", "!=") and each.values for each in signs)

@@ -15,9 +15,8 @@ import pytest
 from dray.code.archive import pack
 from dray.code.trial_import import fault_of_import
 from dray.config.entrypoint import ClassName
-from dray.errors import ConfigError, ExperimentError
+from dray.errors import ConfigError, ExperimentError, Invalid
 from dray.serve import outside as limits
-from dray.serve.answers import BadInput
 from dray.serve.draft import Draft
 from dray.serve.outside import outside
 from searchers.errors import DamagedFile, IllegalEvent
@@ -43,7 +42,7 @@ def bomb(size: int) -> bytes:
 
 def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CPU_S", 0.1)
-    with pytest.raises(BadInput, match=r"what was sent can't be read within 0.1 s of CPU time and 4,096 MiB of memory"):
+    with pytest.raises(Invalid, match=r"what was sent can't be read within 0.1 s of CPU time and 4,096 MiB of memory"):
         outside(sum, range(10**12))
 
 
@@ -71,7 +70,7 @@ def test_limits_are_not_those_of_a_model_that_is_imported(tmp_path: Path, monkey
         DamagedFile("journal.jsonl, line 3"),
         ConfigError([("a.b", "must be 1")]),
         OSError(errno.ENOSPC, "No space left on device", "/full/x"),
-        BadInput("x"),
+        Invalid("x"),
         ExperimentError("y"),
     ],
     ids=lambda error: type(error).__name__,
@@ -88,5 +87,5 @@ def test_a_fault_of_a_config_is_told() -> None:
 
 
 def test_a_process_that_ends_is_bad_input() -> None:
-    with pytest.raises(BadInput, match="can't be read"):
+    with pytest.raises(Invalid, match="can't be read"):
         outside(os._exit, 3)

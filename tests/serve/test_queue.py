@@ -98,7 +98,7 @@ def test_deaths_in_a_row_are_counted_from_the_last_that_trained() -> None:
 def test_one_that_was_deleted_is_forgotten() -> None:
     def do(queue: Queue) -> None:
         queue.remove("digits-1")
-        with pytest.raises(NotSubmitted, match="digits-1 was not submitted to this server"):
+        with pytest.raises(NotSubmitted, match="digits-1 was not submitted to the server"):
             queue.item("digits-1")
 
     assert list(again(do)) == ["digits-2"]

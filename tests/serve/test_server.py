@@ -45,7 +45,7 @@ class Ending(FakeControl):
         self._news: list[dict[str, Any]] = []
 
         def follow() -> None:
-            self._news.append(found.events("followed", after, wait_s=2))
+            self._news.append(found.events("followed", after, wait_s=20))
 
         self._follower = threading.Thread(target=follow)
         self._follower.start()
@@ -101,7 +101,7 @@ class Manager:
 
     def run(self, over):
         self.ray_died.set()
-        threading.Thread(target=time.sleep, args=(60,)).start()  # waits for the dead Ray
+        threading.Thread(target=time.sleep, args=(600,)).start()  # waits for the dead Ray
         if sys.argv[1:]:
             signal.raise_signal(signal.SIGTERM)
 
@@ -122,6 +122,6 @@ def test_a_server_ends_although_its_threads_wait_for_the_dead_ray(
     (tmp_path / "server.py").write_text(SERVER)
     environment = {**os.environ, "DRAY_HOME": str(tmp_path), "_DRAY_SERVER_RESTARTED": str(time.time())}
     process = Forked(str(tmp_path / "server.py"), *arguments, environment=environment)
-    _, errors = process.communicate(50)
+    _, errors = process.communicate(300)
     assert process.returncode == code
     assert ("has died again within 5 minutes" in errors) == bool(code)

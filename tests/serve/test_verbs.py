@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import dray as package
-from dray.errors import NoExperiment
+from dray.errors import Invalid, NoExperiment
 from dray.experiment import requests
 from dray.experiment.experiment import Experiment
 from dray.experiment.request_files import RequestFiles
@@ -23,7 +23,7 @@ from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
 from dray.serve import address
 from dray.serve.control import ACTIVE, ExperimentState
-from dray.serve.refusals import Invalid, WrongState
+from dray.serve.refusals import WrongState
 from dray.serve.verbs import in_directory
 from dray.serve.verbs.in_directory import InDirectory
 from dray.serve.verbs.on_server import OnServer
@@ -335,11 +335,11 @@ def test_a_wrong_extension_is_one_error(place: Place, extension: dict[str, Any],
 @everywhere
 def test_a_wrong_trial_or_checkpoint_is_one_error(place: Place) -> None:
     it = package.handle("1")
-    with pytest.raises(
-        (NoExperiment, ValueError), match=r"^experiment has no trial six; .*give a trial's number, or 'best'$"
-    ):
-        it.stop_trial("six")
-    with pytest.raises(ValueError, match=r"^trial 0 has no checkpoint"):
+    for named in ("six", "9", "-1", "a/b"):
+        says = f"^experiment has no trial {named}; it has 5, numbered from 0; give a trial's number, or 'best'$"
+        with pytest.raises(NoExperiment, match=says):
+            it.stop_trial(named)
+    with pytest.raises(Invalid, match=r"^trial 0 has no checkpoint"):
         it.fork_trial(0, at=7777, hparams={})
 
 

@@ -22,7 +22,7 @@ from dray.records.overview import COMPLETED, Overview
 from dray.serve.client import Server
 from dray.serve.control import EndVerb
 from dray.serve.draft import Draft
-from dray.serve.refusals import Invalid, WrongState, has_ended, is_running
+from dray.serve.refusals import WrongState, has_ended, is_running
 from dray.serve.verbs.handle import Handle
 from dray.serve.verbs.on_server import OnServer
 from dray.storage import Location
@@ -75,13 +75,9 @@ class InDirectory(Trials, Handle):
     def extend(self, **extension: Any) -> str:
         if self.is_active():
             raise is_running(self.name)
-        from dray.serve.answers import BadInput  # aiohttp
-        from dray.serve.given import Extension, extension_of, parsed
+        from dray.serve.given import Extension, extension_of, parsed  # aiohttp
 
-        try:
-            return self._run(**extension_of(parsed(Extension, extension)))
-        except BadInput as error:
-            raise Invalid(str(error)) from None
+        return self._run(**extension_of(parsed(Extension, extension)))
 
     def _run(self, **extension: Any) -> str:
         from dray.experiment.experiment import Experiment

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from dray.code.archive import pack
-from dray.errors import NoExperiment
 from dray.records.overview import Overview
 from dray.serve.client import END, SUBMIT_TIMEOUT_S, Server, form, path_of
 from dray.serve.control import EndVerb, Submitted, submitted_from
@@ -90,7 +90,7 @@ class OnServer(Handle):
         self.server.request("DELETE", path_of(self.name))
 
     def fork_trial(self, trial: int | str, *, at: str | int = "best", hparams: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._ask(f"trials/{self._trial(trial)}/fork", {"at": at, "hparams": hparams})
+        return self._ask(f"trials/{quote(str(trial), safe='')}/fork", {"at": at, "hparams": hparams})
 
     def add_trial(
         self, hparams: Mapping[str, Any], *, patch: str | None = None, code: Path | None = None
@@ -102,13 +102,7 @@ class OnServer(Handle):
         return self._ask("trials", sent, kind=kind, timeout_s=SUBMIT_TIMEOUT_S)
 
     def stop_trial(self, trial: int | str) -> Mapping[str, Any]:
-        return self._ask(f"trials/{self._trial(trial)}/stop", {})
-
-    def _trial(self, named: int | str) -> str:
-        number = str(named).removeprefix("trial_")
-        if number != "best" and not number.isdecimal():
-            raise NoExperiment(f"{self.name} has no trial {named}; give a trial's number, or 'best'")
-        return number
+        return self._ask(f"trials/{quote(str(trial), safe='')}/stop", {})
 
     def _ask(self, what: str, body: bytes | Mapping[str, Any], **sent: Any) -> Mapping[str, Any]:
         decided: dict[str, Any] = self.server.request("POST", path_of(self.name, what), body, **sent)

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from dray.config.load import load_config
-from dray.records import log_lines
-from dray.records.log_lines import MOST_LETTERS, MOST_MATCHES, FileLines, JoinedLines, ListedLines
+from dray.records import log_index
+from dray.records.log_index import MOST_LETTERS, MOST_MATCHES, FileLines, JoinedLines, ListedLines
 from dray.records.logs import event_lines
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of many blocks, and windows that do not hold all."""
-    monkeypatch.setattr(log_lines, "BLOCK", 64)
-    monkeypatch.setattr(log_lines, "MOST_BYTES", 300)
+    monkeypatch.setattr(log_index, "BLOCK", 64)
+    monkeypatch.setattr(log_index, "MOST_BYTES", 300)
 
 
 def lines_of(number: int, seed: int = 0) -> list[str]:

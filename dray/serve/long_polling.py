@@ -1,4 +1,4 @@
-"""Waits for new events of experiments: one look at a journal serves all who follow it from the same place."""
+"""Long polling for new events of experiments: one look at a journal serves all who follow it from the same place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK_S = 1.0  # the longest time without a look, as a state can change without a
 LONGEST_WAIT_S = 25.0  # the longest wait of a request: proxies cut off requests after a minute
 
 
-class News:
+class LongPolling:
     """`look` returns an experiment's events after an offset, see `dray.serve.logs.events_after`."""
 
     def __init__(self, look: Callable[[Path, int], Awaitable[Events]]) -> None:

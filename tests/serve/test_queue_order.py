@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dray.config.load import load_config
 from dray.records.directory import ExperimentDirectory
 from dray.serve.control import Share
-from dray.serve.foresight import guessed, in_order, moved, ties
+from dray.serve.queue_order import guessed, in_order, moved, ties
 from dray.serve.quota import Quota
 from tests.groups.clusters import cluster
 from tests.serve.scene import SceneControl, kind

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dray.serve import news
-from dray.serve.news import News
+from dray.serve import long_polling
+from dray.serve.long_polling import LongPolling
 
 
 class Journal:
@@ -27,14 +27,14 @@ class Journal:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(news, "POLL_S", 0.001)
+    monkeypatch.setattr(long_polling, "POLL_S", 0.001)
 
 
 def test_one_look_serves_all_followers_at_the_same_place(tmp_path: Path) -> None:
     journal = Journal([{}, {"next": 70}, {}, {"lines": ["trial 0 started"], "next": 90}])
 
     async def follow() -> list[dict[str, Any]]:
-        waits = News(journal.look)
+        waits = LongPolling(journal.look)
         return await asyncio.gather(*(waits.after(tmp_path, 40, 20.0) for _ in range(200)))
 
     found = asyncio.run(follow())
@@ -44,16 +44,16 @@ def test_one_look_serves_all_followers_at_the_same_place(tmp_path: Path) -> None
 
 def test_an_end_without_a_record_is_told_as_it_is_after_the_request(tmp_path: Path) -> None:
     ended = Journal([{}, {}, {"state": "STOPPED"}, {"state": "STOPPED"}])
-    assert asyncio.run(News(ended.look).after(tmp_path, 0, 20.0))["state"] == "STOPPED"
+    assert asyncio.run(LongPolling(ended.look).after(tmp_path, 0, 20.0))["state"] == "STOPPED"
     activated = Journal([{}, {"state": "STOPPED"}, {"state": "QUEUED"}])
-    assert asyncio.run(News(activated.look).after(tmp_path, 0, 20.0))["state"] == "QUEUED"
+    assert asyncio.run(LongPolling(activated.look).after(tmp_path, 0, 20.0))["state"] == "QUEUED"
 
 
 def test_a_server_that_ends_answers_those_who_wait(tmp_path: Path) -> None:
     quiet = Journal([])
 
     async def end() -> dict[str, Any]:
-        waits = News(quiet.look)
+        waits = LongPolling(quiet.look)
         waiting = asyncio.create_task(waits.after(tmp_path, 0, 20.0))
         while not quiet.looks:
             await asyncio.sleep(0)
