@@ -28,7 +28,7 @@ from dray.records.checkpoints import LAST, NoCheckpoint, choose
 from dray.records.directory import ExperimentDirectory
 from dray.records.journal import GrowingJournal
 from dray.records.trial_record import flatten
-from dray.storage.disk import sync_folder
+from dray.storage.disk import sync
 from dray.text import shown
 from dray.training.units import amount
 from searchers.errors import SpaceError
@@ -55,7 +55,7 @@ def place(directory: Path, request: Requested) -> None:
     folder.mkdir(exist_ok=True)
     with replaced(folder / f"{request.id}.json") as unnamed:
         unnamed.write_text(json.dumps(request_to_json(request)))
-    sync_folder(folder)  # its name too
+    sync(folder)  # its name too
 
 
 def answer(journal: GrowingJournal, request: Requested) -> Mapping[str, Any] | None:

@@ -59,6 +59,7 @@ from dray.serve.refusals import OverQuota
 from dray.serve.scheduler import ProcessEnd
 from dray.serve.tokens import STATE, Tokens
 from dray.storage import StorageFull
+from dray.storage.disk import sync
 from dray.text import one_line
 from searchers.journal import Journal
 
@@ -227,7 +228,7 @@ class Manager:
     def _ended(self, process: ExperimentProcess) -> None:
         """Handle the end of an experiment's process. Called in a thread."""
         if process.path is not None:
-            end = _end_of(process, process.path)
+            end = end_of(process, process.path)
             self._loop.post(self._note_end, process, end)
 
     def _note_end(self, process: ExperimentProcess, end: ProcessEnd) -> None:
@@ -341,12 +342,15 @@ class Manager:
         )
 
 
-def _end_of(process: ExperimentProcess, path: Path) -> ProcessEnd:
+def end_of(process: ExperimentProcess, path: Path) -> ProcessEnd:
     """The end of an experiment's process, as its files and its exit code tell it."""
     failure = process.failure
     message = "" if failure is None else failure.message
+    directory = ExperimentDirectory(path)
     try:
-        state = StoredExperiment.here(ExperimentDirectory(path)).overview().state
+        if directory.journal.exists():  # written by a killed process, perhaps, and lost if the power fails
+            sync(directory.journal)
+        state = StoredExperiment.here(directory).overview().state
     except (OSError, ValueError) as error:
         return ProcessEnd(kind="ERROR", error=one_line(error))
     if state in (*COMPLETED, "ERROR"):

@@ -38,16 +38,16 @@ def force_to_disk(directory: Path) -> None:
         # Opening a pipe would wait for a writer.
         files += [path for path in paths if os.path.isfile(path) and not os.path.islink(path)]
     # All writes are started before waiting for the first, which halves the time.
-    for paths, work in ((files, begin_writing), (files, os.fsync), (folders, _fsync_folder)):
+    for paths, work in ((files, begin_writing), (files, os.fsync), (folders, _fsync)):
         for path in paths:
             with _opened(path) as descriptor:
                 work(descriptor)
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush the names in a directory to the disk."""
-    with _opened(folder) as descriptor:
-        _fsync_folder(descriptor)
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a directory, to the disk."""
+    with _opened(path) as descriptor:
+        _fsync(descriptor)
 
 
 def begin_writing(file: int) -> None:
@@ -57,9 +57,9 @@ def begin_writing(file: int) -> None:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _fsync_folder(folder: int) -> None:
+def _fsync(file: int) -> None:
     try:
-        os.fsync(folder)
+        os.fsync(file)
     except OSError as error:  # not every file system can flush a directory
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise

@@ -25,7 +25,7 @@ from dray.experiment.core import ReadLogs, RunCore
 from dray.experiment.open_search import open_search
 from dray.groups.effects import ClusterSeen, EndGroup, GroupPlaced, LookAtCluster, StartGroup
 from dray.groups.lender import GroupKind, Lender, OnPool, PoolClosed
-from dray.groups.pool import GroupsPlan
+from dray.groups.pool import MAX_FAILED_STARTS, GroupsPlan
 from dray.groups.slots import Slots
 from dray.leases import messages
 from dray.leases.effects import After
@@ -341,6 +341,7 @@ class Group:
     def kill(self, rank: int) -> None:
         if (process := self.processes.get(rank)) is not None and process.is_alive:
             process.is_alive = False
+            self.driver.kills += 1
             self.world.at(self.world.random.uniform(0.1, 3.0), self.gone, {rank: ""})
             self.world.at(self.world.delay(), self.is_broken.resolve)
 
@@ -528,11 +529,16 @@ class Core(RunCore):
 
 
 class Driver(Process):
-    """The process of one run, like `Experiment.run` and `Run`. `fuse`: it dies after so many effects."""
+    """The process of one run, like `Experiment.run` and `Run`.
+
+    Attributes:
+        fuse: it dies after so many effects.
+        kills: how often its groups' processes were killed.
+    """
 
     def __init__(self, world: Alone) -> None:
         super().__init__(world)
-        self.name, self.fuse = f"run-{world.runs}", -1
+        self.name, self.fuse, self.kills = f"run-{world.runs}", -1, 0
         self.over, self.bound = Answer(), dict[int, tuple[effects.Bind, str]]()
         self._groups: dict[int, Group] = {}
         self._jobs: deque[Any] = deque()
@@ -703,7 +709,9 @@ class Driver(Process):
             case effects.EndRun():
                 self.over.resolve()
             case effects.Fail(error):
-                raise error
+                if self.kills < MAX_FAILED_STARTS:
+                    raise error
+                self.over.resolve()  # no group has ended a trial; the user resumes it
             case After(seconds, method, args):
                 world.at(seconds, self.post_now, lender.send, method, *args)
             case OnPool(owner, StartGroup() as start):

@@ -128,7 +128,7 @@ MISTAKES = {
         ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", None
     ),
     "a drained trial lost": Mistake(
-        Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', 18
+        Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', 100
     ),
     "a closed terminal that hung": Mistake(
         ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", None

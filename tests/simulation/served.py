@@ -85,6 +85,7 @@ class Served(World):
         self._wanted: dict[str, set[str]] = {}
         """For each accepted experiment, the state that its user was promised last, and later ones that may have reached
         the disk."""
+        self._submitting: set[str] = set()
         self._owner = "" if self.token_slots is None else "agent"
         self._start_server()
         self.kernel.at(1.0, self._look)
@@ -222,10 +223,16 @@ class Served(World):
 
     def _submit(self, experiment: Experiment) -> None:
         def submit(server: Manager) -> None:
-            config = experiment.config
-            draft = SimpleNamespace(read=lambda allowance: Read(config))
-            server.submit(draft, Path(experiment.name), owner=self._owner)  # type: ignore[arg-type]
-            self._wanted[experiment.name] = {"run"}
+            name, config = experiment.name, experiment.config
+            if name in self._submitting:
+                return  # its user waits for the answer
+            self._submitting.add(name)
+            try:
+                draft = SimpleNamespace(read=lambda allowance: Read(config))
+                server.submit(draft, Path(name), self._owner, request=name)  # type: ignore[arg-type]
+                self._wanted[name] = {"run"}
+            finally:
+                self._submitting.remove(name)
 
         self._ask(submit)
 
@@ -250,7 +257,7 @@ class Served(World):
         done = 0
         for name, experiment in self.experiments.items():
             state, facts = states.get(name), experiment.facts
-            if state is None or name not in self._wanted:
+            if name not in self._wanted:
                 if self.random.random() < 0.7:
                     self._submit(experiment)
             elif state in ("pause", "stop", "ERROR"):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dray.experiment import requests
 from dray.experiment.request_files import RequestFiles
 from dray.records.directory import ExperimentDirectory
+from dray.records.listing import StoredExperiment
+from dray.serve import manager
 from dray.storage import CheckpointStore
 from searchers.events import Requested
+from tests.report.simulated import simulated
 from tests.simulation.test_kernel import run_on
 
 
@@ -49,3 +54,16 @@ def test_a_checkpoint_that_was_forced_to_the_disk_survives(root: Path) -> None:
         store.force_to_disk(7)
 
     assert not after_power_failures(root, save, lambda: store.find(7) is not None)
+
+
+def test_the_end_that_a_server_notes_survives(root: Path) -> None:
+    directory, of = ExperimentDirectory(root), simulated(root / "of", 2)
+    process: Any = SimpleNamespace(failure=None, exit_code=-9, how_ended="killed by signal 9")
+
+    def end() -> None:
+        directory.journal.write_bytes(of.journal.read_bytes())  # and it is killed before it syncs the file
+        assert manager.end_of(process, root).kind == "COMPLETED"
+
+    directory.config_file.write_bytes(of.config_file.read_bytes())
+    directory.journal.touch()
+    assert not after_power_failures(root, end, lambda: StoredExperiment.here(directory).overview().state == "COMPLETED")

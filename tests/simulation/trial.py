@@ -25,7 +25,7 @@ from dray.training.host import Report
 from dray.training.loop import Outcome, Publish, Train, Validate, drive
 from dray.training.plan import Plan
 from dray.training.progress import Progress
-from dray.worker import hang, serve
+from dray.worker import hang, lease_loop
 from dray.worker import trial as worker_trial
 from dray.worker.host import RayHost
 from dray.worker.log.trial_log import TrialLog
@@ -175,13 +175,13 @@ class _Training:
         return Outcome(stop=stop)
 
 
-def load(spec: ExperimentSpec) -> serve.Loaded:
-    """In place of `dray.worker.serve._load`: the code of simulated experiments is `Trials`."""
-    return serve.Loaded(spec, Trials, None)  # type: ignore[arg-type]
+def load(spec: ExperimentSpec) -> lease_loop.Loaded:
+    """In place of `dray.worker.lease_loop._load`: the code of simulated experiments is `Trials`."""
+    return lease_loop.Loaded(spec, Trials, None)  # type: ignore[arg-type]
 
 
 def work(spec: WorkerSpec, *, machine: str, lost: Callable[[Process, Exception], None]) -> None:
-    """The main thread of a worker process, like `dray.worker.entry` and `dray.worker.serve.serve`.
+    """The main thread of a worker process, like `dray.worker.entry` and `dray.worker.lease_loop.serve`.
 
     Args:
         machine: where it runs.
@@ -193,7 +193,7 @@ def work(spec: WorkerSpec, *, machine: str, lost: Callable[[Process, Exception],
         desk.tell("arrived", spec.owner, spec.group, spec.start, machine, "", "CPU")
         loaded = None if spec.experiment is None else load(spec.experiment)
         place, ranks = Place(machine, machine), DistributedContext()
-        serve.serve_joined(spec, desk, loaded, ranks, place, OwnProcess(), run_in_place)  # type: ignore[arg-type]
+        lease_loop.serve_joined(spec, desk, loaded, ranks, place, OwnProcess(), run_in_place)  # type: ignore[arg-type]
         desk.close()
         time.sleep(5.0)  # what is sent arrives
     except PeerUnreachable as error:
@@ -212,7 +212,7 @@ def replaced(trials: Trials) -> dict[Any, dict[str, Any]]:
     watchdog = SimpleNamespace(dump_traceback_later=lambda *_, **__: None, cancel_dump_traceback_later=lambda: None)
     return {
         worker_trial: {"train_class": trials.train},
-        serve: {"_load": load},
+        lease_loop: {"_load": load},
         failure: {"is_installed": functools.cache(is_installed)},
         hang: {"faulthandler": watchdog},
     }
