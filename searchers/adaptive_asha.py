@@ -123,6 +123,12 @@ class AdaptiveASHA:
         """Index in `brackets` of the trial's bracket."""
         return self._bracket_of[trial]
 
+    def limit_points(self, points: int) -> None:
+        if points < self.max_trials:
+            for bracket, trials in zip(self.brackets, bracket_trials(points, self._weights), strict=True):
+                bracket.limit_points(trials)
+        self._counts.num_points = points  # of all brackets together
+
     def start(self) -> list[Action]:
         """Create the first trials, bracket by bracket; in turn if the search has no end, and may end at any time."""
         brackets = list(enumerate(self.brackets))

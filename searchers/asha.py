@@ -120,8 +120,11 @@ class SuccessiveHalving:
         return self._slots.create()
 
     def create_one(self) -> list[Action]:
-        """Create a trial for a free slot, if there is one."""
-        return [] if self._slots.is_full else [self._create()]
+        """Create a trial, if a slot is free and one may be created."""
+        return [] if self._slots.is_full or not self._slots.may_create else [self._create()]
+
+    def limit_points(self, points: int) -> None:
+        self._slots.limit_points(points)
 
     @property
     def rungs(self) -> tuple[int, ...]:
@@ -197,7 +200,7 @@ class SuccessiveHalving:
         The former is divided by 1.2, because some of these trials still have far to go.
         """
         past_the_first = (len(self._rungs[0].values) + self._unranked) / 1.2
-        return self._slots.progress(max(past_the_first, self._slots.ended) / self.max_trials)
+        return self._slots.progress(max(past_the_first, self._slots.ended) / (self.max_trials or 1))
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         """Add trials, or rungs above the present ones (see `longer_rungs`).

@@ -15,7 +15,7 @@ import copy
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -136,6 +136,27 @@ class Nested:
 
 Domain = Const | Categorical | Int | Double | Log | Nested
 DOMAINS = (Const, Categorical, Int, Double, Log, Nested)
+
+
+def every_point(domain: object) -> Points | None:
+    """Return all points of a domain, also of a number with a `count`, which is only for grids; None if there is no end
+    to them, as with every number but integers and those with a step."""
+    match domain:
+        case Nested(domains=domains):
+            axes = [every_point(inner) for _, inner in domains]
+            known = [axis for axis in axes if axis is not None]
+            return crossed([name for name, _ in domains], known) if len(known) == len(axes) else None
+        case Categorical(vals=vals):
+            parts = [every_point(val) for val in vals]
+            known = [part for part in parts if part is not None]
+            return chained(known) if len(known) == len(parts) else None
+        case Int() | Double(step=float()):
+            return replace(domain, count=None).grid()
+        case Double() | Log():
+            return None
+        case Const(val=val):
+            return Points.of([val])
+    return Points.of([domain])  # a plain category
 
 
 @dataclass(frozen=True, slots=True)

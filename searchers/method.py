@@ -27,6 +27,9 @@ class Method(Protocol):
     A method may also have `requested(request: Requested) -> list[Action]`, which creates the trial that a person
     requests, with its source and hyperparameters, beyond the budget, and also after `Done`; the progress may then
     decrease. Without it, requests of new trials are rejected.
+
+    If a method has `limit_points(points: int) -> None`, this is called before `start` if the space has only so many
+    points. The method then creates at most this many trials besides requested ones, since each gets another point.
     """
 
     @property
@@ -70,6 +73,13 @@ class Method(Protocol):
             MethodError: The budget does not grow, or the method does not support this extension. The state is
                 unchanged.
         """
+
+
+def limit_points(method: Method, points: int | None) -> None:
+    """Tell a new method how many points its space has, if these are few; see `Space.every_point`."""
+    limit = getattr(method, "limit_points", None)
+    if limit is not None and points is not None:
+        limit(points)
 
 
 MAX_TRIALS = 100_000_000  # also stands for a search without an end

@@ -46,6 +46,9 @@ class RandomSearch:
     def max_trials(self) -> int:
         return self._slots.max_trials
 
+    def limit_points(self, points: int) -> None:
+        self._slots.limit_points(points)
+
     def start(self) -> list[Action]:
         return self._slots.fill()
 
@@ -101,6 +104,7 @@ class Single(RandomSearch):
     [Create(trial=0)]
     """
 
+    limit_points = None  # type: ignore[assignment]  # it has one trial
     _fixed_trials = "a single search has one trial"
     _replaces = ("invalid_hp",)
 
@@ -126,6 +130,7 @@ class Grid(RandomSearch):
     """
 
     _budget_name, _min_budget = "points", 0
+    limit_points = None  # type: ignore[assignment]  # its points are those of its sampler
     _fixed_trials = "a grid has as many trials as points"
     _replaces = ()
 

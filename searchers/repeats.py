@@ -15,7 +15,7 @@ import heapq
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -80,6 +80,10 @@ class Repeats:
     @property
     def pareto(self) -> bool:
         return bool(getattr(self.method, "pareto", False))
+
+    @property
+    def limit_points(self) -> Callable[[int], None] | None:
+        return getattr(self.method, "limit_points", None)
 
     @property
     def max_trials(self) -> int:

@@ -10,7 +10,7 @@ Its state follows from these records alone, so that `replay` can restore it.
 
 Each record is a line of the journal:
 
-    {"event": "start", "seed": 7, "smaller_is_better": true, "actions": [...]}
+    {"event": "start", "seed": 7, "smaller_is_better": true, "actions": [...]}    # "points": 6 if the space has so few
     {"event": "started",  "trial": 3, "hparams": {...}, "actions": []}
     {"event": "reported", "trial": 3, "step": 4, "value": 0.31, "actions": [{"action": "stop", "trial": 3}, ...]}
     {"event": "exited",   "trial": 3, "reason": "stopped", "actions": []}
@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from searchers.errors import FieldError, IllegalEvent, JournalError, SpaceError, never_created
 from searchers.events import (
@@ -56,7 +56,7 @@ from searchers.events import (
     Started,
     Stop,
 )
-from searchers.method import MAX_TRIALS, Method
+from searchers.method import MAX_TRIALS, Method, limit_points
 from searchers.objectives import Objectives, normalised, with_first
 from searchers.records import (
     KINDS,
@@ -71,6 +71,9 @@ from searchers.records import (
 from searchers.samplers import RandomSampler, Sampler, draw, explore, notify_extended, notify_forked
 from searchers.space import Space, merge
 from searchers.views import Points, State, TrainedShares, TrialView, as_dict
+
+if TYPE_CHECKING:
+    from searchers.untried import Untried
 
 Record = dict[str, object]
 
@@ -146,12 +149,16 @@ class Search:
         self.requested = 0  # number of trials that were created on request
         self._given: dict[int, Create] = {}  # trials whose hyperparameters the sampler does not draw
         self._given_order: list[int] = []  # their numbers, ascending
+        self._untried: Untried | None = None  # if the space has few points, each of which is drawn once
 
     def start(self) -> list[Action]:
         """Return the first actions. Must be called once, and not after a `replay` that started the search."""
         assert not self.started, "the search has already started; check Search.started after a replay"
-        actions = self._begin()
-        self._write({"event": "start", **self._identity}, actions)
+        is_limited = getattr(self.method, "limit_points", None) is not None
+        points = self.space.every_point() if is_limited else None
+        few: Record = {} if points is None else {"points": points.size}
+        actions = self._begin(few)
+        self._write({"event": "start", **self._identity, **few}, actions)
         return actions
 
     def on(self, event: Event) -> list[Action]:
@@ -243,7 +250,8 @@ class Search:
             return copy.deepcopy(as_dict(bound))
         sampler, number = self._sampler_of(trial)
         if given is None:
-            return draw(sampler, self.space, number)
+            drawn = draw(sampler, self.space, number)
+            return drawn if self._untried is None else self._untried.closest(drawn)
         if given.repeat is not None:
             return self.params(given.repeat.trial)
         if given.source is not None:
@@ -302,8 +310,14 @@ class Search:
             trial = source.trial
         return trial
 
-    def _begin(self) -> list[Action]:
+    def _begin(self, record: Mapping[str, object]) -> list[Action]:
         self.started = True
+        # Journals of earlier versions have no number of points: their searches may try a point twice.
+        limit_points(self.method, cast("int | None", record.get("points")))
+        if "points" in record and (points := self.space.every_point()) is not None:
+            from searchers.untried import Untried  # it imports numpy
+
+            self._untried = Untried(self.space, points)
         actions = self.method.start()
         self._follow(actions)
         return actions
@@ -384,7 +398,7 @@ class Search:
                 value = self._identity.get(name)
                 if (recorded := record.get(name, None if name == "metrics" else value)) != value:
                     raise ValueError(f"the journal belongs to another search: its {name} is {recorded}, not {value}")
-            return self._begin()
+            return self._begin(record)
         if record["event"] == "extended":
             if not self.started:
                 raise ValueError("the search is extended before it starts")
@@ -441,6 +455,8 @@ class Search:
         )
         self._put(view)
         drawn_hparams = _NO_HPARAMS if view.hparams is None else as_dict(view.hparams)
+        if self._untried is not None and hparams is not None and view.id not in self._given:
+            self._untried.add(hparams)
         if view.id not in self._given or not self.space.faults(drawn_hparams):  # given ones may be outside of the space
             sampler, number = self._sampler_of(view.id)
             told = normalised_event if number == view.id else replace(normalised_event, trial=number)

@@ -34,6 +34,8 @@ class TrialCounts:
 
     def __init__(self, max_trials: int) -> None:
         self.created = 0
+        self.drawn = 0  # those whose hyperparameters the search draws
+        self.num_points = math.inf  # points of the space, each of which is drawn once; see `limit_points`
         self._replaced: Counter[Replaced] = Counter()
         self.extend(max_trials)
 
@@ -104,8 +106,9 @@ class TrialSlots:
 
     @property
     def may_create(self) -> bool:
-        """Whether the budget allows one more trial."""
-        return self._counted < self.max_trials and self.counts.gave_up is None
+        """Whether the budget and the space allow one more trial."""
+        counts = self.counts
+        return self._counted < self.max_trials and counts.drawn < counts.num_points and counts.gave_up is None
 
     @property
     def completed(self) -> set[int]:
@@ -120,10 +123,16 @@ class TrialSlots:
     def create(self) -> Create:
         trial = self.counts.created
         self.counts.created += 1
+        self.counts.drawn += 1
         self._counted += 1
         self._live.add(trial)
         self._with_slot.add(trial)
         return Create(trial=trial)
+
+    def limit_points(self, points: int) -> None:
+        """Create no more trials than the space has points."""
+        self.counts.num_points = points
+        self.max_trials = min(self.max_trials, points)
 
     def create_requested(self, request: Requested) -> Create:
         """Create a trial beyond the budget and the slots, also when the search is done."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, cast
 
-from searchers.domains import Categorical, Const, Domain, Nested
+from searchers.domains import Categorical, Const, Domain, Nested, every_point, parameters
 from searchers.errors import SHOWN, Faults, SpaceError, did_you_mean
 from searchers.grids import Points
 from searchers.numeric_domains import Double, Int, Log, is_number
@@ -111,6 +111,7 @@ def merge(space: Nested, point: Mapping[str, object], given: Mapping[str, object
 
 PATH = "hyperparameters"  # a space's name in errors
 MAX_GRID = 1_000_000  # points of a grid; a constraint looks at each
+MAX_TRIED = 1_000  # points of a space that a search tries only once each; a larger one counts as infinite
 MAX_DRAWS = 1000  # draws per trial before the constraint counts as unsatisfiable
 
 Constraint = Callable[[Mapping[str, object]], bool]
@@ -174,6 +175,18 @@ class Space:
         if self.constraint is None:
             return points
         return Points.of([point for point in points if self.allows(point)])
+
+    def every_point(self) -> Points | None:
+        """Return all points; None if there are infinitely many or more than `MAX_TRIED`, or nothing is searched.
+
+        >>> space = parse({"x": {"type": "int", "minval": 1, "maxval": 3, "count": 2}, "batch": 64})
+        >>> list(space.every_point())
+        [{'batch': 64, 'x': 1}, {'batch': 64, 'x': 2}, {'batch': 64, 'x': 3}]
+        """
+        points = every_point(self.root) if any(parameters(self.root)) else None
+        if points is None or points.size > MAX_TRIED:
+            return None
+        return points if self.constraint is None else Points.of([point for point in points if self.allows(point)])
 
     def check(self, point: object, *, path: str) -> dict[str, object]:
         """Convert a point to the form in which it would be sampled: whole floats become integers for `int`, and

@@ -31,7 +31,7 @@ from dray.records.result import Result
 from dray.records.spending import totals_of
 from dray.text import counted, rough, rough_time
 from searchers.auto import Auto
-from searchers.method import Method
+from searchers.method import Method, limit_points
 from searchers.pbt import PBT
 from searchers.previews import WORKERS, Preview, Range, Rates, expected, is_certain, is_endless, is_simulated
 from searchers.repeats import Repeats
@@ -157,6 +157,12 @@ class SearchPreview:
         """Print brackets, rungs, trials at each rung, the search space, and the totals, with a range if they vary."""
         console.print(self._table())
         lines = [searched_line(self.config.space), *self._totals(), *self._times()]
+        points = self.config.space.every_point()
+        if (
+            points is not None
+            and points.size == getattr(self.method, "max_trials", None) != self.config.searcher.trial_count
+        ):
+            lines.append(f"the space has {counted(points.size, 'point')}, each of which is tried once")
         if self.repeats is not None:
             lines.append(self._repeated(self.repeats))
         if isinstance(pbt := self.method, PBT):
@@ -273,7 +279,9 @@ def preview_search(
     """
 
     def make() -> Method:
-        return build_method(config, Custom(directory=model_dir))
+        method, points = build_method(config, Custom(directory=model_dir)), config.space.every_point()
+        limit_points(method, None if points is None else points.size)
+        return method
 
     # Methods create as many trials at the start as they may have at a time; a custom one may create more later.
     workers = WORKERS if is_simulated(make()) else len(make().start())

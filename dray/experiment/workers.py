@@ -42,7 +42,7 @@ class Workers:
     kind: GroupKind  # the kind of groups; that of the smallest group, if their size may change
     sizes: tuple[int, ...]  # the allowed sizes, ascending, if there is a single group whose size may change
     max_slots: int | None  # most slots of all groups together; None: no limit
-    share: Mapping[str, Any]  # priority, weight and max_slots, as in `dray.leases.lease.Client`
+    share: Mapping[str, Any]  # priority, weight and max_slots, as in `dray.leases.shares.Claim`
 
     def for_code(self, directory: ExperimentDirectory, variant: str | None) -> ExperimentSpec:
         """The settings of trials that run a variant of the experiment's code, or its own (None)."""

@@ -143,7 +143,7 @@ class Lender:
     # ------------------------------------------------------------------ clients
     def add(self, client: str, kind: GroupKind, endpoint: Any, share: Mapping[str, Any]) -> None:
         """Add an experiment's run with a new name. Its trials report at `endpoint`, or, if None, at the desk's own.
-        `share`: priority, weight and max_slots, as in `dray.leases.lease.Client`."""
+        `share`: priority, weight and max_slots, as in `dray.leases.shares.Claim`."""
         slots = kind.slots
         size, unit = slots.taken * slots.unit, slots.unit
         if (shape := kind.shape) not in self._pools:

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from dray.config import defaults
 from dray.leases.failure import LOST_NODE, LOW_MEMORY, Failure, FailureKind
 from dray.leases.messages import Departure, GroupEnded, LeaseOutcome
-from dray.leases.shares import QUANTUM, Demand
+from dray.leases.shares import QUANTUM, Claim, Demand
 
 LeaseState = Literal["granted", "bound", "running", "moving", "leaving", "concluded", "failed", "over"]
 """granted: waits for the driver's parameters. bound: waits for rank 0 to begin. running: waits for rank 0 to leave.
@@ -47,21 +46,11 @@ TRANSITIONS: Mapping[LeaseState, Mapping[LeaseEvent, LeaseState]] = {
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Client:
-    """An experiment's run with trials to train, an owner of worker groups, or both."""
+class Client(Claim):
+    """An experiment's run with trials to train, an owner of worker groups, or both. Its name is unique at the desk."""
 
-    name: str  # unique at the desk
     endpoint: Any = None  # the endpoint for its trials' reports, as plain data; None: the desk's own
     is_owner: bool = False  # it has groups, and no trials
-    shape: str = ""  # the shape of the groups that its trials run on
-    kind: str = "cpu"  # "gpu" or "cpu"
-    size: float = 1  # GPUs or CPUs of such a group; 1/n if n groups share one
-    unit: float = 1  # GPUs or CPUs of a slot
-    priority: int = defaults.PRIORITY  # 1 to 99; smaller numbers go first, as in Determined
-    weight: float = 1.0  # its share relative to others with the same priority, > 0
-    max_slots: float | None = None  # most GPUs or CPUs at a time; None: no limit
-    account: str = ""  # clients of one account share a limit; "": it has none
-    account_slots: float | None = None  # most slots of all its clients at a time; None: no limit
     had: float = 0.0  # slot-seconds by weight, from `dray.leases.shares.Shares`
     expected: int = 0  # number of further trials that may soon be queued
     queue: OrderedDict[int, None] = field(default_factory=OrderedDict)  # trials that wait for a group, next one first
@@ -103,20 +92,8 @@ class Client:
     @property
     def demand(self) -> Demand:
         """Its current groups and demand."""
-        return Demand(
-            name=self.name,
-            groups=self.groups,
-            has=len(self.leases),
-            size=self.size,
-            priority=self.priority,
-            weight=self.weight,
-            max_slots=self.max_slots,
-            shape=self.shape,
-            kind=self.kind,
-            unit=self.unit,
-            account=self.account,
-            account_slots=self.account_slots,
-        )
+        claim: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Claim)}
+        return Demand(groups=self.groups, has=len(self.leases), **claim)
 
     def next_trial(self, *, used: bool = False) -> int | None:
         """The trial for the next lease, or None. `used`: of a group whose processes have run other trials; a trial that

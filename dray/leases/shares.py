@@ -20,13 +20,11 @@ TINY = 1e-9
 """Fractions of slots are sums of floats."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """An experiment's demand for groups, its limits, and the groups that it has."""
+@dataclass(slots=True, kw_only=True)
+class Claim:
+    """An experiment's claim to slots: the size of its groups, its priority and share, and its limits."""
 
     name: str  # unique
-    groups: int  # number of worker groups that it could use now
-    has: int = 0  # number of groups that it has
     # Slots of one of its groups; 1/n if n groups share a slot. A slot is a GPU, or without GPUs a CPU.
     size: float = 1
     priority: int = defaults.PRIORITY  # 1 to 99; smaller numbers go first, as in Determined
@@ -37,6 +35,14 @@ class Demand:
     unit: float = 1.0  # GPUs or CPUs of a slot
     account: str = ""  # experiments of one account share a limit; "": it has none
     account_slots: float | None = None  # most slots of all its experiments at a time; None: no limit
+
+
+@dataclass(slots=True, kw_only=True)
+class Demand(Claim):
+    """An experiment's demand for groups, and the groups that it has, at one time."""
+
+    groups: int  # number of worker groups that it could use now
+    has: int = 0  # number of groups that it has
 
     @property
     def most(self) -> int:

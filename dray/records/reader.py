@@ -120,6 +120,7 @@ class ExperimentReader(RankedTrials):
         self._time_left, self._best_so_far = TimeLeft(), BestSoFar()
         self._failure: tuple[int, str] = (0, "")
         self._max_trials: int | None = self._heading.searcher.get("max_trials")
+        self._points: int | None = None  # of the space, if a search ends when it has tried all
         self._requested = 0
         self._ran_s, self._opened, self._time = 0.0, 0.0, 0.0
         self._began: float | None = None
@@ -226,6 +227,8 @@ class ExperimentReader(RankedTrials):
         if event not in ("opened", "told"):
             self.is_end_told = event == "alert" and bool(self._done or self._ended)
         match event:
+            case "start":
+                self._points = record.get("points")
             case "started":
                 trial = self.trials[record["trial"]]
                 if trial.drawn is None:
@@ -384,7 +387,7 @@ class ExperimentReader(RankedTrials):
             trials=len(self.trials),
             ended=len(self.trials) - len(live),
             failed=failed,
-            max_trials=self._max_trials,
+            max_trials=self._most_trials,
             requested=self._requested,
             num_repeats=0 if done else self._num_repeats,
             method=self._heading.searcher.get("name") or None,
@@ -400,12 +403,25 @@ class ExperimentReader(RankedTrials):
             began=self._began,
             last=self._last,
             ran_s=self._ran_s + self._time - self._opened,
-            reason=None if self.is_running or self._done else self._ended or None,
+            reason=None if self.is_running else self._exhausted if self._done else self._ended or None,
             left_s=self._left_s(live, budget) if self.is_running else None,
             unread=self._unread or None,
             failure=(self.main_failure() or None) if failed or state == "ERROR" else None,
             budget=budget,
         )
+
+    @property
+    def _exhausted(self) -> str | None:
+        """Why a search is done before `max_trials`, if its space has fewer points."""
+        if self._points is None or self._points >= (self._max_trials or math.inf):
+            return None
+        return f"all {counted(self._points, 'point')} of the space were tried"
+
+    @property
+    def _most_trials(self) -> int | None:
+        """The number of trials that the search creates by itself, if it is known."""
+        known = [each for each in (self._max_trials, self._points) if each is not None]
+        return min(known, default=None)
 
     def _left_s(self, live: list[TrialRecord], budget: Mapping[str, Spent] | None) -> float | None:
         from dray.errors import ConfigError
@@ -431,9 +447,9 @@ class ExperimentReader(RankedTrials):
     @property
     def _num_repeats(self) -> int:
         """The number of repeats that a search with a known number of trials ends with."""
-        if self._repeat is None or self._max_trials is None:
+        if self._repeat is None or self._most_trials is None:
             return 0
-        return int(self._repeat["seeds"]) * min(int(self._repeat["for"].split()[-1]), self._max_trials)
+        return int(self._repeat["seeds"]) * min(int(self._repeat["for"].split()[-1]), self._most_trials)
 
     def _budget_now(self) -> dict[str, Spent] | None:
         if self._budget:

@@ -311,7 +311,7 @@ class Scheduler:
         return dict(Counter(self._state(item, self._demands_of(item.name)) for item in self._queue.items()))
 
     def claim(self, run: str) -> dict[str, Any]:
-        """The claim of a run to slots at the desk: fields of `dray.leases.lease.Client`."""
+        """The claim of a run to slots at the desk: fields of `dray.leases.shares.Claim`."""
         item = self._queue.find(experiment_of(run))
         if item is None or not item.owner:
             return {}

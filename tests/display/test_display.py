@@ -286,7 +286,7 @@ def test_picture_shows_values_as_measured_where_larger_is_better() -> None:
 
 def test_picture_shows_as_many_searched_hyperparameters_as_fit() -> None:
     space = {
-        "lr": {"type": "categorical", "vals": [0.5]},
+        "lr": {"type": "categorical", "vals": [0.5, 0.5]},
         "model": {"depth": {"type": "categorical", "vals": [3]}},
     }
     made = search(*ended(0, 0.5), Started(trial=1), space={**space, "global_batch_size": 64})
@@ -298,7 +298,7 @@ def test_picture_shows_as_many_searched_hyperparameters_as_fit() -> None:
 
 
 def test_headings_are_whole_where_there_is_room() -> None:
-    made = search(Started(trial=1), space={"lr": {"type": "categorical", "vals": [0.5]}})
+    made = search(Started(trial=1), space={"lr": {"type": "categorical", "vals": [0.5, 0.5]}})
     board = Board(name="digits", metric="validation_loss", smaller_is_better=True, unit="epochs", clock=Clock())
     board.begin(made, {})
 

@@ -72,6 +72,16 @@ def test_adaptive_shows_each_bracket_with_its_rungs_and_a_range() -> None:
     assert low < total < high < 24 * 16
 
 
+@pytest.mark.parametrize("most", [100, None])
+def test_a_space_of_few_points_has_as_many_trials(most: int | None) -> None:
+    searcher = {"name": "auto", "metric": "loss", "max_length": {"epochs": 9}, "max_trials": most}
+    space = {"layers": {"type": "int", "minval": 1, "maxval": 6}}
+    given = {"entrypoint": "m:T", "searcher": searcher, "hyperparameters": space, "budget": {"time": "1h"}}
+    rows, below = shown(load_config(given))
+    assert float(rows[0][3]) == 6
+    assert "\nthe space has 6 points, each of which is tried once\n" in below
+
+
 def test_a_population_trains_its_length_once() -> None:
     rows, below = shown(preview_search(load_config(EXAMPLES / "pbt.yaml"), rates=Rates(mean=3.0)))
     assert rows == [["1", "1", "16", "8", "8", "128"]]

@@ -122,3 +122,18 @@ def test_a_search_without_a_best_trial_says_why(tmp_path: Path) -> None:
     story.happen(Exited(trial=0, reason="errored"))
     reader.refresh()
     assert parts_of(standing(reader.overview(), reader))["best"].startswith("no best trial, because every trial")
+
+
+def test_an_exhausted_space_is_why_a_search_ended(tmp_path: Path) -> None:
+    search = {"name": "random", "metric": "error", "max_trials": 100, "max_length": {"batches": 16}}
+    space = {"layers": {"type": "int", "minval": 1, "maxval": 2}}
+    story = Story(tmp_path / "experiment", load_config({"hyperparameters": space, "searcher": search}))
+    for trial in (0, 1):
+        story.happen(Started(trial=trial))
+        story.validate(trial, 16, 0.5)
+        story.happen(Exited(trial=trial, reason="completed"))
+    story.journal.close()
+    reader = read(story)
+    found = reader.overview()
+    assert (found.state, found.total, found.reason) == ("COMPLETED", 2, "all 2 points of the space were tried")
+    assert ": all 2 points of the space were tried" in standing(found, reader).sentence

@@ -20,6 +20,7 @@ NUMERICAL = {
     "rung_process.py",
     "rung_results.py",
     "unit_cube.py",
+    "untried.py",
 }
 ADAPTERS = {"ray_tune.py", "tune.py", "optuna_sampler.py", "optuna_space.py", "optuna_trials.py"}
 

@@ -31,7 +31,7 @@ from dray.training.host import Report
 from dray.training.loop import Outcome, Publish, Train, Validate, drive
 from dray.training.plan import Plan
 from dray.training.progress import Progress
-from dray.worker import hang, serve
+from dray.worker import hang, lease_loop
 from dray.worker import trial as worker_trial
 from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.log.trial_log import TrialLog
@@ -236,7 +236,7 @@ def work(spec: WorkerSpec, *, machine: str, lost: Callable[[Process, Exception],
         desk = Connection(spec.desk)
         desk.tell("arrived", spec.owner, spec.group, spec.start, machine, "", "CPU")
         alone = Ranks(world_rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, num_nodes=1)
-        serve.serve(spec, alone, Place(machine, machine), desk)
+        lease_loop.serve(spec, alone, Place(machine, machine), desk)
         desk.close()
         time.sleep(5.0)  # what is sent arrives
     except PeerUnreachable as error:
@@ -273,7 +273,7 @@ def replaced(trials: Trials, root: Path) -> dict[Any, dict[str, Any]]:
     ranks = SimpleNamespace(from_torch_distributed=lambda address: DistributedContext())
     return {
         worker_trial: {"train_class": trials.train, "redirect_output": _logged, "use_cluster_info": use_info},
-        serve: {
+        lease_loop: {
             "os": SimpleNamespace(chdir=nothing, environ={"MASTER_ADDR": ""}),
             "gc": SimpleNamespace(enable=nothing),
             "ray": SimpleNamespace(get_runtime_context=lambda: here),
