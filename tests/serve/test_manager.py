@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,8 @@ from dray.serve import creations, manager
 from dray.serve.control import Share
 from dray.serve.draft import Draft
 from dray.serve.manager import Manager
+from dray.serve.processes import FULL, STOPPED, Create, Failed, Open, Opened
 from dray.serve.processes import RUN as RUN_IT
-from dray.serve.processes import Create, Open, Opened
 from dray.serve.queue import open_queue
 from dray.serve.quota import Quota
 from dray.serve.scheduler import MAX_DEATHS
@@ -58,7 +59,7 @@ class FakeProcess(FakeDriver):
             creations.begin(command.link, path := command.link.parents[2] / "created")
             ExperimentDirectory.create(path, command.read.config, None)
             self.opened, self.path = Opened(path, Share(), {}, {}, ()), path
-        elif self.dies_at_once:
+        if self.dies_at_once:
             self.exit_code = -9
 
     def signal(self, number: int) -> None:
@@ -125,6 +126,42 @@ def test_the_end_of_a_process_that_was_not_assigned_yet_counts(server: Server) -
     server.die_at_once = True
     found = server.start().experiment("a")
     assert (found.state, found.restarts) == ("ERROR", MAX_DEATHS)
+    created = server.manager.submit(Draft(config=CONFIG), Path("code"))
+    server.settle()
+    assert server.manager.experiment(created.name).state == "ERROR", "others were tried after the one that created it"
+
+
+@pytest.mark.parametrize(
+    ("code", "failure", "state", "restarts"),
+    [
+        (STOPPED, None, "QUEUED", 0),
+        (FULL, Failed("can't write"), "RESTARTING", 1),
+        (1, Failed("no such class"), "ERROR", 0),
+        (1, None, "RESTARTING", 1),
+    ],
+)
+def test_the_exit_code_says_how_it_ended(
+    server: Server, code: int, failure: Failed | None, state: str, restarts: int
+) -> None:
+    server.submitted("a")
+    server.start()
+    process = server.processes[0]
+    process.exit_code, process.failure = code, failure
+    process.ended(process)
+    server.settle()
+    found = server.manager.experiment("a")
+    assert (found.state, found.restarts) == (state, restarts)
+
+
+def test_a_server_that_stops_lets_trials_save_and_keeps_its_queue(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "STEP_S", 0.0)
+    server.submitted("a")
+    server.start().stop()
+    assert [each.signals for each in server.processes] == [[signal.SIGTERM], [signal.SIGKILL]]
+    found = server.manager.experiment("a")
+    assert (found.state, found.restarts) == ("QUEUED", 0)
 
 
 def test_the_process_that_created_an_experiment_ends_if_it_waits(server: Server) -> None:
