@@ -270,7 +270,7 @@ def test_the_command_reports_all_faults_at_once(tmp_path: Path, dray: Callable[.
     ("text", "told"),
     [
         (None, "no such file: "),
-        ("a: [", "line 1, column 5: not valid YAML"),
+        ("a: [", "line 2, column 1: not valid YAML"),
         ("", "must be a mapping of fields to values, got an empty file"),
         ("cluster_name: a\nprovider: aws\n", "provider: Ray refuses it: "),
         ("provider: 5\navailable_node_types: [a]\n", "file: Ray refuses it: "),

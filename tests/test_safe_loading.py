@@ -48,7 +48,7 @@ ALLOWED = {
     ("dray/training/checkpoint/snapshot.py", "pickle.Unpickler"): "copies a state in memory",
     ("dray/code/factory.py", "pickle.loads"): "the class of a driver's script, from the driver, by way of Ray",
     ("searchers/ray_tune.py", "pickle.loads"): "the function that fetches results, from the driver, by way of Tune",
-    ("dray/worker/serve.py", "pickle.loads"): "what trials run with, from their driver, which has proved the key",
+    ("dray/worker/lease_loop.py", "pickle.loads"): "what trials run with, from their driver, which has proved the key",
     ("dray/worker/sandbox_child.py", "pickle.load"): "what a trial in a sandbox runs with, from its worker",
     ("dray/training/parallel/transport.py", "pickle.loads"): "what the ranks of a trial tell one another",
     # The user's own code.

@@ -156,7 +156,7 @@ class ExperimentDirectory:
             directory.write_storage(where.child(path.name))
         # Written last: a directory with a config is complete.
         with private.replaced(directory.config_file) as unnamed:
-            unnamed.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
+            unnamed.write_text(yaml.dump(config.to_dict(), Dumper=yaml.CSafeDumper, sort_keys=False))
         # The directory must reach the disk before its journal's records do.
         force_to_disk(path)
         return directory

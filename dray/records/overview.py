@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-import yaml
-
+from dray.config import yaml_file
 from dray.records.spending import Spent, spent_of, totals_of
 from searchers import rows
 from searchers.objectives import Metric, Objectives, of_names
@@ -169,11 +168,11 @@ class Heading:
     @classmethod
     def of(cls, config: Path) -> Heading:
         """Read a config file; `DamagedFile` if that fails."""
-        errors = (yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError, RecursionError)
+        errors = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
         with rows.readable(config, *errors):
-            raw = _parsed(_sections(rows.read(config).decode()))
-            if not isinstance(raw, Mapping):
-                raise TypeError("it has no fields")
+            raw, fault = _parsed(_sections(rows.read(config).decode()))
+            if fault is not None or not isinstance(raw, Mapping):
+                raise TypeError(fault.what if fault is not None else "it has no fields")
             return cls(
                 title=str(raw["name"]),
                 searcher=raw["searcher"],
@@ -195,9 +194,4 @@ def _sections(config: str) -> str:
     return "".join(each for each in sections if each.startswith(names))
 
 
-@functools.lru_cache(maxsize=64)
-def _parsed(sections: str) -> Any:
-    """Cached, because many experiments of a list have the same sections."""
-    # The fast parser crashes at a nesting of some 50,000 levels; the other one raises an error.
-    is_flat = sum(map(sections.count, "[{-?:")) < 1000
-    return yaml.load(sections, getattr(yaml, "CSafeLoader", yaml.SafeLoader) if is_flat else yaml.SafeLoader)
+_parsed = functools.lru_cache(maxsize=64)(yaml_file.parsed)  # many experiments of a list have the same sections

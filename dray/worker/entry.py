@@ -108,7 +108,7 @@ def _serve_leases(worker: WorkerSpec, ranks: Ranks) -> None:
             return give_up(desk, worker.owner, worker.group, unfit)
         gc.disable()  # during the imports, of whose time collections would take a fifth
         try:
-            from dray.worker.serve import serve
+            from dray.worker.lease_loop import serve
         except ImportError as error:
             what = f"node {name_of_this_node()} can't import what workers run: {type(error).__name__}: {error}"
             unfit_node = ImportError(f"{what}; install the driver's packages there")

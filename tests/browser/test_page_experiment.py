@@ -203,10 +203,13 @@ def test_an_experiment_is_run_again_with_changes(site: Site) -> None:
     told = "return document.querySelector('dialog .trouble')?.innerText ?? ''"
     site.until(lambda: "searcher.divisor: must be > 1" in site.js(told))
     site.js(change, text.replace("max_trials: 64", "max_trials: 8").replace("name: simulated", "name: smaller"))
+    site.one("dialog label input").send_keys("12, digits-*\t")
+    site.until(lambda: "3 changed lines." in site.texts("dialog [role=status]"))
     site.click("Fork", "dialog")
     site.until(lambda: "#/e/smaller" in site.browser.current_url)
     [made] = site.results.glob("smaller*")
-    assert yaml.safe_load((made / "experiment.yaml").read_text())["searcher"]["max_trials"] == 8
+    searcher = yaml.safe_load((made / "experiment.yaml").read_text())["searcher"]
+    assert (searcher["max_trials"], searcher["like"]) == (8, ["12", "digits-*"])
     assert (made / "code" / "model_def.py").exists()
 
 

@@ -77,7 +77,7 @@ HOSTILE = {
     "no bool": (f"{BASE}data: {{x: !!bool 5}}\n", "not valid YAML: '5' is not a valid bool"),
     "half a character": (
         f'{BASE}name: "a\\ud800b"\n',
-        r"name: must be text, got 'a\ud800b', which is not valid Unicode",
+        "line 3, column 11: not valid YAML while parsing a quoted scalar: found invalid Unicode character",
     ),
     "NUL": (f'{BASE}checkpoint_storage: "a\\0b"\n', r"must be text without the character NUL, got 'a\x00b'"),
     "two lines": (f'{BASE}name: "a\\nb"\n', r"name: must be one line of printable characters, got 'a\nb'"),
@@ -182,6 +182,11 @@ def test_deep_nesting_up_to_the_limit_is_taken() -> None:
     assert load_config(config(data=nested(MAX_DEPTH - 1))).data == nested(MAX_DEPTH - 1)
     with pytest.raises(ConfigError, match="is nested more than"):
         load_config(config(data=nested(MAX_DEPTH + 1)))
+
+
+def test_text_that_is_no_unicode_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"name: must be text, got 'a\\ud800b', which is not valid Unicode"):
+        load_config(config(name="a\ud800b"))
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,9 @@ def test_an_allocation_that_fails_ends_a_size_and_not_the_probe(model_dir: Path)
 
 @pytest.mark.slow
 def test_another_error_ends_the_probe_with_the_line_of_the_users_code(model_dir: Path) -> None:
-    with pytest.raises(ExperimentError, match=r"(?s)global_batch_size 4, 2 per slot.*probed.py:\d+, in spend"):
-        probe.probe({**CONFIG, "entrypoint": "probed:Faulty"}, model_dir=model_dir)
+    faulty = {"entrypoint": "probed:Faulty", "resources": {"slots_per_trial": 1, "slot": "cpu"}}
+    with pytest.raises(ExperimentError, match=r"(?s)global_batch_size 4, 4 per slot.*probed.py:\d+, in spend"):
+        probe.probe({**CONFIG, **faulty}, model_dir=model_dir)
 
 
 def report(batches: int, epochs: float, records: float) -> Report:

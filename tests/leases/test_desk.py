@@ -182,6 +182,13 @@ def test_the_trial_of_a_drained_group_continues_first_in_another(scene: Scene) -
     assert scene.granted() == [3]
 
 
+def test_processes_that_ended_before_they_asked_get_no_trial(scene: Scene) -> None:
+    scene.queue(0)
+    scene.end_group()
+    scene.ask()
+    assert (scene.granted(), scene.replies()) == ([], {"g0": None})
+
+
 def test_a_node_lost_before_its_drained_trial_costs_no_restart(scene: Scene) -> None:
     scene.lend(3)
     scene.desk.drain("g")

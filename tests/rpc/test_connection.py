@@ -316,6 +316,34 @@ def test_of_many_unproven_connections_that_come_at_once_no_more_stay() -> None:
         server.die()
 
 
+async def came(server: Server, attempt: int = 0) -> tuple[Channel, asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection of a client that knows the key, the same client each time."""
+    reader, writer = await asyncio.open_connection(server.endpoint.host, server.endpoint.port)
+    channel = Channel(reader, writer, server.endpoint.key, "client")
+    await channel.prove()
+    channel.send(bytes(8), b"1234567890123456", attempt.to_bytes(8, "big"))
+    return channel, reader, writer
+
+
+def test_a_connection_that_comes_late_replaces_no_newer_one(server: Server) -> None:
+    async def answered() -> bytes:
+        first = await came(server)
+        await first[0].receive()
+        newer = await came(server, 2)
+        await newer[0].receive()
+        late = await came(server, 1)
+        with pytest.raises(ConnectionResetError):
+            await late[0].receive()
+        newer[0].send(bytes(8), b"\x93\x01\xa4note\xa1x")
+        answer = await newer[0].receive()
+        for _, _, writer in (first, newer, late):
+            writer.close()
+        return answer
+
+    assert asyncio.run(answered()).endswith(b"\x92\x01\x01")
+    assert server.desk.told == ["x"]
+
+
 @pytest.mark.parametrize("frame", ["unknown method", "pickle", "no call", "too large", "impossible count"])
 def test_a_client_that_sends_what_none_sends_is_let_go(
     server: Server, desk: Connection, frame: str, caplog: pytest.LogCaptureFixture
@@ -323,10 +351,7 @@ def test_a_client_that_sends_what_none_sends_is_let_go(
     """One that knows the key: it gets nothing run, and the others notice nothing."""
 
     async def misbehave() -> bytes:
-        reader, writer = await asyncio.open_connection(server.endpoint.host, server.endpoint.port)
-        channel = Channel(reader, writer, server.endpoint.key, "client")
-        await channel.prove()
-        channel.send(bytes(8), b"1234567890123456", bytes(8))
+        channel, reader, writer = await came(server)
         await channel.receive()
         match frame:
             case "unknown method":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -93,6 +94,17 @@ def test_a_key_is_good_for_one_request_only(served: Served, model: Path) -> None
         assert (reply.status, "was sent with another request" in reply.json["error"]) == (422, True)
     assert len(names(served)) == 1
     assert submit(served, CONFIG, pack(model), keyed(served, "k" * 201)).status == 400
+
+
+def test_nothing_is_created_before_its_key_is_on_the_disk(
+    served: Served, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(journal: Journal, record: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Journal, "append", full)
+    assert submit(served, CONFIG, pack(model), keyed(served)).status == 507
+    assert names(served) == []
 
 
 def test_what_was_refused_can_be_sent_again_with_its_key(served: Served, model: Path) -> None:

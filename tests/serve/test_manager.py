@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +15,15 @@ import pytest
 from dray.cluster.connection import Cluster
 from dray.config.load import load_config
 from dray.config.yaml_file import mapping_in
+from dray.errors import ConfigError
 from dray.records.directory import ExperimentDirectory
 from dray.records.spending import ALIVE_S
-from dray.serve import manager
+from dray.serve import creations, manager
 from dray.serve.control import Share
 from dray.serve.draft import Draft
 from dray.serve.manager import Manager
-from dray.serve.processes import Create, Opened
+from dray.serve.processes import FULL, STOPPED, Create, Failed, Open, Opened
+from dray.serve.processes import RUN as RUN_IT
 from dray.serve.queue import open_queue
 from dray.serve.quota import Quota
 from dray.serve.scheduler import MAX_DEATHS
@@ -52,9 +56,10 @@ class FakeProcess(FakeDriver):
     def send(self, command: object) -> None:
         self.received.append(command)
         if isinstance(command, Create):
-            path = ExperimentDirectory.create(command.link.parents[2] / "created", command.read.config, None).path
+            creations.begin(command.link, path := command.link.parents[2] / "created")
+            ExperimentDirectory.create(path, command.read.config, None)
             self.opened, self.path = Opened(path, Share(), {}, {}, ()), path
-        elif self.dies_at_once:
+        if self.dies_at_once:
             self.exit_code = -9
 
     def signal(self, number: int) -> None:
@@ -69,6 +74,7 @@ class Server:
 
     results: Path
     die_at_once: bool = False
+    most: int = 99  # processes that fit into the memory
     processes: list[FakeProcess] = field(default_factory=list)
 
     def submitted(self, name: str, owner: str = "") -> None:
@@ -80,6 +86,8 @@ class Server:
             ExperimentDirectory.create(self.results / name, load_config(mapping_in(CONFIG, "")), None)
 
     def process(self, group: object, home: str, ended: Callable[[Any], None], **_: object) -> FakeProcess:
+        if len(self.processes) == self.most:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
         process = FakeProcess(ended=ended, dies_at_once=self.die_at_once)
         self.processes.append(process)
         return process
@@ -118,6 +126,42 @@ def test_the_end_of_a_process_that_was_not_assigned_yet_counts(server: Server) -
     server.die_at_once = True
     found = server.start().experiment("a")
     assert (found.state, found.restarts) == ("ERROR", MAX_DEATHS)
+    created = server.manager.submit(Draft(config=CONFIG), Path("code"))
+    server.settle()
+    assert server.manager.experiment(created.name).state == "ERROR", "others were tried after the one that created it"
+
+
+@pytest.mark.parametrize(
+    ("code", "failure", "state", "restarts"),
+    [
+        (STOPPED, None, "QUEUED", 0),
+        (FULL, Failed("can't write"), "RESTARTING", 1),
+        (1, Failed("no such class"), "ERROR", 0),
+        (1, None, "RESTARTING", 1),
+    ],
+)
+def test_the_exit_code_says_how_it_ended(
+    server: Server, code: int, failure: Failed | None, state: str, restarts: int
+) -> None:
+    server.submitted("a")
+    server.start()
+    process = server.processes[0]
+    process.exit_code, process.failure = code, failure
+    process.ended(process)
+    server.settle()
+    found = server.manager.experiment("a")
+    assert (found.state, found.restarts) == (state, restarts)
+
+
+def test_a_server_that_stops_lets_trials_save_and_keeps_its_queue(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "STEP_S", 0.0)
+    server.submitted("a")
+    server.start().stop()
+    assert [each.signals for each in server.processes] == [[signal.SIGTERM], [signal.SIGKILL]]
+    found = server.manager.experiment("a")
+    assert (found.state, found.restarts) == ("QUEUED", 0)
 
 
 def test_the_process_that_created_an_experiment_ends_if_it_waits(server: Server) -> None:
@@ -126,6 +170,25 @@ def test_the_process_that_created_an_experiment_ends_if_it_waits(server: Server)
     created = server.start().submit(Draft(config=CONFIG), Path("code"))
     assert created.state == "QUEUED"
     assert [each.signals for each in server.processes if each.opened is not None] == [[9]]
+
+
+def test_of_a_refused_experiment_neither_process_nor_directory_stays(server: Server) -> None:
+    create(server.results, "agent", "submit", Quota(priority=50))
+    with pytest.raises(ConfigError, match="must be 50 or more"):
+        server.start().submit(Draft(config=CONFIG.replace("priority: 10", "priority: 60")), Path("code"), "agent")
+    assert [each.signals for each in server.processes if each.opened is not None] == [[9]]
+    assert not (server.results / "created").exists()
+
+
+def test_without_memory_for_a_process_an_experiment_waits_for_it(server: Server) -> None:
+    server.submitted("a")
+    server.most = 1
+    server.start()
+    assert [each.received for each in server.processes] == [[]]
+    server.most = 99
+    server.settle()
+    opens = Open(path=server.results / "a", extension={})
+    assert [each.received for each in server.processes if each.received] == [[opens, RUN_IT]]
 
 
 def test_a_process_that_ends_on_a_full_disk_has_not_died(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The path of a commit: one trial on the shells that ship, and faults in the middle of its checkpoints.
 
-`EventLoop` and `Desk` are in a driver's process; `Connection`, `serve_joined`, `run_logged`, `RayHost`, `Reports`,
+`EventLoop` and `Desk` are in a driver's process; `Connection`, `serve`, `run_trial`, `RayHost`, `Reports`,
 `TrialLink`, `Saver` and `CheckpointStore` in those of workers.
 """
 
@@ -15,6 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from dray.code.factory import FromDirectory
+from dray.config.entrypoint import ClassName
 from dray.leases.desk import CALLS as DESK_CALLS
 from dray.leases.desk import Desk
 from dray.leases.effects import After, Reply, Tell
@@ -48,6 +50,7 @@ STOP_S = 40.0
 """How long a trial may take to leave when it is asked to."""
 LATE_S = 10.0
 """How long a commit may take that was permitted while its lease was valid."""
+CODE = FromDirectory(entrypoint=ClassName("model", "Trial"), directory="code")
 SETTINGS = SharedSettings(
     config={"data": {}},
     metric="loss",
@@ -104,7 +107,7 @@ class World(Trials):
         (self.trial_dir / "logs").mkdir(parents=True)
         for _ in range(self.random.choice((0, 1, 2, 3))):
             self.kernel.at(self.random.uniform(1.0, 70.0 * self.batch_s), self._fault)
-        with installed(self.kernel, self.disk, replaced(self)):
+        with installed(self.kernel, self.disk, replaced(self, self.root)):
             self.kernel.run()
 
     def clean(self) -> None:
@@ -131,7 +134,7 @@ class World(Trials):
             group=name,
             start=number,
             environment={},
-            experiment=ExperimentSpec(run="run", settings=SETTINGS, load_trial=None, log_format=""),  # type: ignore[arg-type]
+            experiment=ExperimentSpec(run="run", settings=SETTINGS, load_trial=CODE, log_format=""),
             shared_by=1,
         )
         process = self.workers[name] = self.kernel.process(name, lambda: work(spec, machine=name, lost=self._lost))

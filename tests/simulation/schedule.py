@@ -171,6 +171,11 @@ def with_once(schedule: Schedule) -> Schedule:
     return replace(schedule, setups=tuple(setups))
 
 
+def with_programs(schedule: Schedule) -> Schedule:
+    """Let the code of experiments be programs that use the core API."""
+    return replace(schedule, setups=tuple(replace(each, program=True) for each in schedule.setups))
+
+
 def with_token(schedule: Schedule) -> Schedule:
     """Let one token submit two or three experiments to a server, perhaps with different slots per trial."""
     random, most = Random(f"token:{schedule.seed}"), sum(schedule.nodes)
@@ -186,6 +191,7 @@ OPTIONS: dict[str, tuple[Callable[[Schedule], Schedule], str]] = {
     "requests": (with_requests, "a person adds, forks and stops trials"),
     "budgets": (with_budgets, "experiments have budgets"),
     "alerts": (with_alerts, "somebody is told of failures, no gain, a budget's end"),
+    "programs": (with_programs, "programs train by the core API"),
     "once": (with_once, "what programs do works only once in a process"),
 }
 """What schedules may have, in the order of drawing."""

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -253,6 +254,7 @@ class Served(World):
             self.kernel.at(LOOK_S * self.random.random(), self._look)
         if self.manager is None or not self._server.is_alive:
             return
+        self._ask(self._read)
         states = {item.name: item.state for item in self.manager._queue.items()}
         done = 0
         for name, experiment in self.experiments.items():
@@ -276,6 +278,18 @@ class Served(World):
             self._is_done = True
         if self._is_done:
             self.kernel.deliver(self._server, signal.SIGINT)
+
+    def _read(self, server: Manager) -> None:
+        """Look at the server's page."""
+        wanted = {*self._wanted}
+        if lost := wanted - {each.name for each in server.experiments()}:
+            self.kernel.fail(f"{sorted(lost)} are not shown")
+        server.status()
+        server.queue(60.0)
+        server.use(self._owner)
+        if wanted:
+            name = max(wanted)
+            server.foresee({name: replace(server.experiment(name).share, priority=1)})
 
     def _extend(self, experiment: Experiment, extension: Mapping[str, Any]) -> None:
         def extend(server: Manager) -> None:

@@ -40,6 +40,7 @@ class Setup:
         once: whether what its program does works only once in a process. No failure of that counts.
         budget: of the config. The user increases it when it is spent.
         repeat: numbers of seeds and of trials that are trained again, or none.
+        program: whether its code is a program with a loop of its own.
         notify: after how many trials without a gain, and at what share of the budget, somebody is told; or none.
     """
 
@@ -65,6 +66,7 @@ class Setup:
     budget: tuple[tuple[str, float], ...] = ()
     repeat: tuple[int, int] | None = None
     notify: tuple[int, float] | None = None
+    program: bool = False
 
     @property
     def is_population(self) -> bool:
@@ -93,6 +95,8 @@ class Setup:
             yield replace(self, errors=self.errors[:number] + self.errors[number + 1 :])
         if self.once:
             yield replace(self, once=False)
+        if self.program:
+            yield replace(self, program=False)
         if self.budget:
             yield replace(self, budget=())
         if self.repeat:

@@ -54,7 +54,8 @@ def test_commits_survive_many_schedules_of_faults() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", ["", "requests", "budgets", "alerts", "repeats", "once", "token", "requests budgets alerts"]
+    "options",
+    ["", "requests", "budgets", "alerts", "repeats", "once", "token", "programs requests", "requests budgets alerts"],
 )
 def test_experiments_survive_many_schedules_of_faults(options: str) -> None:
     assert not failures(range(2, 5), options=options)

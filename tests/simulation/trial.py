@@ -3,34 +3,40 @@ through the host and the saver that ship. Only what needs torch, or changes the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+from dray import core
+from dray.code.factory import FromDirectory
 from dray.core import DistributedContext
+from dray.core import context as core_context
 from dray.hosts import current_host
 from dray.imports import is_installed
 from dray.leases import failure
-from dray.leases.messages import Departure
 from dray.rpc.calls import PeerUnreachable
 from dray.rpc.connection import Connection
+from dray.script import Script
+from dray.storage.errors import is_full
 from dray.training.checkpoint.checkpointer import Saver
 from dray.training.checkpoint.files import Contents, read_progress
 from dray.training.host import Report
 from dray.training.loop import Outcome, Publish, Train, Validate, drive
 from dray.training.plan import Plan
 from dray.training.progress import Progress
-from dray.worker import hang, serve
+from dray.worker import hang, lease_loop
 from dray.worker import trial as worker_trial
-from dray.worker.host import RayHost
+from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.log.trial_log import TrialLog
-from dray.worker.ranks import Place
-from dray.worker.spec import ExperimentSpec, WorkerSpec
+from dray.worker.ranks import Place, Ranks
+from dray.worker.spec import WorkerSpec
 from tests.simulation.kernel import Process
 
 BIG = 1 << 30
@@ -47,10 +53,17 @@ class OwnProcess:
         return trial(), []
 
 
-def run_in_place(program: Any, code: Any, lease: Any, *given: Any, is_reused: bool) -> Departure:
-    """In place of `run_trial`: simulated processes share their output."""
-    log = TrialLog(worker_trial.log_path(lease, 0), -1, flush=lambda: None)
-    return worker_trial.run_logged(program, code, lease, *given, log, is_reused=is_reused)
+@contextlib.contextmanager
+def _joined(ranks: Ranks, place: Place, meet: Callable[[tuple[str, int]], object]) -> Iterator[None]:
+    """In place of `dray.worker.process_group.joined`, which changes the process."""
+    meet((place.ip, 1))
+    yield
+
+
+@contextlib.contextmanager
+def _logged(path: Path, secrets: object) -> Iterator[TrialLog]:
+    """In place of `redirect_output`: simulated processes share their output."""
+    yield TrialLog(path, -1, flush=lambda: None)
 
 
 class Trials:
@@ -67,6 +80,10 @@ class Trials:
 
     def loss(self, host: RayHost, batches: int) -> float:
         return 1 / (1 + batches)
+
+    def is_program(self, code: Path) -> bool:
+        """Whether this directory contains a program, and no class."""
+        return False
 
     def check(self, host: RayHost) -> None:
         """Raise an error for invalid hyperparameters."""
@@ -92,6 +109,38 @@ class Trials:
         host = current_host()
         assert isinstance(host, RayHost)
         _Training(self, host, latest_checkpoint).run()
+
+
+class Program(Script):
+    """A program with a loop of its own, written with the core API."""
+
+    trials: Trials
+
+    def run(self, directory: Path) -> None:
+        trials, host = self.trials, current_host()
+        assert isinstance(host, RayProgramHost)
+        trials.check(host)
+        with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as context:
+            at = 0
+            if host.latest_checkpoint is not None:
+                with context.checkpoint.restore_path(host.latest_checkpoint) as path:
+                    at = int((path / "weights").read_text())
+            trials.begins(host, Progress(batches=at))
+            saved = at
+            for operation in context.searcher.operations():
+                while at < operation.length and not context.preempt.should_preempt():
+                    time.sleep(trials.batch_s)
+                    trials.fail(host, at + 1)
+                    at += 1
+                    context.train.report_training_metrics(at, {"loss": 0.5})
+                if at > saved:
+                    with context.checkpoint.store_path({"steps_completed": at}) as (path, _):
+                        (path / "weights").write_text(str(at))
+                    saved = at
+                if at < operation.length:
+                    return
+                operation.report_completed(trials.loss(host, at))
+                trials.answered(host, at)
 
 
 class _Training:
@@ -175,13 +224,8 @@ class _Training:
         return Outcome(stop=stop)
 
 
-def load(spec: ExperimentSpec) -> serve.Loaded:
-    """In place of `dray.worker.serve._load`: the code of simulated experiments is `Trials`."""
-    return serve.Loaded(spec, Trials, None)  # type: ignore[arg-type]
-
-
 def work(spec: WorkerSpec, *, machine: str, lost: Callable[[Process, Exception], None]) -> None:
-    """The main thread of a worker process, like `dray.worker.entry` and `dray.worker.serve.serve`.
+    """The main thread of a worker process, like `dray.worker.entry`.
 
     Args:
         machine: where it runs.
@@ -191,13 +235,16 @@ def work(spec: WorkerSpec, *, machine: str, lost: Callable[[Process, Exception],
     try:
         desk = Connection(spec.desk)
         desk.tell("arrived", spec.owner, spec.group, spec.start, machine, "", "CPU")
-        loaded = None if spec.experiment is None else load(spec.experiment)
-        place, ranks = Place(machine, machine), DistributedContext()
-        serve.serve_joined(spec, desk, loaded, ranks, place, OwnProcess(), run_in_place)  # type: ignore[arg-type]
+        alone = Ranks(world_rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, num_nodes=1)
+        lease_loop.serve(spec, alone, Place(machine, machine), desk)
         desk.close()
         time.sleep(5.0)  # what is sent arrives
     except PeerUnreachable as error:
         lost(process, error)
+    except OSError as error:
+        if is_full(error) is None:
+            raise
+        raise SystemExit(1) from None  # as from `dray.worker.entry.serve_leases`
 
 
 def _current() -> Process:
@@ -207,12 +254,39 @@ def _current() -> Process:
     return Primitive.kernel.current.process
 
 
-def replaced(trials: Trials) -> dict[Any, dict[str, Any]]:
-    """What a schedule replaces in dray, by module."""
-    watchdog = SimpleNamespace(dump_traceback_later=lambda *_, **__: None, cancel_dump_traceback_later=lambda: None)
+def replaced(trials: Trials, root: Path) -> dict[Any, dict[str, Any]]:
+    """What a schedule replaces in dray, by module. `root`: Ray's directory."""
+
+    def nothing(*_: Any, **__: Any) -> None:
+        """It changes the process."""
+
+    @contextlib.contextmanager
+    def use_info(info: core.ClusterInfo) -> Iterator[None]:
+        """Simulated processes share modules."""
+        infos[_current().pid] = info
+        yield
+
+    program = type("OfTrials", (Program,), {"trials": trials})(command="python train.py", file="train.py")
+    infos: dict[int, core.ClusterInfo] = {}
+    watchdog = SimpleNamespace(dump_traceback_later=nothing, cancel_dump_traceback_later=nothing)
+    here = SimpleNamespace(get_temp_dir=lambda: root, get_session_name=lambda: "session")
+    ranks = SimpleNamespace(from_torch_distributed=lambda address: DistributedContext())
     return {
-        worker_trial: {"train_class": trials.train},
-        serve: {"_load": load},
+        worker_trial: {"train_class": trials.train, "redirect_output": _logged, "use_cluster_info": use_info},
+        lease_loop: {
+            "os": SimpleNamespace(chdir=nothing, environ={"MASTER_ADDR": ""}),
+            "gc": SimpleNamespace(enable=nothing),
+            "ray": SimpleNamespace(get_runtime_context=lambda: here),
+            "core": SimpleNamespace(DistributedContext=ranks),
+            "joined": _joined,
+            "settings_now": nothing,
+            "ProcessSnapshot": lambda **_: OwnProcess(),
+        },
+        core_context: {"get_cluster_info": lambda: infos.get(_current().pid)},
+        FromDirectory: {
+            "place": lambda self: root if trials.is_program(Path(self.directory)) else None,
+            "__call__": lambda self: program if trials.is_program(Path(self.directory)) else Trials,
+        },
         failure: {"is_installed": functools.cache(is_installed)},
         hang: {"faulthandler": watchdog},
     }

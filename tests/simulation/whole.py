@@ -244,7 +244,7 @@ class World(Trials):
 
     def _replaced(self) -> dict[Any, dict[str, Any]]:
         return {
-            **replaced(self),
+            **replaced(self, self.root),
             experiments: {"Display": Quiet},
             ray_output: {"redirect_ray_output": lambda path: contextlib.nullcontext()},
             connection: {"connect": lambda address: contextlib.nullcontext(self._cluster)},
@@ -334,11 +334,12 @@ class World(Trials):
 
     def _post(self, request: urllib.request.Request, *, timeout: float) -> Any:
         """The webhook, which may be busy or out of reach once or twice."""
-        time.sleep(self.random.uniform(0.0, 5.0))
         assert isinstance(request.data, bytes)
         told = json.loads(request.data)
         experiment, unsent = self.experiments[told["experiment"]], self._unsent[told["experiment"], told["id"]]
-        if unsent and not experiment.budget and self.random.random() < 0.5:  # a budget is not for waiting
+        # The end of a run waits for it, which is no part of a budget.
+        time.sleep(self.random.uniform(0.0, 0.5 if experiment.budget else 5.0))
+        if unsent and not experiment.budget and self.random.random() < 0.5:
             raise unsent.pop()
         experiment.facts.sent[told["id"]] += 1
         return io.BytesIO()
@@ -346,6 +347,9 @@ class World(Trials):
     # ------------------------------------------------------------------ trials
     def _experiment_of(self, host: RayHost) -> Experiment:
         return self.experiments[host.lease.trial_dir.parent.name]
+
+    def is_program(self, code: Path) -> bool:
+        return self.experiments[code.relative_to(self.root).parts[0]].setup.program
 
     def plan(self, host: RayHost) -> Plan:
         setup, length = self._experiment_of(host).setup, host.max_length
@@ -523,7 +527,8 @@ class World(Trials):
     # ------------------------------------------------------------------ the end
     def _check_end(self) -> None:
         for experiment in self.experiments.values():
-            is_exact = not self._drawn.faults and not experiment.facts.requests and not experiment.setup.extensions
+            setup = experiment.setup
+            is_exact = not (self._drawn.faults or experiment.facts.requests or setup.extensions or setup.program)
             if not experiment.facts.given_up and "power" not in self._kinds:
                 experiment.facts.check_checkpoints(is_exact=is_exact)
             experiment.facts.check_end(experiment.waiting(), is_extended=bool(experiment.setup.extensions))

@@ -19,8 +19,7 @@ from dray.errors import EntrypointError, ImportRaisedError
 from dray.leases.messages import Departure, Unfit
 from dray.training.parallel import ddp
 from dray.training.parallel.distributed import DistributedContext
-from dray.worker import entry, gpu_share, serve
-from dray.worker import serve as worker
+from dray.worker import entry, gpu_share, lease_loop
 from dray.worker.gpu_share import CONTEXT_BYTES, limit_gpu_memory, wait_for_gpu_memory
 from dray.worker.isolation.leaks import group_names
 from dray.worker.isolation.snapshot import ProcessSnapshot
@@ -135,9 +134,9 @@ def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Serve:
     def serve(shared_by: int, gpus: tuple[str, ...]) -> list[int]:
         settings = SimpleNamespace(reuse_workers=True, secrets=[])
         spec = worker_spec(None, settings, shared_by=shared_by)
-        loaded = worker.Loaded(spec.experiment, type("Trial", (), {}), None)
+        loaded = lease_loop.Loaded(spec.experiment, type("Trial", (), {}), None)
         given = spec, connected(Desk(tmp_path)), loaded, DistributedContext(), Place("a", "1", gpus), ProcessSnapshot()
-        worker.serve_joined(*given, run_trial=trial)
+        lease_loop.serve_joined(*given, run_trial=trial)
         return found
 
     return serve
@@ -187,7 +186,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], *
     monkeypatch.setattr("ray.get_runtime_context", lambda: here)
     monkeypatch.setattr(entry, "name_of_this_node", lambda: "10.0.0.7 (gpu-1)")
     monkeypatch.setattr(entry, "skip_rays_exit_handlers", lambda: None)
-    monkeypatch.setitem(sys.modules, "dray.worker.serve", None)  # as if it were not there
+    monkeypatch.setitem(sys.modules, "dray.worker.lease_loop", None)  # as if it were not there
     desk = ArrivalsDesk()
     monkeypatch.setattr(entry, "Connection", connected)
     [ranks] = assign([Place("node-7", "10.0.0.7", gpus)])
@@ -200,7 +199,7 @@ def test_a_worker_that_can_not_import_what_it_runs_reports_it(monkeypatch: pytes
     """Otherwise Ray would start it again and again."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert enter(monkeypatch, {}, "0") == [
-        "node 10.0.0.7 (gpu-1) can't import what workers run: ModuleNotFoundError: import of dray.worker.serve "
+        "node 10.0.0.7 (gpu-1) can't import what workers run: ModuleNotFoundError: import of dray.worker.lease_loop "
         "halted; None in sys.modules; install the driver's packages there"
     ]
 
@@ -229,7 +228,10 @@ def test_a_worker_sees_the_gpus_of_its_group_and_on_a_cpu_slot_none(
     [
         # Each worker before it comes to its own code.
         ("dray.worker.entry, dray.worker.lease", {"ray.tune", "rich", "searchers.search", "torch"}),
-        ("dray.worker.serve", {"ray.tune", "rich", "searchers.search", "ray.train.v2._internal.execution.controller"}),
+        (
+            "dray.worker.lease_loop",
+            {"ray.tune", "rich", "searchers.search", "ray.train.v2._internal.execution.controller"},
+        ),
     ],
     ids=["before its code", "worker"],
 )
@@ -350,11 +352,11 @@ def test_a_rank_names_groups_as_the_others_do_although_it_left_the_trial_before_
             return Departure(outcome="invalid_hp")
 
         spec = worker_spec(None, SimpleNamespace(reuse_workers=True, secrets=[], collective_timeout_s=60))
-        loaded = serve.Loaded(spec.experiment, type("Trial", (), {}), None)
+        loaded = lease_loop.Loaded(spec.experiment, type("Trial", (), {}), None)
         peers: Any = SimpleNamespace(close=lambda: None)
         rank = DistributedContext(**nodes(2)[0], transport=peers)
         given = spec, connected(Desk(tmp_path)), loaded, rank, Place("a", "1"), ProcessSnapshot()
-        serve.serve_joined(*given, run_trial=trial)
+        lease_loop.serve_joined(*given, run_trial=trial)
         return trials[1][0]
 
     assert name_after(0) == name_after(2)

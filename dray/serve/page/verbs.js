@@ -152,6 +152,8 @@ function changedLines(before, after) {
   return Math.max(changed, gone);
 }
 
+const LIKE = /^(searcher:\n(?: .*\n)*?  like: )\[.*\]$/m;
+
 function Config({ before }) {
   const [changed, set] = useState(0);
   const tab = event => {
@@ -159,7 +161,13 @@ function Config({ before }) {
     event.preventDefault();
     event.target.setRangeText("  ", event.target.selectionStart, event.target.selectionEnd, "end");
   };
-  return html`<textarea name="config" class="code" rows="22" spellcheck=${false} aria-label="Config, as YAML" onkeydown=${tab}
+  const learn = ({ target }) => {
+    const text = target.form.config, names = target.value.split(/[\s,]+/).filter(Boolean);
+    text.value = text.value.replace(LIKE, (_, start) => `${start}${JSON.stringify(names)}`);
+    set(changedLines(before, text.value));
+  };
+  return html`${LIKE.test(before) && html`<label>Learn the first points from <input onchange=${learn} autocomplete="off" placeholder="numbers, names or patterns of earlier experiments, such as digits-*" /></label>`}
+    <textarea name="config" class="code" rows="22" spellcheck=${false} aria-label="Config, as YAML" onkeydown=${tab}
     oninput=${event => set(changedLines(before, event.target.value))}>${before}</textarea>
     <p class="quiet" role="status">${changed ? `${plural(changed, "changed line")}.` : "No line is changed."}</p>`;
 }
