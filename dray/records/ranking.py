@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import heapq
 import math
 import threading
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dray.records.repeats import Finalist, best_run, compared, summary
@@ -24,26 +26,24 @@ if TYPE_CHECKING:
 
 _SHOWN = 8
 ENOUGH = 3
-"""Trials that must have reached a rung before only those that did can be the best."""
 
 
-def trained_far_enough(lengths: Mapping[int, float], rungs: Sequence[float]) -> set[int]:
-    """The trials that have reached the highest rung that `ENOUGH` trials have reached; all, if there is none.
+def deciding_rung(reached: Iterable[int]) -> int:
+    """The highest rung that at least `ENOUGH` trials have reached; only a trial that has reached it can be the best.
 
-    The lowest of many short, noisy curves is luck, and those of overfitting models rise again: among trials that were
-    trained longer, the best is better than it.
+    The lowest value of many short, noisy curves is luck, and the curve of an overfitting model rises again.
 
     Args:
-        lengths: how far each trial trained.
+        reached: for each trial, the number of rungs that it has reached.
 
-    >>> trained_far_enough({0: 1, 1: 3, 2: 9, 3: 3}, rungs=(1, 3, 9))
-    {1, 2, 3}
+    Returns:
+        The rung's number, from 1; 0 if every trial can be the best.
+
+    >>> deciding_rung([1, 2, 3, 2, 1])
+    2
     """
-    if len(lengths) < ENOUGH:
-        return set(lengths)
-    shortest = sorted(lengths.values())[-ENOUGH]
-    rung = max((each for each in rungs if each <= shortest), default=0)
-    return {trial for trial, length in lengths.items() if length >= rung}
+    furthest = heapq.nlargest(ENOUGH, reached)
+    return furthest[-1] if len(furthest) == ENOUGH else 0
 
 
 class RankedTrials:
@@ -104,11 +104,11 @@ class RankedTrials:
         return sum(states[state] for state in FAILED_STATES)
 
     def ranked(self) -> list[TrialRecord]:
-        """The trials that have validated, best first: those that `trained_far_enough`, then the others, by their best
-        validations. Once repeats were compared, their trials precede those that the repeats passed over, whose values
-        are the luck of one seed; see `_contenders`. The repeats follow, and then failed trials. Trials with invalid
-        hyperparameters are left out. With several metrics, the order is by violation of the constraints, front, and
-        first objective."""
+        """The trials that have validated, best first: those that have reached the `deciding_rung`, then the others, by
+        their best validations. Once repeats were compared, their trials precede those that the repeats passed over,
+        whose values are the luck of one seed; see `_contenders`. The repeats follow, and then failed trials. Trials
+        with invalid hyperparameters are left out. With several metrics, the order is by violation of the constraints,
+        front, and first objective."""
         with self.lock:
             if self._ranked[0] != self.version:
                 there = [each for each in self.trials.values() if each.losses and each.state != "INVALID_HP"]
@@ -160,19 +160,21 @@ class RankedTrials:
         return keys
 
     def _trained_far_enough(self, trials: Sequence[TrialRecord]) -> set[int]:
-        """With several metrics, all: the front has what is best in each, however short its training."""
+        """Those that have reached the `deciding_rung`. With several metrics, all: the front has what is best in each,
+        however short its training."""
         if self.is_pareto:
             return {trial.id for trial in trials}
         is_longer = any(record.get("max_length") is not None for record in self._extended)
-        return trained_far_enough(
-            {
-                # One that has completed was trained as far as it can be, also if it ended itself before the last rung.
-                trial.id: math.inf if trial.state == "COMPLETED" and not is_longer else trial.last_step
-                for trial in trials
-                if trial.is_eligible and trial.repeat is None
-            },
-            self.rungs,
-        )
+        reached = {
+            # One that has completed was trained as far as it can be, also if it ended itself before the last rung.
+            trial.id: bisect_right(
+                self.rungs, math.inf if trial.state == "COMPLETED" and not is_longer else trial.last_step
+            )
+            for trial in trials
+            if trial.is_eligible and trial.repeat is None
+        }
+        rung = deciding_rung(reached.values())
+        return {trial for trial, rungs in reached.items() if rungs >= rung}
 
     def value_of(self, trial: TrialRecord) -> float | None:
         """The value that ranks a trial: the mean of its repeats if they have been compared, else its own best."""
