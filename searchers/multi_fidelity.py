@@ -39,7 +39,7 @@ from searchers.events import FAILURES, Event, Exited, Reported, Started, assert_
 from searchers.memory_model import MemoryModel
 from searchers.objectives import Objectives
 from searchers.rung_process import Array, Fit, Parameters, Results, RungProcess
-from searchers.rung_results import RungResults, Values, normalised, relative, select, standardised
+from searchers.rung_results import RungResults, Values, normalised_together, relative, select, standardised
 from searchers.samplers import STARTUP, Prior
 from searchers.space import Space
 from searchers.unit_cube import UnitCube
@@ -204,12 +204,18 @@ class MultiFidelitySampler:
         trials: list[int] = []
         rungs: list[int] = []
         objectives, limits = [np.empty((self._num_objectives, 0))], [np.empty((self._num_limits, 0))]
-        scaled = normalised if self._num_objectives == 1 else standardised
-        for number, chosen in select(self._rungs, _MAX_RESULTS):
+        selected = list(select(self._rungs, _MAX_RESULTS))
+        if self._num_objectives == 1:
+            firsts = [{trial: self._rungs[number].values[trial][0] for trial in chosen} for number, chosen in selected]
+            together = normalised_together(firsts[::-1])[::-1]
+        for place, (number, chosen) in enumerate(selected):
             trials += chosen
             rungs += [number] * len(chosen)
             values = np.array([self._rungs[number].values[trial] for trial in chosen]).T
-            objectives.append(np.stack([scaled(each) for each in values[: self._num_objectives]]))
+            of_each = values[: self._num_objectives]
+            objectives.append(
+                np.stack([together[place]] if self._num_objectives == 1 else [standardised(each) for each in of_each])
+            )
             limits.append(values[self._num_objectives :])
         columns = [*np.hstack(objectives), *map(relative, np.hstack(limits))]
         rows = self._rows(trials)

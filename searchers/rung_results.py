@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -84,13 +85,57 @@ def normalised(values: Array) -> Array:
     >>> normalised(np.array([1.0, 2.0, 3.0, 4.0, 1000.0, np.inf])).round(1).tolist()
     [-1.6, -0.8, 0.0, 0.6, 1.5, 1.5]
     """
+    return _compressed(_centred(values))
+
+
+def normalised_together(rungs: Sequence[Mapping[int, float]]) -> list[Array]:
+    """Normalise the values of each rung, by trial; the rungs are in ascending order.
+
+    Trials at a higher rung were selected, so that their values are close together, and would be stretched. Where values
+    without noise repeat those at the rung before, they are not: else the stretched differences, of trials that are
+    neighbours, would be taken for noise.
+
+    >>> first = {trial: float(trial) for trial in range(100)}
+    >>> second = {trial: 5.0 + 3.0 * trial for trial in range(10)}
+    >>> [values[:3].round(2).tolist() for values in normalised_together([first, second])]
+    [[-1.6, -1.57, -1.54], [-0.15, -0.11, -0.08]]
+    """
+    found: list[Array] = []
+    before: dict[int, float] = {}
+    for rung in rungs:
+        centred = _centred(np.array(list(rung.values())))
+        centred = centred / _stretch(before, dict(zip(rung, centred.tolist(), strict=True)))
+        before = dict(zip(rung, centred.tolist(), strict=True))
+        found.append(_compressed(centred))
+    return found
+
+
+def _centred(values: Array) -> Array:
     values, finite = _without_overflow(values)
     if not len(finite):
-        return np.full(len(values), _CAP)
+        return np.full(len(values), np.inf)
     good, middle = _quantiles(finite, 0.1, 0.5)
     spread = max((middle - good) / _FIRST_DECILE or float(np.std(finite)) or 1.0, _LEAST)
-    scaled = np.clip((values - middle) / spread, -_CLIP, _CLIP)
-    return np.where(scaled > 0, -_CAP * np.expm1(-scaled / _CAP), scaled)
+    centred: Array = (values - middle) / spread
+    return centred
+
+
+def _compressed(centred: Array) -> Array:
+    centred = np.clip(centred, -_CLIP, _CLIP)
+    return np.where(centred > 0, -_CAP * np.expm1(-centred / _CAP), centred)
+
+
+def _stretch(before: Mapping[int, float], after: Mapping[int, float]) -> float:
+    """How much wider apart the values of the same trials are at the next rung, if they are a linear function of those
+    before; else 1."""
+    trials = [trial for trial in after if math.isfinite(after[trial]) and math.isfinite(before.get(trial, math.inf))]
+    if len(trials) < _FEW:
+        return 1.0
+    pairs = np.array([[before[trial], after[trial]] for trial in trials])
+    one, other = pairs.std(axis=0).tolist()
+    if not one or not other or np.corrcoef(pairs.T)[0, 1] < _EXACT:
+        return 1.0
+    return max(float(other / one), 1.0)
 
 
 def standardised(values: Array) -> Array:
@@ -141,5 +186,6 @@ def _without_overflow(values: Array) -> tuple[Array, Array]:
 
 
 _CAP, _CLIP, _LIMIT = 1.5, 20.0, 3.0
+_FEW, _EXACT = 8, 0.999  # trials at two rungs, and the correlation of their values, that show that there is no noise
 _LEAST = 1e-300  # dividing 1 by less overflows
 _FIRST_DECILE = 1.2816  # distance of a normal distribution's first decile from its median, in standard deviations

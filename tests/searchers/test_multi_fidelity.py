@@ -15,9 +15,12 @@ import pytest
 
 from searchers import Exited, Losses, Metric, Objectives, RandomSampler, Reported, Space, Started, parse_space
 from searchers.acquisition import Gain
+from searchers.auto import Auto
 from searchers.multi_fidelity import MultiFidelitySampler
-from searchers.rung_results import normalised, relative, standardised
+from searchers.rung_results import normalised, normalised_together, relative, standardised
+from searchers.simulate import Curve, simulate
 from searchers.unit_cube import Array
+from tests.searchers.helpers import new_search
 
 LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
 RUNGS = (1, 4, 16)
@@ -70,6 +73,23 @@ def test_where_the_first_rung_misleads_the_end_is_believed() -> None:
         trials=40,
     )
     assert all(abs(x - 0.2) < 0.15 for x in proposed(sampler))
+
+
+def test_without_noise_the_search_goes_on_to_converge() -> None:
+    """Values of the few trials at higher rungs, stretched to the spread of all, would look like noise."""
+    for seed in range(3):
+        auto = Auto(max_trials=100, max_length=9)
+        search = new_search(auto, seed=seed, sampler=MultiFidelitySampler(LINE, seed=seed, rungs=auto.rungs))
+        simulate(search, 1, lambda hparams: Curve(lambda step: (float(hparams["x"]) - 0.3) ** 2))  # type: ignore[arg-type]
+        assert min(abs(float(search.params(trial)["x"]) - 0.3) for trial in search.trials) < 1e-4  # type: ignore[arg-type]
+
+
+def test_noisy_rungs_are_normalised_as_if_each_were_alone() -> None:
+    rng = np.random.default_rng(0)
+    first = dict(enumerate(rng.normal(size=100)))
+    second = {trial: value + rng.normal(0, 0.1) for trial, value in first.items() if value < -1}
+    each = [normalised(np.array(list(rung.values()))) for rung in (first, second)]
+    assert all(map(np.array_equal, normalised_together([first, second]), each))
 
 
 def test_without_rungs_the_last_value_of_a_completed_trial_counts() -> None:
