@@ -128,7 +128,7 @@ MISTAKES = {
         ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", None
     ),
     "a drained trial lost": Mistake(
-        Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', 2
+        Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', 120
     ),
     "a closed terminal that hung": Mistake(
         ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", None
@@ -282,7 +282,7 @@ MISTAKES = {
     ),
     "checkpoints of killed writers stay": Mistake(RayHost, "resume", "self._store.sweep()", "pass", None, "commit"),
     "a carried report is not sent": Mistake(
-        RayHost, "resume", 'return self.reports.resume(report, carried["decides"])', "return None", 57, "commit"
+        RayHost, "resume", 'return self.reports.resume(report, carried["decides"])', "return None", 5, "commit"
     ),
     "a commit that nobody hears of": Mistake(
         RayHost,
