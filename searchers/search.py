@@ -10,7 +10,7 @@ Its state follows from these records alone, so that `replay` can restore it.
 
 Each record is a line of the journal:
 
-    {"event": "start", "seed": 7, "smaller_is_better": true, "actions": [...]}    # "points": 6 if the space has so few
+    {"event": "start", "seed": 7, "smaller_is_better": true, "rungs": [1, 4, 16], "actions": [...]}
     {"event": "started",  "trial": 3, "hparams": {...}, "actions": []}
     {"event": "reported", "trial": 3, "step": 4, "value": 0.31, "actions": [{"action": "stop", "trial": 3}, ...]}
     {"event": "exited",   "trial": 3, "reason": "stopped", "actions": []}
@@ -18,8 +18,10 @@ Each record is a line of the journal:
         "trial": 64, "source": {"trial": 3, "step": 4}, "hparams": {"lr": 0.01}}]}
     {"event": "requested", "hparams": {}, "code": "3f9c", "actions": [{"action": "create", "trial": 65, "hparams": {},
         "code": "3f9c"}]}
-    {"event": "extended", "max_trials": 200, "max_length": null, "actions": [{"action": "create", "trial": 64}, ...]}
+    {"event": "extended", "max_trials": 200, "max_length": null, "rungs": [1, 4, 16],
+        "actions": [{"action": "create", "trial": 64}, ...]}
 
+The "start" record also has the number of "points" of a small space. The rungs are for readers; a replay ignores them.
 A "reported" record also has the "batches" that name the checkpoint, if the driver gives them, and "skips": true if
 the trial has passed several rungs since its last report. With several metrics, the
 "start" record also has these, as in an experiment file. Each "reported" record has all their values in that order; its
@@ -158,7 +160,7 @@ class Search:
         points = self.space.every_point() if is_limited else None
         few: Record = {} if points is None else {"points": points.size}
         actions = self._begin(few)
-        self._write({"event": "start", **self._identity, **few}, actions)
+        self._write({"event": "start", **self._identity, **few, "rungs": list(self.method.rungs)}, actions)
         return actions
 
     def on(self, event: Event) -> list[Action]:
@@ -226,7 +228,8 @@ class Search:
         """
         assert self.started, "the search has not started; configure it with the larger budget instead of extending it"
         actions = self._enlarge(max_trials, max_length)
-        self._write({"event": "extended", "max_trials": max_trials, "max_length": max_length}, actions)
+        sizes: Record = {"max_trials": max_trials, "max_length": max_length}
+        self._write({"event": "extended", **sizes, "rungs": list(self.method.rungs)}, actions)
         return actions
 
     def progress(self) -> float:

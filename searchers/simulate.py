@@ -390,11 +390,10 @@ class _Simulator:
         return Random(f"{self.seed}:{number}")
 
     def adopt(self, search: Search) -> None:
-        """Take over the live trials of a search that has started, in order of creation."""
-        for number, view in search.trials.items():
-            self.result.trials += 1
-            if view.ended:
-                continue
+        """Take over the live trials of a search that has started, in the order in which a driver that resumes it gives
+        them workers."""
+        self.result.trials += len(search.trials)
+        for number, view in search.live.items():
             self.trials[number] = trial = self.from_view(number, view)
             if view.stop_requested:
                 self.pending.append(Stop(trial=number))

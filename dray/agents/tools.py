@@ -38,6 +38,8 @@ def brief(seen: Mapping[str, Any]) -> dict[str, Any]:
         "best_metric": figure(seen["best_metric"]),
         "best_trial": seen["best_trial"],
         "best_by": seen.get("best_by"),
+        "lowest_metric": figure(seen.get("lowest_metric")),
+        "lowest_trial": seen.get("lowest_trial"),
         "budget": seen.get("usage"),
         "why": seen.get("why") or seen.get("reason"),
         "tags": (seen["submitted"] or {}).get("tags") or None,

@@ -120,7 +120,7 @@ def as_json(read: ReadExperiment) -> dict[str, Any]:
     return {
         **fields_of(described(reader, reader.overview(), server.submitted_to(reader.overview()))),
         "best": _best(read, reader.best()),
-        "best_of_longest": _best(read, reader.best_of_longest()),
+        "lowest": _best(read, reader.lowest(), own=True),
         "pareto_front": _front(read),
         "restarts": sum(failure["event"] == "restarted" for failure in reader.failures),
         "failure_groups": failure_groups(reader.failures),
@@ -151,8 +151,7 @@ def describe(read: ReadExperiment) -> None:
     storage, front, best_line = read.stored.directory.storage, reader.front(), reader.no_best_reason()
     if best is not None:
         best_line = _result(reader, best)
-    longest = _best(read, reader.best_of_longest())
-    longest_line = "" if longest is None or longest == best else _result(reader, longest)
+    lowest = _best(read, reader.lowest(), own=True)
     now = with_standing(reader, seen).standing.sentence
     resumes = seen.state == "STOPPED" and not reader.lost_records()
     show.fields(
@@ -181,7 +180,7 @@ def describe(read: ReadExperiment) -> None:
             ("best", best_line),
             ("Pareto front", front and f"{counted(len(front), 'trial')}: {some(front, _FRONT_SHOWN)}"),
             ("checkpoint", "" if best is None else best["checkpoint"] or show.red(best["checkpoint_error"])),
-            ("best of the longest", longest_line),
+            ("lowest" if reader.sign == 1 else "highest", "" if lowest is None else _result(reader, lowest)),
             ("failures", "\n".join(_failure_lines(reader.failures))),
             ("processes", "\n".join(reader.new_processes)),
             ("alerts", "\n".join(map(_alert_line, reader.alerts[-_ALERTS_SHOWN:]))),
@@ -205,20 +204,21 @@ def _result(reader: ExperimentReader, best: Mapping[str, Any]) -> str:
     return f"{what}\n{shown(flatten(best['hparams']))}"
 
 
-def _best(read: ReadExperiment, trial: TrialRecord | None) -> dict[str, Any] | None:
+def _best(read: ReadExperiment, trial: TrialRecord | None, *, own: bool = False) -> dict[str, Any] | None:
+    """A trial by the value that ranks it, or by that of its `own` run."""
     if trial is None:
         return None
-    run = read.reader.best_run(trial.id)
+    run = trial if own else read.reader.best_run(trial.id)
     return {
         "trial": trial.id,
-        "metric": read.reader.value_of(trial),
-        "best_by": read.reader.valued_by(trial),
+        "metric": trial.best_metric if own else read.reader.value_of(trial),
+        "best_by": "one seed" if own else read.reader.valued_by(trial),
         "checkpoint_metric": run.best_metric,
         "batches": run.batches,
         "best_batches": run.best_batches,
         "hparams": trial.drawn,
         **best_checkpoint(read, run),
-        "repeated": read.reader.mean_of_repeats(trial.id),
+        "repeated": None if own else read.reader.mean_of_repeats(trial.id),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from dray.display.text import sparkline
 from dray.records.forecast import Forecast
+from dray.records.ranking import ENOUGH, deciding_rung
 from dray.records.trial_record import TrialRecord, flatten
 from dray.text import counted, duration, rough, rough_time, shown
 from dray.training.metrics.checks import is_loss
@@ -70,7 +72,8 @@ class Board:
         self._speeds: dict[int, float] = {}
         self._created = 0  # number of trials at the last update
         self._open: set[int] = set()  # trials that had never ended then
-        self._best_ended: _Best | None = None
+        #: By the number of rungs that they had reached: the number of trials that have ended, and the best of them.
+        self._ended: dict[int, tuple[int, _Best]] = {}
         self._diverged: set[int] = set()
         self._compared: dict[int, Losses] = {}
         self._front_size = 0
@@ -120,7 +123,9 @@ class Board:
         late = [trials[trial] for trial in self._trained if trial not in live]
         for view in (*ended, *late):
             if self._is_eligible(view) and (best := self._best_of(view)) is not None:
-                self._best_ended = min(best, self._best_ended or best, key=_rank)
+                reached = self._reached(view)
+                count, other = self._ended.get(reached, (0, best))
+                self._ended[reached] = count + 1, min(best, other, key=_rank)
             for by_trial in (self._trained, self._epochs, self._speeds):
                 by_trial.pop(view.id, None)
         if self._forecast is not None:
@@ -285,8 +290,16 @@ class Board:
 
     def _best(self) -> _Best | None:
         live = [view for view in list(self._search.live.values()) if self._is_eligible(view)]
-        bests = (self._best_ended, *map(self._best_of, live))
-        return min((best for best in bests if best is not None), key=_rank, default=None)
+        found = [(rung, count, best) for rung, (count, best) in self._ended.items()]
+        found += [(self._reached(view), 1, best) for view in live if (best := self._best_of(view)) is not None]
+        at = deciding_rung(rung for rung, count, _ in found for _ in range(min(count, ENOUGH)))
+        return min((best for rung, _, best in found if rung >= at), key=_rank, default=None)
+
+    def _reached(self, view: TrialView) -> int:
+        """The number of rungs that a trial has reached; 0 with several objectives, of which the longest is not best."""
+        if self._search.objectives is not None:
+            return 0
+        return bisect_right(self._search.method.rungs, math.inf if view.state == "COMPLETED" else view.last_step or 0)
 
     def _front(self) -> str:
         """The size of the Pareto front, as text; "" with one metric."""

@@ -99,6 +99,9 @@ def end_text(seen: Overview, state: Outcome, error: str = "") -> str:
     if seen.best_metric is not None:
         by = "" if seen.best_by == "one seed" else f", {seen.best_by}"
         parts.append(f"best {seen.metric} {seen.best_metric:.5g} (trial {seen.best_trial}{by})")
+    if seen.lowest_metric is not None:
+        which = "lowest" if seen.smaller_is_better else "highest"
+        parts.append(f"{which} {seen.lowest_metric:.5g} (trial {seen.lowest_trial})")
     if seen.failed:
         parts.append(f"{seen.failed} of {counted(seen.trials, 'trial')} failed")
     return "; ".join(filter(None, parts))

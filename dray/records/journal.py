@@ -23,11 +23,11 @@ _fields_of = by_kind(
     "event",
     {
         "opened": {"version": (str, NoneType), "versions": (dict, NoneType)},
-        "start": {},
+        "start": {"points": (int, NoneType), "rungs": (list, NoneType)},
         "started": {**_TRIAL, "hparams": (dict, NoneType)},
         "reported": {**_TRIAL, "step": NUMBER, "value": (*NUMBER, str, NoneType), "metrics": (list, NoneType)},
         "exited": {**_TRIAL, "reason": (str,)},
-        "extended": {"max_trials": (int, NoneType), "max_length": OPTIONAL_NUMBER},
+        "extended": {"max_trials": (int, NoneType), "max_length": OPTIONAL_NUMBER, "rungs": (list, NoneType)},
         "requested": {"trial": (int, NoneType), "source": (dict, NoneType)},
         "restarted": _FAILURE,
         "gave_up": _FAILURE,

@@ -44,6 +44,7 @@ class Overview:
         best_metric: the value of the best trial; docs/comparing.md has the rule.
         best_trial: its number.
         best_by: what that value is: "one seed", or "mean of 3 seeds".
+        lowest_metric, lowest_trial: the best single validation, and its trial, if that is not the best trial.
         front: with several objectives, the trials on the Pareto front.
         began: the time of its creation.
         last: the time of its last event.
@@ -80,6 +81,8 @@ class Overview:
     best_metric: float | None = None
     best_trial: int | None = None
     best_by: str | None = None
+    lowest_metric: float | None = None
+    lowest_trial: int | None = None
     front: Sequence[int] | None = None
     began: float | None = None
     last: float | None = None

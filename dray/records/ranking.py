@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import heapq
 import math
 import threading
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dray.records.repeats import Finalist, best_run, compared, summary
@@ -24,6 +25,25 @@ if TYPE_CHECKING:
     from dray.records.directory import ExperimentDirectory
 
 _SHOWN = 8
+ENOUGH = 3
+
+
+def deciding_rung(reached: Iterable[int]) -> int:
+    """The highest rung that at least `ENOUGH` trials have reached; only a trial that has reached it can be the best.
+
+    The lowest value of many short, noisy curves is luck, and the curve of an overfitting model rises again.
+
+    Args:
+        reached: for each trial, the number of rungs that it has reached.
+
+    Returns:
+        The rung's number, from 1; 0 if every trial can be the best.
+
+    >>> deciding_rung([1, 2, 3, 2, 1])
+    2
+    """
+    furthest = heapq.nlargest(ENOUGH, reached)
+    return furthest[-1] if len(furthest) == ENOUGH else 0
 
 
 class RankedTrials:
@@ -62,10 +82,10 @@ class RankedTrials:
 
     @property
     def rungs(self) -> tuple[float, ...]:
-        """The rungs of the search, in the searcher's unit; () for a custom search method."""
-        from dray.config.search import rungs_of
-
+        """The rungs of the search, in the searcher's unit; () if they are not known."""
         if self._rungs is None:
+            from dray.config.search import rungs_of
+
             self._rungs = rungs_of(self.config)
         return self._rungs
 
@@ -84,10 +104,11 @@ class RankedTrials:
         return sum(states[state] for state in FAILED_STATES)
 
     def ranked(self) -> list[TrialRecord]:
-        """The trials that have validated, best first. Once repeats were compared, their trials precede those that the
-        repeats passed over, whose values are the luck of one seed; see `_contenders`. The repeats follow, and then
-        failed trials. Trials with invalid hyperparameters are left out. With several metrics, the order is by violation
-        of the constraints, front, and first objective."""
+        """The trials that have validated, best first: those that have reached the `deciding_rung`, then the others, by
+        their best validations. Once repeats were compared, their trials precede those that the repeats passed over,
+        whose values are the luck of one seed; see `_contenders`. The repeats follow, and then failed trials. Trials
+        with invalid hyperparameters are left out. With several metrics, the order is by violation of the constraints,
+        front, and first objective."""
         with self.lock:
             if self._ranked[0] != self.version:
                 there = [each for each in self.trials.values() if each.losses and each.state != "INVALID_HP"]
@@ -97,9 +118,9 @@ class RankedTrials:
                     fronts = {trial: front for trial in order if (front := order.front_of(trial)) is not None}
 
                 finalists = compared(self._repeats, self.sign)
-                contenders = self._contenders(there, finalists)
+                contenders, trained = self._contenders(there, finalists), self._trained_far_enough(there)
 
-                def place(each: TrialRecord) -> tuple[bool, float, float, bool, tuple[float, int], float, int]:
+                def place(each: TrialRecord) -> tuple[bool, float, float, bool, tuple[float, int], bool, float, int]:
                     assert each.rank is not None
                     return (
                         each.state in FAILED_STATES,
@@ -107,6 +128,7 @@ class RankedTrials:
                         fronts.get(each.id, math.inf),
                         each.repeat is not None,
                         contenders.get(each.id, (math.inf, 0)),
+                        each.id not in trained,
                         each.rank[1],
                         each.id,
                     )
@@ -136,6 +158,23 @@ class RankedTrials:
                 assert trial.losses is not None
                 keys[trial.id] = trial.losses.values[0], len(finalists)
         return keys
+
+    def _trained_far_enough(self, trials: Sequence[TrialRecord]) -> set[int]:
+        """Those that have reached the `deciding_rung`. With several metrics, all: the front has what is best in each,
+        however short its training."""
+        if self.is_pareto:
+            return {trial.id for trial in trials}
+        is_longer = any(record.get("max_length") is not None for record in self._extended)
+        reached = {
+            # One that has completed was trained as far as it can be, also if it ended itself before the last rung.
+            trial.id: bisect_right(
+                self.rungs, math.inf if trial.state == "COMPLETED" and not is_longer else trial.last_step
+            )
+            for trial in trials
+            if trial.is_eligible and trial.repeat is None
+        }
+        rung = deciding_rung(reached.values())
+        return {trial for trial, rungs in reached.items() if rungs >= rung}
 
     def value_of(self, trial: TrialRecord) -> float | None:
         """The value that ranks a trial: the mean of its repeats if they have been compared, else its own best."""
@@ -189,12 +228,12 @@ class RankedTrials:
         """The best eligible trial; with several metrics, the best in the first objective."""
         return next((trial for trial in self.ranked()[:1] if trial.is_eligible), None)
 
-    def best_of_longest(self) -> TrialRecord | None:
-        """The best of the eligible trials that trained the longest, by rungs: of two that reached the last rung, the
-        one that passed it by a second more, before it validated, did not train longer."""
-        eligible = self.eligible()
-        lengths = [bisect_right(self.rungs, trial.last_step) if self.rungs else trial.last_step for trial in eligible]
-        return eligible[lengths.index(max(lengths))] if lengths else None
+    def lowest(self) -> TrialRecord | None:
+        """The eligible trial with the best single validation, however short its training; None if it is the best one,
+        or if there are several metrics."""
+        own = [trial for trial in self.eligible() if trial.repeat is None]
+        lowest = min(own, key=lambda trial: (trial.rank, trial.id), default=None)
+        return None if lowest is None or self.is_pareto or lowest is self.best() else lowest
 
     @property
     def varying(self) -> list[str]:

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from dray.records.directory import ExperimentDirectory
 
 
+def _rungs_in(record: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """The rungs after a record. Journals of earlier versions have none: then the config is parsed, which takes long."""
+    return None if record.get("rungs") is None else tuple(record["rungs"])
+
+
 class Alert(TypedDict):
     """What people were told."""
 
@@ -228,7 +233,7 @@ class ExperimentReader(RankedTrials):
             self.is_end_told = event == "alert" and bool(self._done or self._ended)
         match event:
             case "start":
-                self._points = record.get("points")
+                self._points, self._rungs = record.get("points"), _rungs_in(record)
             case "started":
                 trial = self.trials[record["trial"]]
                 if trial.drawn is None:
@@ -270,7 +275,7 @@ class ExperimentReader(RankedTrials):
                 self._done = self._ended = ""
                 self._requested += record.get("trial") is None  # else a trial was to stop
             case "extended":
-                self._done, self._ended, self._config, self._rungs = "", "", None, None
+                self._done, self._ended, self._config, self._rungs = "", "", None, _rungs_in(record)
                 self._time_left.reset()
                 self._extended.append(record)
                 self._max_trials = record.get("max_trials") or self._max_trials
@@ -369,6 +374,7 @@ class ExperimentReader(RankedTrials):
 
     def overview(self) -> Overview:
         best, failed, budget = self.best(), self.num_failed, self._budget_now()
+        lowest = self.lowest()
         live = [trial for trial in self.trials.values() if not trial.has_ended]
         lost = self.lost_records()
         done = self._done or self._why or ("completed" if self._ended else "")
@@ -399,6 +405,8 @@ class ExperimentReader(RankedTrials):
             best_metric=None if best is None else self.value_of(best),
             best_trial=None if best is None else best.id,
             best_by=None if best is None else self.valued_by(best),
+            lowest_metric=None if lowest is None else lowest.best_metric,
+            lowest_trial=None if lowest is None else lowest.id,
             front=self.front() or None,
             began=self._began,
             last=self._last,

@@ -207,6 +207,17 @@ class Result:
         return self._best(self.reader.best())
 
     @cached_property
+    def lowest(self) -> BestTrial:
+        """The trial with the best single validation, however short its training: often luck, and not ``best_trial``.
+        Its ``metric`` is that of its own run. With several metrics, ``best_trial``.
+
+        Raises:
+            ExperimentError: as ``best_trial``.
+        """
+        trial = self.reader.lowest()
+        return self.best_trial if trial is None else self._best(trial, own=True)
+
+    @cached_property
     def best_trials(self) -> list[BestTrial]:
         """The Pareto front: the trials that no other trial surpasses in every objective, ordered by the first
         objective. With one metric, only ``best_trial``.
@@ -217,25 +228,25 @@ class Result:
         front = self.reader.front()
         return [self._best(self.reader.trials[trial]) for trial in front] if front else [self.best_trial]
 
-    def _best(self, trial: TrialRecord | None) -> BestTrial:
+    def _best(self, trial: TrialRecord | None, *, own: bool = False) -> BestTrial:
         if trial is None:
             why = self.reader.no_best_reason()
             none = f"no trial of {self.path} has validated yet, so there is no best trial"
             raise ExperimentError(f"{self.path}: {why}" if why else none)
-        run = self.reader.best_run(trial.id)
+        run = trial if own else self.reader.best_run(trial.id)
         assert run.best_batches is not None
-        value = self.reader.value_of(trial)
+        value = trial.best_metric if own else self.reader.value_of(trial)
         assert value is not None
         return BestTrial(
             trial_id=trial.id,
             hparams=dict(trial.drawn or {}),
             metric=value,
-            best_by=self.reader.valued_by(trial),
+            best_by="one seed" if own else self.reader.valued_by(trial),
             metrics=run.best_metrics,
             batches=run.batches,
             best_batches=run.best_batches,
             checkpoint_at=partial(_checkpoint, self._directory, run),
-            repeated=self.reader.mean_of_repeats(trial.id),
+            repeated=None if own else self.reader.mean_of_repeats(trial.id),
         )
 
     def compare(self, a: int | Result, b: int | None = None) -> Comparison:

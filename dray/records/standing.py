@@ -155,7 +155,11 @@ def _best(seen: Overview, reader: ExperimentReader) -> str:
         return reader.no_best_reason() or "no trial has validated yet"
     front = f", {counted(len(seen.front), 'trial')} on the Pareto front" if seen.front else ""
     by = f" ({seen.best_by})" if reader.finalists() else ""
-    return f"best {seen.metric} {shown(seen.best_metric)} of trial {seen.best_trial}{by}{front}"
+    best = f"best {seen.metric} {shown(seen.best_metric)} of trial {seen.best_trial}{by}{front}"
+    if seen.lowest_trial is None:
+        return best
+    which = "lowest" if seen.smaller_is_better else "highest"
+    return f"{best}, {which} {shown(seen.lowest_metric)} of trial {seen.lowest_trial}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -452,21 +452,24 @@ def test_batches_are_the_length_trained_and_best_at_is_the_batch_of_the_best_val
     assert (best["batches"], best["best_batches"]) == (30, 20)
 
 
-def test_describe_shows_the_best_of_the_longest_trials_if_it_is_another_one(home: Path, dray: Dray) -> None:
+def test_the_lowest_value_of_a_short_training_stands_beside_the_best(home: Path, dray: Dray) -> None:
     story = happened(home / "story")
     found = dray("e", "describe", "story", "--json").value
-    assert found["best"] == found["best_of_longest"], "trial 0 was trained for 30 batches, all others for 10"
-    assert "longest" not in dray("e", "describe", "story").out
-    with Journal(story.journal) as journal:
-        journal.append({"event": "reported", "trial": 7, "step": 31, "value": 0.7, "actions": []})
-    found = dray("e", "describe", "story", "--json").value
-    assert found["best"] == found["best_of_longest"], "trial 7 passed the last rung, 30, only by a batch"
+    assert (found["best"]["trial"], found["lowest"], found["lowest_trial"]) == (0, None, None)
+    assert "lowest" not in dray("e", "describe", "story").out
     with Journal(story.journal) as journal:
         journal.append({"event": "extended", "max_trials": None, "max_length": 120, "actions": []})
-        journal.append({"event": "reported", "trial": 7, "step": 120, "value": 0.7, "actions": []})
+        for trial in (2, 5, 7):
+            journal.append({"event": "reported", "trial": trial, "step": 40, "value": 0.7, "actions": []})
     found = dray("e", "describe", "story", "--json").value
-    assert (found["best"]["trial"], found["best_of_longest"]["trial"]) == (0, 7)
-    assert re.search(r"best of the longest +trial 7: validation_loss 0.25 after 20", dray("e", "describe", "story").out)
+    assert (found["best"]["trial"], found["lowest"]["trial"], found["lowest_trial"]) == (7, 0, 0)
+    assert (found["lowest"]["metric"], found["lowest_metric"]) == (0.126, 0.126)
+    shown = dray("e", "describe", "story").out
+    assert re.search(r"best +trial 7: validation_loss 0.25 after 20", shown)
+    assert re.search(r"lowest +trial 0: validation_loss 0.126 after 20 of 30 batches", shown)
+    assert "best validation_loss 0.25 of trial 7, lowest 0.126 of trial 0" in shown
+    result = Result(home / "story")
+    assert (result.best_trial.trial_id, result.lowest.trial_id, result.lowest.best_by) == (7, 0, "one seed")
 
 
 def test_describe_says_how_well_each_rung_ranks(digits: ExperimentDirectory, dray: Dray) -> None:

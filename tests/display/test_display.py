@@ -543,3 +543,9 @@ def test_experiment_is_called_by_its_number_or_else_its_name(tmp_path: Path, mon
     assert told().endswith("resume with: dray experiment resume digits-1\n")
     assert take_number(path) == 1
     assert told().endswith("resume with: dray experiment resume 1\n")
+
+
+def test_the_best_is_one_that_was_trained_as_far_as_three_others() -> None:
+    two = [Started(trial=3), Reported(trial=3, step=1, value=0.25), *ended(0, 0.5), *ended(1, 0.625)]
+    assert "best error 0.25 (trial 3)" in line(search(*two))
+    assert "best error 0.5 (trial 0)" in line(search(*two, *ended(2, 0.75)))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.config.load import load_config
+from dray.config.search import rungs_of
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import MetricsLog
 from searchers.journal import Journal
@@ -95,7 +96,7 @@ def happened(path: Path, *, several: bool = False) -> ExperimentDirectory:
     first = {"metrics": config.searcher.objectives.to_json()} if config.searcher.objectives is not None else {}
     write("opened", version="0.1.0")
     create = [{"action": "create", "trial": trial} for trial in range(9)]
-    write("start", create, seed=7, smaller_is_better=True, **first)
+    write("start", create, seed=7, smaller_is_better=True, rungs=list(rungs_of(config)), **first)
     for trial, points in VALIDATIONS.items():
         start(trial)
         for place, (batches, value) in enumerate(points):

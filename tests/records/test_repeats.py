@@ -83,7 +83,9 @@ def test_every_answer_has_the_same_best_value(tmp_path: Path) -> None:
     assert (overview.best_trial, overview.best_metric, overview.best_by) == (best.trial_id, best.metric, best.best_by)
     assert (best.metric, best.best_by) == (pytest.approx(0.45), "mean of 3 seeds")
     assert best.metrics == {"error": pytest.approx(0.15)}, "at the checkpoint, of the best run"
-    assert standing(overview, reader).sentence.endswith("best error 0.45 of trial 3 (mean of 3 seeds)")
+    assert standing(overview, reader).sentence.endswith(
+        "best error 0.45 of trial 3 (mean of 3 seeds), lowest 0.1 of trial 1"
+    )
     alone = read(tmp_path / "alone", {})
     assert (alone.overview().best_metric, alone.overview().best_by) == (0.1, "one seed")
 

@@ -69,7 +69,7 @@ def test_one_record_per_event_with_its_actions() -> None:
     search.on(Exited(trial=1, reason="stopped"))
     lr = [search.params(trial)["lr"] for trial in (0, 1)]
     assert [json.dumps(record) for record in log] == [
-        '{"event": "start", "seed": 7, "smaller_is_better": true, '
+        '{"event": "start", "seed": 7, "smaller_is_better": true, "rungs": [1, 4, 16], '
         '"actions": [{"action": "create", "trial": 0}, {"action": "create", "trial": 1}]}',
         f'{{"event": "started", "trial": 0, "hparams": {{"clip": {{"$float": "inf"}}, "lr": {lr[0]}}}, "actions": []}}',
         f'{{"event": "started", "trial": 1, "hparams": {{"clip": {{"$float": "inf"}}, "lr": {lr[1]}}}, "actions": []}}',
@@ -353,6 +353,7 @@ def test_a_finished_search_continues_with_more_trials() -> None:
         "event": "extended",
         "max_trials": 3,
         "max_length": None,
+        "rungs": [4],
         "actions": [{"action": "create", "trial": 2}],
     }
     search.on(Started(trial=2))

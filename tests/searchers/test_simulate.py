@@ -322,6 +322,19 @@ def test_an_extended_search_trains_only_the_extension() -> None:
     assert simulation.done == "completed"
 
 
+def test_after_a_drivers_death_trials_get_workers_in_the_searchs_order() -> None:
+    """Trial 0 gave its worker to those that wait; the next driver does not give it back."""
+    answers: dict[Event, list[Action]] = {
+        Reported(trial=0, step=1, value=0.5): [Pause(trial=0), Resume(trial=0)],
+        Exited(trial=0, reason="completed"): [Done(reason="completed")],
+    }
+    search = new_search(Scripted(3, answers))
+    simulate(search, 1, constant, until=1)
+    assert list(search.live) == [1, 2, 0]
+    _, seen = watched(search, 1, constant)
+    assert [event.trial for _, event, _ in seen if isinstance(event, Started)] == [1, 2, 0]
+
+
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("seed", range(2))
 def test_every_method_ends_despite_failures_and_driver_deaths(name: str, seed: int) -> None:

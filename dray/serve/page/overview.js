@@ -39,7 +39,7 @@ function tilesOf(name, it) {
   const trial = it.best_trial ?? null, failed = it.states ? (it.states.ERRORED ?? 0) + (it.states.OUT_OF_MEMORY ?? 0) : it.failed;
   const live = it.state === "RUNNING" && it.last ? Math.max(0, Date.now() / 1000 - it.last) : 0;  // it is told by the journal's last event
   const tiles = [
-    { value: number(it.best_metric), label: `best ${it.metric ?? ""}`, more: trial !== null && html`<a href=${address(name, trial)}>trial ${trial}</a>${it.repeats?.length ? `, ${it.best_by}` : ""}` },
+    { value: number(it.best_metric), label: `best ${it.metric ?? ""}`, more: trial !== null && html`<a href=${address(name, trial)}>trial ${trial}</a>${it.repeats?.length ? `, ${it.best_by}` : ""}${it.lowest_trial !== null && html`, ${it.smaller_is_better ? "lowest" : "highest"} ${number(it.lowest_metric)} of <a href=${address(name, it.lowest_trial)}>trial ${it.lowest_trial}</a>`}` },
     { value: `${count(it.ended)} / ${count(it.total)}`, label: "trials ended", more: counted(it.states), bad: failed > 0 },
     { value: duration(it.ran_s + live), label: "time", more: it.began ? `since ${clock(it.began)}` : "" },
   ];
