@@ -128,7 +128,7 @@ MISTAKES = {
         ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", None
     ),
     "a drained trial lost": Mistake(
-        Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', 100
+        Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', 120
     ),
     "a closed terminal that hung": Mistake(
         ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", None
@@ -282,7 +282,7 @@ MISTAKES = {
     ),
     "checkpoints of killed writers stay": Mistake(RayHost, "resume", "self._store.sweep()", "pass", None, "commit"),
     "a carried report is not sent": Mistake(
-        RayHost, "resume", 'return self.reports.resume(report, carried["decides"])', "return None", 44, "commit"
+        RayHost, "resume", 'return self.reports.resume(report, carried["decides"])', "return None", 5, "commit"
     ),
     "a commit that nobody hears of": Mistake(
         RayHost,
@@ -315,7 +315,7 @@ MISTAKES = {
         Stream, "resume", "for message in self._kept:", "for message in ():", 37, "commit"
     ),
     "a session that forgets its client at once": Mistake(
-        Session, "expire", "if attempt == self.attempt:", "if True:", 35, "commit"
+        Session, "expire", "if attempt == self.attempt:", "if True:", 105, "commit"
     ),
     "a staged part that stays after an error": Mistake(
         JointCheckpoint, "writing", "if self.owns_staging", "if False", None, "commit"

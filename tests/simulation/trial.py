@@ -24,7 +24,6 @@ from dray.leases import failure
 from dray.rpc.calls import PeerUnreachable
 from dray.rpc.connection import Connection
 from dray.script import Script
-from dray.storage.errors import is_full
 from dray.training.checkpoint.checkpointer import Saver
 from dray.training.checkpoint.files import Contents, read_progress
 from dray.training.host import Report
@@ -241,10 +240,6 @@ def work(spec: WorkerSpec, *, machine: str, lost: Callable[[Process, Exception],
         time.sleep(5.0)  # what is sent arrives
     except PeerUnreachable as error:
         lost(process, error)
-    except OSError as error:
-        if is_full(error) is None:
-            raise
-        raise SystemExit(1) from None  # as from `dray.worker.entry.serve_leases`
 
 
 def _current() -> Process:
@@ -255,7 +250,8 @@ def _current() -> Process:
 
 
 def replaced(trials: Trials, root: Path) -> dict[Any, dict[str, Any]]:
-    """What a schedule replaces in dray, by module. `root`: Ray's directory."""
+    """What a schedule replaces in dray, by module. `root`: of the simulated disk. Ray's
+    directory is on another one, which is never full."""
 
     def nothing(*_: Any, **__: Any) -> None:
         """It changes the process."""
@@ -269,7 +265,7 @@ def replaced(trials: Trials, root: Path) -> dict[Any, dict[str, Any]]:
     program = type("OfTrials", (Program,), {"trials": trials})(command="python train.py", file="train.py")
     infos: dict[int, core.ClusterInfo] = {}
     watchdog = SimpleNamespace(dump_traceback_later=nothing, cancel_dump_traceback_later=nothing)
-    here = SimpleNamespace(get_temp_dir=lambda: root, get_session_name=lambda: "session")
+    here = SimpleNamespace(get_temp_dir=lambda: root.with_name("ray"), get_session_name=lambda: "session")
     ranks = SimpleNamespace(from_torch_distributed=lambda address: DistributedContext())
     return {
         worker_trial: {"train_class": trials.train, "redirect_output": _logged, "use_cluster_info": use_info},
