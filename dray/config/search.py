@@ -155,9 +155,9 @@ def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
             searcher = searcher if trials is None else searcher.with_trials(trials)
             searcher = searcher if length is None else searcher.with_length(length)
         elif record.get("event") == "limits":
-            budget = record["budget"]
+            budget = record.get("budget")
             limits = {**record, "budget": None if budget is None else Budget.model_validate(budget)}
-    changed = {name: limits[name] for name in CHANGEABLE if limits}
+    changed = {name: limits[name] for name in CHANGEABLE if name in limits}
     return config.model_copy(update={"searcher": searcher, **changed})
 
 

@@ -86,7 +86,10 @@ class RankedTrials:
         if self._rungs is None:
             from dray.config.search import rungs_of
 
-            self._rungs = rungs_of(self.config)
+            try:
+                self._rungs = rungs_of(self.config)
+            except ValueError:  # a record of an extension is damaged
+                self._rungs = ()
         return self._rungs
 
     def _note_repeat(self, trial: TrialRecord) -> None:

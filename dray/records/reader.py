@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 def _rungs_in(record: Mapping[str, Any]) -> tuple[float, ...] | None:
     """The rungs after a record. Journals of earlier versions have none: then the config is parsed, which takes long."""
-    return None if record.get("rungs") is None else tuple(record["rungs"])
+    return None if record.get("rungs") is None else tuple(map(float, record["rungs"]))
 
 
 class Alert(TypedDict):
