@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from dray.display.text import sparkline
 from dray.records.forecast import Forecast
-from dray.records.ranking import ENOUGH, deciding_rung
+from dray.records.ranking import ENOUGH, deciding_rung, num_reached
 from dray.records.trial_record import TrialRecord, flatten
 from dray.text import counted, duration, rough, rough_time, shown
 from dray.training.metrics.checks import is_loss
@@ -299,7 +298,7 @@ class Board:
         """The number of rungs that a trial has reached; 0 with several objectives, of which the longest is not best."""
         if self._search.objectives is not None:
             return 0
-        return bisect_right(self._search.method.rungs, math.inf if view.state == "COMPLETED" else view.last_step or 0)
+        return num_reached(self._search.method.rungs, view.last_step or 0, is_complete=view.state == "COMPLETED")
 
     def _front(self) -> str:
         """The size of the Pareto front, as text; "" with one metric."""

@@ -278,8 +278,10 @@ def preview_search(
         ConfigError: the user's own method can't be loaded, or breaks the rules of a method.
     """
 
+    points = config.space.every_point()  # once: a constraint is asked about each
+
     def make() -> Method:
-        method, points = build_method(config, Custom(directory=model_dir)), config.space.every_point()
+        method = build_method(config, Custom(directory=model_dir))
         limit_points(method, None if points is None else points.size)
         return method
 

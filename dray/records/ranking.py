@@ -46,6 +46,12 @@ def deciding_rung(reached: Iterable[int]) -> int:
     return furthest[-1] if len(furthest) == ENOUGH else 0
 
 
+def num_reached(rungs: Sequence[float], step: float, *, is_complete: bool) -> int:
+    """The number of rungs that a trial has reached at this step, in the searcher's unit. One that has completed was
+    trained as far as it can be, also if it ended itself before the last rung."""
+    return bisect_right(rungs, math.inf if is_complete else step)
+
+
 class RankedTrials:
     """The half of `ExperimentReader` that asks; see there for the attributes."""
 
@@ -169,10 +175,7 @@ class RankedTrials:
             return {trial.id for trial in trials}
         is_longer = any(record.get("max_length") is not None for record in self._extended)
         reached = {
-            # One that has completed was trained as far as it can be, also if it ended itself before the last rung.
-            trial.id: bisect_right(
-                self.rungs, math.inf if trial.state == "COMPLETED" and not is_longer else trial.last_step
-            )
+            trial.id: num_reached(self.rungs, trial.last_step, is_complete=trial.state == "COMPLETED" and not is_longer)
             for trial in trials
             if trial.is_eligible and trial.repeat is None
         }
