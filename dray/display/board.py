@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dray.display.text import sparkline
 from dray.records.forecast import Forecast
-from dray.records.ranking import ENOUGH, deciding_rung, num_reached
+from dray.records.ranking import ENOUGH, deciding_rung
 from dray.records.trial_record import TrialRecord, flatten
 from dray.text import counted, duration, rough, rough_time, shown
 from dray.training.metrics.checks import is_loss
@@ -26,7 +26,7 @@ from searchers.objectives import Metric, Objectives
 from searchers.pareto import pareto_order
 from searchers.previews import is_simulated, preview
 from searchers.search import Search
-from searchers.views import NEVER_BEST, TrialView
+from searchers.views import NEVER_BEST, TrialView, num_reached
 
 if TYPE_CHECKING:
     from dray.display.counts import Counts
