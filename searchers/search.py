@@ -176,10 +176,11 @@ class Search:
         """
         if isinstance(event, Reported) and (event.metrics or self.objectives is not None):
             event = with_first(event, self.objectives)
-        record = event_to_json(event)
-        if isinstance(event, Reported) and event.skips and self._passes_several_rungs(event):
-            record["skips"] = True
+        record, may_skip = event_to_json(event), isinstance(event, Reported) and event.skips
         event = self._event(record)  # as a replay will see it
+        if may_skip and isinstance(event, Reported) and self._passes_several_rungs(event):
+            record["skips"] = True
+            event = replace(event, skips=True)
         if self._is_late(event):
             return []
         hparams = self.params(event.trial) if isinstance(event, Started) else None

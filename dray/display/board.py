@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dray.display.text import sparkline
 from dray.records.forecast import Forecast
-from dray.records.ranking import ENOUGH, deciding_rung, num_reached
+from dray.records.ranking import ENOUGH, deciding_rung
 from dray.records.trial_record import TrialRecord, flatten
 from dray.text import counted, duration, rough, rough_time, shown
 from dray.training.metrics.checks import is_loss
@@ -26,7 +26,7 @@ from searchers.objectives import Metric, Objectives
 from searchers.pareto import pareto_order
 from searchers.previews import is_simulated, preview
 from searchers.search import Search
-from searchers.views import NEVER_BEST, TrialView
+from searchers.views import NEVER_BEST, TrialView, num_reached
 
 if TYPE_CHECKING:
     from dray.display.counts import Counts
@@ -73,6 +73,7 @@ class Board:
         self._open: set[int] = set()  # trials that had never ended then
         #: By the number of rungs that they had reached: the number of trials that have ended, and the best of them.
         self._ended: dict[int, tuple[int, _Best]] = {}
+        self._of = ""
         self._diverged: set[int] = set()
         self._compared: dict[int, Losses] = {}
         self._front_size = 0
@@ -115,6 +116,8 @@ class Board:
         trials = self._search.trials
         # Before the live trials: Tune's thread may create trials meanwhile.
         began, self._created = self._created, len(trials)
+        if any(self._search.repeat(trial) is not None for trial in range(began, self._created)):
+            self._of = " of one seed"  # until the repeats have ended, nobody knows which trial is
         live = dict(self._search.live)
         opened = self._open.union(range(began, self._created))
         self._open = opened & live.keys()
@@ -139,7 +142,7 @@ class Board:
         parts = [
             f"{self._name}  {share}",
             *self._numbers(counts, groups, groups_wanted),
-            f"best {self._metric} {best.value:.5g} (trial {best.trial})" if best else "",
+            f"best {self._metric}{self._of} {best.value:.5g} (trial {best.trial})" if best else "",
             self._front(),
             *self._times(),
         ]
@@ -164,7 +167,7 @@ class Board:
         if best is not None:
             at = "" if best.step is None else f" at {amount(shown(best.step), self._unit)}"
             line = Text.assemble(
-                f"best {self._metric} ", (shown(best.value), "bold green"), f", trial {best.trial}{at}"
+                f"best {self._metric}{self._of} ", (shown(best.value), "bold green"), f", trial {best.trial}{at}"
             )
             lines.append(self._cut(line.append(f": {self._drawn(self._search.trials[best.trial])}", "dim")))
             if front := self._front():

@@ -34,7 +34,7 @@ from searchers.answers import Answer, carry_out, decide
 from searchers.errors import IllegalEvent, SpaceError
 from searchers.events import Requested, Started, TrialResult
 from searchers.search import Record, Search
-from searchers.views import NEVER_BEST, State
+from searchers.views import NEVER_BEST, State, num_reached
 
 RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")  # states of trials that should have workers
 MAX_ERROR = 64 << 10
@@ -87,6 +87,7 @@ class ExperimentDriver:
         self.retention = Retention(
             Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.sign == 1),
             needs=lambda trial: checkpoints_needed(self.search.trials[trial]),
+            reached=self._reached,
             reported=lambda trial: self.search.trials[trial].last_batches,
             emit=emit,
         )
@@ -153,6 +154,14 @@ class ExperimentDriver:
         for trial in trials:
             if (source := self.search.source(trial)) is not None and source.batches is not None:
                 self.retention.pin(trial, (source.trial, source.batches))
+
+    def _reached(self, trial: int) -> int:
+        """The number of rungs that a trial has reached; -1 if it can't be the best trial, or has not ended."""
+        view = self.search.trials[trial]
+        can_be_best = view.ended and view.state not in NEVER_BEST and self.search.repeat(trial) is None
+        if not can_be_best or self.search.objectives is not None:
+            return -1
+        return num_reached(self.search.method.rungs, view.last_step or 0, is_complete=view.state == "COMPLETED")
 
     def close(self) -> None:
         """Let running trials save and leave; they continue in a later run. Idempotent."""

@@ -47,11 +47,23 @@ class Policy:
             needs: number of latest checkpoints that the trial needs.
         """
         latest = heapq.nlargest(max(self.trial_latest, needs), saved, key=lambda each: each.batches)
-        return {*self._best(saved, self.trial_best), *latest}
+        may_be_best = needs > 0 and self.experiment_best > 0  # at a rung that the trial has yet to reach
+        return {*self._best(saved, max(self.trial_best, may_be_best)), *latest}
 
-    def best(self, saved: Iterable[Saved]) -> set[Saved]:
-        """The checkpoints to keep as the experiment's best; with equal metrics, the earlier trial's is better."""
-        return set(self._best(saved, self.experiment_best))
+    def best(self, saved: Iterable[Saved], reached: Callable[[int], int]) -> set[Saved]:
+        """The checkpoints to keep as the experiment's best; with equal metrics, the earlier trial's is better.
+
+        The best of the trials that have reached each rung are among them, for each may become the `deciding_rung`.
+
+        Args:
+            saved: all checkpoints, in any order.
+            reached: returns the number of rungs that a trial has reached; -1 if it can't be the best, or has not ended.
+        """
+        rungs = {each: reached(each.trial) for each in saved}
+        found = set(self._best(rungs, self.experiment_best))
+        for rung in set(rungs.values()) if self.experiment_best else ():
+            found.update(self._best([each for each in rungs if rungs[each] >= rung], 1))
+        return found
 
     def _best(self, saved: Iterable[Saved], count: int) -> list[Saved]:
         if not count:
@@ -71,6 +83,7 @@ class Retention:
     Args:
         policy: the policy.
         needs: returns the `needs` of `Policy.keeps_of` for a trial.
+        reached: that of `Policy.best`.
         reported: returns the batches at a trial's latest report to the search, which may let another trial begin there.
         emit: called with each effect. `Prune` and `Examine` are answered by `pruned` and `examined`.
     """
@@ -80,10 +93,12 @@ class Retention:
         policy: Policy,
         *,
         needs: Callable[[int], int],
+        reached: Callable[[int], int] = lambda trial: -1,
         reported: Callable[[int], int | None] = lambda trial: None,
         emit: Callable[[Effect], None],
     ) -> None:
-        self._policy, self._needs, self._reported, self._emit = policy, needs, reported, emit
+        self._policy, self._needs, self._reached = policy, needs, reached
+        self._reported, self._emit = reported, emit
         self._saved: dict[int, dict[int, Saved]] = {}
         """Checkpoints that may be deleted some day, by trial and batches. An ended trial's are dropped from here once
         none is among the experiment's best."""
@@ -118,7 +133,7 @@ class Retention:
         self._changed.update(self._saved)
         for trial in sorted({record["trial"] for record in records if record.get("event") == "started"}):
             self._examine(trial)
-        self._best = self._policy.best(each for mine in self._saved.values() for each in mine.values())
+        self._set_best({each for mine in self._saved.values() for each in mine.values()})
 
     def examined(
         self,
@@ -264,7 +279,7 @@ class Retention:
             self._set_best({*others, *self._best} - {saved})
 
     def _set_best(self, candidates: set[Saved]) -> None:
-        best = self._policy.best(candidates)
+        best = self._policy.best(candidates, self._reached)
         self._changed.update(each.trial for each in self._best - best)
         self._best = best
 
@@ -273,6 +288,10 @@ class Retention:
         failed, self._failed = self._failed, []
         for examine in failed:
             self._ask(examine)
+        # A trial that has ended counts at the rungs that it has reached.
+        self._set_best(
+            {*self._best, *(each for trial in self._changed for each in self._saved.get(trial, {}).values())}
+        )
         keep: set[Saved] = set(self._best)
         sources = set(self._pinned.values())
         delete: list[Saved] = []

@@ -245,9 +245,9 @@ def test_repeats_say_what_they_repeat_and_are_never_the_best() -> None:
     made = search(*ended(0, 0.5), *ended(1, 0.1), Started(trial=2), Reported(trial=2, step=5, value=0.2), method=method)
     *_, numbers, best, _heading, last = picture(made, {2: rows(2, 5, 0.2)})
     assert numbers == "2 of 3 trials ended · 1 running"
-    assert best == "best error 0.5, trial 0 at 10 epochs:"
+    assert best == "best error of one seed 0.5, trial 0 at 10 epochs:"
     assert last.endswith("repeat of 0, seed 2")
-    assert "best error 0.5 (trial 0)" in line(made)
+    assert "best error of one seed 0.5 (trial 0)" in line(made)
 
 
 def test_picture_shows_rungs_if_there_are_several() -> None:
