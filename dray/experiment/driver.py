@@ -34,7 +34,7 @@ from searchers.answers import Answer, carry_out, decide
 from searchers.errors import IllegalEvent, SpaceError
 from searchers.events import Requested, Started, TrialResult
 from searchers.search import Record, Search
-from searchers.views import NEVER_BEST, State, num_reached
+from searchers.views import NEVER_BEST, State
 
 RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")  # states of trials that should have workers
 MAX_ERROR = 64 << 10
@@ -161,7 +161,7 @@ class ExperimentDriver:
         can_be_best = view.ended and view.state not in NEVER_BEST and self.search.repeat(trial) is None
         if not can_be_best or self.search.objectives is not None:
             return -1
-        return num_reached(self.search.method.rungs, view.last_step or 0, is_complete=view.state == "COMPLETED")
+        return self.search.num_reached(trial)
 
     def close(self) -> None:
         """Let running trials save and leave; they continue in a later run. Idempotent."""

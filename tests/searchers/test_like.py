@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -65,6 +66,12 @@ def test_the_seed_decides_what_is_drawn() -> None:
     first, again, other = (first_points(space, known, seed=seed) for seed in (0, 0, 1))
     assert first == again
     assert first[0]["dropout"] != other[0]["dropout"]
+
+
+def test_nothing_is_learned_if_the_constraint_allows_nothing_or_if_all_trials_diverged() -> None:
+    space = parse_space(SPACE)
+    assert first_points(replace(space, constraint=lambda each: False), [earlier(near(-2))], seed=0) == []
+    assert first_points(space, [earlier(lambda each: math.inf)], seed=0) == []
 
 
 def test_an_optimum_beyond_the_new_range_is_at_its_end() -> None:
