@@ -85,9 +85,10 @@ class ExperimentDriver:
             opened.records, max_restarts=config.max_restarts, code_of=self.search.code_of, emit=emit
         )
         self.retention = Retention(
-            Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.sign == 1),
+            Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.sign == 1, repeat=config.repeat),
             needs=lambda trial: checkpoints_needed(self.search.trials[trial]),
             reached=self._reached,
+            is_repeat=lambda trial: self.search.repeat(trial) is not None,
             reported=lambda trial: self.search.trials[trial].last_batches,
             emit=emit,
         )
