@@ -234,6 +234,14 @@ def gradients_group() -> _Group:
     return _gradients
 
 
+def gather_flags(flag: bool, rank: int, size: int, device: torch.device) -> list[bool]:
+    """Each rank's flag. In the group of gradients, where a rank that leaves lets no other wait."""
+    flags = torch.zeros(size, device=device)
+    flags[rank] = flag
+    dist.all_reduce(flags, group=gradients_group().group)
+    return [bool(each) for each in flags.tolist()]
+
+
 def is_kept(group: Any) -> bool:
     return _gradients is not None and _gradients.has(group)
 
