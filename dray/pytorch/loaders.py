@@ -37,7 +37,9 @@ def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingD
     begin = run.position.initial_batch
     is_own, loader = not isinstance(loader, DataLoader), _stateful(loader, run)
     if keeps_position(loader) and (run.checks_loaders or not is_own):
-        stream = Stream(loader, begin=begin, seed=run.seed, peers=run.peers, device=run.device)
+        stream = Stream(
+            loader, begin=begin, seed=run.seed, peers=run.peers, device=run.device, sharing=run.mesh_shape.tp
+        )
         return TrainingData(batches=stream, division=None, begin=begin)
     if is_own:
         _check_allowed(loader, run, "build_training_data_loader")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 from collections.abc import Mapping
 from random import Random
@@ -38,10 +39,21 @@ class Stream:
     Args:
         begin: the number of batches that were trained before.
         seed: the trial's, from which a loader's own draws at the start of a pass follow.
+        sharing: the number of neighbouring ranks with the same data, by tensor parallelism.
     """
 
-    def __init__(self, loader: Any, *, begin: int, seed: int, peers: DistributedContext, device: torch.device) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        *,
+        begin: int,
+        seed: int,
+        peers: DistributedContext,
+        device: torch.device,
+        sharing: int = 1,
+    ) -> None:
         self._loader, self._seed, self._peers, self._device = loader, seed, peers, device
+        self._sharing = sharing
         self._is_exact = _is_exact(getattr(loader, "dataset", None))
         self._length: int | None = None  # of a pass, in batches; None: unknown
         self._batches: Any = None  # the iterator of the current pass
@@ -115,6 +127,11 @@ class Stream:
             if self._batches is None:
                 self._begin_pass()
             batch = next(self._batches, _END)
+            if batch is _END and self._batch == 0:
+                # After a resume at the end of a pass, an IterableDataset may still be at that end in the next one:
+                # torchdata does not ask it for a record that would follow.
+                self._begin_pass()
+                batch = next(self._batches, _END)
             if self._continues(batch is not _END):
                 break
             if self._batch == 0:
@@ -125,11 +142,26 @@ class Stream:
         self._batch += 1
         self._drawn += 1
         self._is_settled = True
-        if not self._checked and self._is_exact:
-            # At the first batch, because the error at the first checkpoint would come late.
+        if not self._checked:
             self._checked = True
-            check_savable({"state_dict() of the training loader": self._loader.state_dict()})
+            self._check(batch)
         return batch
+
+    def _check(self, first: Any) -> None:
+        """Check the loader's state at the first batch, since an error at the first checkpoint would come late; and that
+        ranks have different batches."""
+        if self._is_exact:
+            check_savable({"state_dict() of the training loader": self._loader.state_dict()})
+        if self._peers.size > 1:
+            digests = self._gather(_digest(first))[:: self._sharing]
+            if len(set(digests)) < len(digests):
+                self._say(
+                    "several ranks have the same first batch of training data: a loader of your own must give each "
+                    "rank its part, by context.distributed.get_rank(); pytorch.DataLoader does"
+                )
+
+    def _gather(self, number: int) -> list[int]:
+        return ddp.gather_numbers(number, self._peers.rank, self._peers.size, self._device)
 
     def _begin_pass(self) -> None:
         loader, state, self._resume = self._loader, self._resume, None
@@ -160,7 +192,7 @@ class Stream:
         if self._length is None:
             if self._peers.size == 1:
                 return has_batch
-            ranks = ddp.gather_flags(has_batch, self._peers.rank, self._peers.size, self._device)
+            ranks = self._gather(has_batch)
             if not all(ranks) and any(ranks):
                 self._say(
                     "ranks %s still have data at the end of the pass, which the others have trained to the end: at "
@@ -205,6 +237,10 @@ def _length(loader: Any) -> int | None:
         return len(loader)
     except TypeError:
         return None
+
+
+def _digest(batch: Any) -> int:
+    return int.from_bytes(hashlib.sha256(repr(batch).encode()).digest()[:7], "little")
 
 
 def _is_exact(dataset: Any) -> bool:

@@ -137,10 +137,9 @@ class Counted(torch.utils.data.IterableDataset[Any]):
     def __init__(self, limit: int = RECORDS, first: int = 0, step: int = 1) -> None:
         self.limit, self.first, self.step = limit, first, step
         self.start = self.done = 0
-        self.reads = 0
 
     def shard(self, num_shards: int, index: int) -> Counted:
-        return Counted(self.limit, self.first + self.step * index, self.step * num_shards)
+        return type(self)(self.limit, self.first + self.step * index, self.step * num_shards)
 
     def __iter__(self) -> Iterator[Any]:
         worker = torch.utils.data.get_worker_info()
@@ -148,7 +147,6 @@ class Counted(torch.utils.data.IterableDataset[Any]):
         self.done, self.start = self.start, 0
         for record in range(mine.first + mine.step * self.done, mine.limit, mine.step):
             self.done += 1
-            self.reads += 1
             yield Numbered()[record]
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,13 +156,19 @@ class Counted(torch.utils.data.IterableDataset[Any]):
         self.start = state["done"]
 
 
+class SizedCounted(Counted):
+    def __len__(self) -> int:
+        return len(range(self.first, self.limit, self.step))
+
+
 class Streaming(Plain):
     """An IterableDataset, which dray divides."""
 
     momentum = 0.9
+    data: Callable[[], Any] = Counted
 
     def build_training_data_loader(self) -> Any:
-        return pytorch.DataLoader(Counted(), self.context.get_per_slot_batch_size())
+        return pytorch.DataLoader(type(self).data(), self.context.get_per_slot_batch_size())
 
 
 class Stateful(Plain):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from dray import pytorch
 from dray.pytorch import Batch, Epoch
 from dray.training import rng
 from dray.training.checkpoint.plain_state import UnsavableState
+from tests.forks.process import ROOT, Forked
 from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, trial
@@ -22,6 +25,8 @@ from tests.pytorch.resuming import Counted, Numbered
 stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
 
 RECORDS = 21
+KILLED = str(Path(__file__).with_name("killed_stream.py"))
+VARIABLES = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 class Own:
@@ -240,7 +245,7 @@ LOADERS: dict[str, Callable[[int, list[str]], Any]] = {
     "Hugging Face": lambda size, files: pytorch.DataLoader(hugging_face(files), size),
     "Hugging Face, 2 workers": lambda size, files: pytorch.DataLoader(hugging_face(files), size, num_workers=2),
     "Hugging Face, shuffled": lambda size, files: pytorch.DataLoader(hugging_face(files, shuffle=True), size),
-    "Hugging Face, shuffled, 2 workers": lambda size, files: stateful_dataloader.StatefulDataLoader(
+    "Hugging Face, shuffled, 2 workers": lambda size, files: pytorch.DataLoader(
         hugging_face(files, shuffle=True), size, num_workers=2
     ),
 }
@@ -256,6 +261,15 @@ def kind_of(loader: Callable[[int, list[str]], Any], directory: Path) -> type[re
             return super().train_batch(batch, epoch_idx, batch_idx)
 
     return Trial
+
+
+@pytest.mark.parametrize("kind", ["stream", "stateful loader"])
+def test_a_stream_resumes_bit_for_bit_after_any_batch(tmp_path: Path, kind: str) -> None:
+    whole = resuming.run(kind, FakeHost(tmp_path / "whole"))
+    for cut in range(1, resuming.BATCHES):
+        checkpoint = str(tmp_path / "whole" / f"checkpoint_{cut}")
+        resumed = resuming.run(kind, FakeHost(tmp_path / f"cut_{cut}"), latest_checkpoint=checkpoint)
+        resuming.assert_goes_on(resumed, whole, cut, checkpoint)
 
 
 @pytest.mark.slow
@@ -274,3 +288,34 @@ def test_a_stream_resumes_bit_for_bit_wherever_it_was_cut(
         checkpoint = str(tmp_path / "whole" / f"checkpoint_{cut}")
         resumed = resuming.run(kind, FakeHost(tmp_path / f"cut_{cut}"), latest_checkpoint=checkpoint)
         resuming.assert_goes_on(resumed, whole, cut, checkpoint)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["stateful loader, 2 workers", "Hugging Face, 2 workers", "Hugging Face, shuffled"])
+def test_a_run_killed_at_ten_random_batches_is_the_whole_run(tmp_path: Path, kind: str) -> None:
+    def seen_of(directory: Path, kills: list[int]) -> tuple[dict[int, list[int]], Any]:
+        directory.mkdir()
+        for batch in [*kills, -1]:
+            process = Forked(
+                str(Path(__file__).with_name("killed_stream.py")),
+                str(directory),
+                kind,
+                str(batch),
+                environment=VARIABLES,
+            )
+            try:
+                _, errors = process.communicate(100)
+            finally:
+                process.kill()
+            assert (process.returncode == 0) == (batch == -1), errors
+        seen: dict[int, list[int]] = {}
+        for line in (directory / "seen.jsonl").read_text().splitlines():
+            batch, records = json.loads(line)
+            assert seen.setdefault(batch, records) == records, "a batch that was trained again has other records"
+        return seen, torch.load(directory / "state.pth")
+
+    whole, state = seen_of(tmp_path / "whole", [])
+    killed, state_killed = seen_of(tmp_path / "killed", sorted(random.Random(kind).sample(range(40), 10)))
+    assert list(whole) == sorted(killed) == list(range(40))
+    assert killed == whole
+    resuming.assert_equal(state_killed, state)

@@ -234,12 +234,12 @@ def gradients_group() -> _Group:
     return _gradients
 
 
-def gather_flags(flag: bool, rank: int, size: int, device: torch.device) -> list[bool]:
-    """Each rank's flag. In the group of gradients, where a rank that leaves lets no other wait."""
-    flags = torch.zeros(size, device=device)
-    flags[rank] = flag
-    dist.all_reduce(flags, group=gradients_group().group)
-    return [bool(each) for each in flags.tolist()]
+def gather_numbers(number: int, rank: int, size: int, device: torch.device) -> list[int]:
+    """Each rank's number. In the group of gradients, so that no rank waits for one that has left."""
+    numbers = torch.zeros(size, dtype=torch.int64, device=device)
+    numbers[rank] = number
+    dist.all_reduce(numbers, group=gradients_group().group)
+    return numbers.tolist()  # type: ignore[no-any-return]
 
 
 def is_kept(group: Any) -> bool:
