@@ -1,5 +1,5 @@
-"""`python killed_stream.py <directory> <kind> <batch>`: train on a stream, from the last checkpoint in the directory,
-and be killed within this batch."""
+"""`python killed_stream.py <directory> <kind> <batches>`: train on a stream in one process after another, each from the
+last checkpoint in the directory; SIGKILL ends each within one of these batches, and the last one trains to the end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets  # noqa: F401 - before the forks, because it takes seconds
 import torch
 
 from dray import pytorch
@@ -19,9 +20,7 @@ from tests.pytorch.fakes import FakeHost, state_of
 from tests.pytorch.test_streams import LOADERS, kind_of
 
 
-def train(directory: Path, kind: str, kill_at: int) -> None:
-    torch.set_num_threads(1)
-    os.environ["HF_HOME"] = str(directory / "hf")
+def train(directory: Path, kind: str, kill_at: int | None) -> None:
     base: Any = kind_of(LOADERS[kind], directory / "parquet")
 
     class Killed(base):  # type: ignore[misc]
@@ -46,5 +45,17 @@ def train(directory: Path, kind: str, kill_at: int) -> None:
         torch.save(state_of(context), directory / "state.pth")
 
 
+def main(directory: Path, kind: str, kills: list[int]) -> None:
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1)])  # which imports a thousand modules
+    os.environ["HF_HOME"] = str(directory / "hf")
+    for kill_at in [*kills, None]:
+        if (child := os.fork()) == 0:
+            train(directory, kind, kill_at)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert status == (0 if kill_at is None else signal.SIGKILL), status
+
+
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from dray import pytorch
 from dray.pytorch import Batch, Epoch
 from dray.training import rng
 from dray.training.checkpoint.plain_state import UnsavableState
-from tests.forks.process import ROOT, Forked
+from tests.forks.process import ROOT, run_script
 from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, trial
@@ -25,8 +24,7 @@ from tests.pytorch.resuming import Counted, Numbered
 stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
 
 RECORDS = 21
-KILLED = str(Path(__file__).with_name("killed_stream.py"))
-VARIABLES = {**os.environ, "PYTHONPATH": str(ROOT)}
+KILLED = Path(__file__).with_name("killed_stream.py")
 
 
 class Own:
@@ -295,19 +293,7 @@ def test_a_stream_resumes_bit_for_bit_wherever_it_was_cut(
 def test_a_run_killed_at_ten_random_batches_is_the_whole_run(tmp_path: Path, kind: str) -> None:
     def seen_of(directory: Path, kills: list[int]) -> tuple[dict[int, list[int]], Any]:
         directory.mkdir()
-        for batch in [*kills, -1]:
-            process = Forked(
-                str(Path(__file__).with_name("killed_stream.py")),
-                str(directory),
-                kind,
-                str(batch),
-                environment=VARIABLES,
-            )
-            try:
-                _, errors = process.communicate(100)
-            finally:
-                process.kill()
-            assert (process.returncode == 0) == (batch == -1), errors
+        run_script(KILLED, str(directory), kind, str(kills), directory=ROOT)
         seen: dict[int, list[int]] = {}
         for line in (directory / "seen.jsonl").read_text().splitlines():
             batch, records = json.loads(line)
