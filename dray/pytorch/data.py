@@ -108,7 +108,7 @@ class DataLoader:
     shrinks.
 
     An `IterableDataset` is read by torchdata's `StatefulDataLoader`, and checkpoints have its position: see
-    [streaming data](streaming.md).
+    docs/streaming.md.
 
     Args:
         dataset: a map-style dataset, with `__len__` and `__getitem__`; or an `IterableDataset`.
