@@ -239,7 +239,7 @@ def gather_numbers(number: int, rank: int, size: int, device: torch.device) -> l
     numbers = torch.zeros(size, dtype=torch.int64, device=device)
     numbers[rank] = number
     dist.all_reduce(numbers, group=gradients_group().group)
-    return numbers.tolist()  # type: ignore[no-any-return]
+    return numbers.tolist()
 
 
 def is_kept(group: Any) -> bool:
