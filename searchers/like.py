@@ -146,7 +146,7 @@ class _Model:
 
 def _rungs(earlier: Earlier) -> list[RungResults]:
     """Return the results of the search, by rung: a trial has one at each rung that one of its reports was the first to
-    reach, and a failed trial has a last one."""
+    reach, and a failed trial has a last one. A rung has none if all are failures."""
     lengths = sorted(set(earlier.rungs)) or [math.inf]
     top, losses = len(lengths) - 1, [dict[int, float | Losses]() for _ in lengths]
     reached: dict[int, int] = {}
@@ -168,7 +168,9 @@ def _rungs(earlier: Earlier) -> list[RungResults]:
             put(trial, top, last[trial])
     rungs = [RungResults(_MAX_RESULTS) for _ in lengths]
     for rung, found in zip(rungs, losses, strict=True):
-        for trial, value in _as_numbers(found).items():
+        values = _as_numbers(found)
+        # If all trials of a rung failed, their neighbours, the best of the rung below, would be avoided.
+        for trial, value in values.items() if any(map(math.isfinite, values.values())) else ():
             rung.put(trial, (value,))
     return rungs
 

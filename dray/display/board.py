@@ -26,7 +26,7 @@ from searchers.objectives import Metric, Objectives
 from searchers.pareto import pareto_order
 from searchers.previews import is_simulated, preview
 from searchers.search import Search
-from searchers.views import NEVER_BEST, TrialView, num_reached
+from searchers.views import NEVER_BEST, TrialView
 
 if TYPE_CHECKING:
     from dray.display.counts import Counts
@@ -71,8 +71,8 @@ class Board:
         self._speeds: dict[int, float] = {}
         self._created = 0  # number of trials at the last update
         self._open: set[int] = set()  # trials that had never ended then
-        #: By the number of rungs that they had reached: the number of trials that have ended, and the best of them.
-        self._ended: dict[int, tuple[int, _Best]] = {}
+        #: By the number of rungs that they had reached: the trials that have ended, and the best of them.
+        self._ended: dict[int, tuple[set[int], _Best]] = {}
         self._of = ""
         self._diverged: set[int] = set()
         self._compared: dict[int, Losses] = {}
@@ -126,8 +126,9 @@ class Board:
         for view in (*ended, *late):
             if self._is_eligible(view) and (best := self._best_of(view)) is not None:
                 reached = self._reached(view)
-                count, other = self._ended.get(reached, (0, best))
-                self._ended[reached] = count + 1, min(best, other, key=_rank)
+                there, other = self._ended.get(reached, (set[int](), best))
+                there.add(view.id)
+                self._ended[reached] = there, min(best, other, key=_rank)
             for by_trial in (self._trained, self._epochs, self._speeds):
                 by_trial.pop(view.id, None)
         if self._forecast is not None:
@@ -292,16 +293,14 @@ class Board:
 
     def _best(self) -> _Best | None:
         live = [view for view in list(self._search.live.values()) if self._is_eligible(view)]
-        found = [(rung, count, best) for rung, (count, best) in self._ended.items()]
+        found = [(rung, len(there), best) for rung, (there, best) in self._ended.items()]
         found += [(self._reached(view), 1, best) for view in live if (best := self._best_of(view)) is not None]
         at = deciding_rung(rung for rung, count, _ in found for _ in range(min(count, ENOUGH)))
         return min((best for rung, _, best in found if rung >= at), key=_rank, default=None)
 
     def _reached(self, view: TrialView) -> int:
         """The number of rungs that a trial has reached; 0 with several objectives, of which the longest is not best."""
-        if self._search.objectives is not None:
-            return 0
-        return num_reached(self._search.method.rungs, view.last_step or 0, is_complete=view.state == "COMPLETED")
+        return 0 if self._search.objectives is not None else self._search.num_reached(view.id)
 
     def _front(self) -> str:
         """The size of the Pareto front, as text; "" with one metric."""

@@ -34,7 +34,7 @@ from searchers.answers import Answer, carry_out, decide
 from searchers.errors import IllegalEvent, SpaceError
 from searchers.events import Requested, Started, TrialResult
 from searchers.search import Record, Search
-from searchers.views import NEVER_BEST, State, num_reached
+from searchers.views import NEVER_BEST, State
 
 RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")  # states of trials that should have workers
 MAX_ERROR = 64 << 10
@@ -85,9 +85,10 @@ class ExperimentDriver:
             opened.records, max_restarts=config.max_restarts, code_of=self.search.code_of, emit=emit
         )
         self.retention = Retention(
-            Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.sign == 1),
+            Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.sign == 1, repeat=config.repeat),
             needs=lambda trial: checkpoints_needed(self.search.trials[trial]),
             reached=self._reached,
+            is_repeat=lambda trial: self.search.repeat(trial) is not None,
             reported=lambda trial: self.search.trials[trial].last_batches,
             emit=emit,
         )
@@ -161,7 +162,7 @@ class ExperimentDriver:
         can_be_best = view.ended and view.state not in NEVER_BEST and self.search.repeat(trial) is None
         if not can_be_best or self.search.objectives is not None:
             return -1
-        return num_reached(self.search.method.rungs, view.last_step or 0, is_complete=view.state == "COMPLETED")
+        return self.search.num_reached(trial)
 
     def close(self) -> None:
         """Let running trials save and leave; they continue in a later run. Idempotent."""

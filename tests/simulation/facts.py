@@ -343,7 +343,10 @@ class Facts:
             kept.update(best(mine, trial_best), mine[len(mine) - trial_latest :])
         kept.update(best(self.metrics, experiment_best))
         for reached in self._reached() if experiment_best and not self._extensions else ():
-            kept.update(best((each for each in self.metrics if each[0] in reached), 1))
+            of_each = [best((each for each in self.metrics if each[0] == trial), 1) for trial in reached]
+            kept.update(best((each for found in of_each for each in found), (self._setup.repeat or (0, 1))[1]))
+        for trial in self.repeats if experiment_best else ():
+            kept.update(best((each for each in self.metrics if each[0] == trial), 1))
         if missing := kept - there:
             self._fail(f"checkpoints {sorted(missing)} are to be kept, and there are {sorted(there)}")
         if is_exact and there != kept:
