@@ -64,6 +64,7 @@ class Recording:
     """The learning curves of a task.
 
     Args:
+        task: Its name.
         space: The space of the configurations.
         configs: Points of the space.
         losses: After every epoch, > 0, of shape (configurations, trainings of each, epochs); NaN or inf after
@@ -74,8 +75,8 @@ class Recording:
         means: The trees' targets, of shape (configurations, epochs): means of the trainings' logarithms.
     """
 
-    def __init__(self, space: Space, configs: Sequence[Mapping[str, Any]], losses: Array) -> None:
-        self.space, self.configs, self.losses = space, configs, losses
+    def __init__(self, task: str, space: Space, configs: Sequence[Mapping[str, Any]], losses: Array) -> None:
+        self.task, self.space, self.configs, self.losses = task, space, configs, losses
         self._cube = UnitCube(space)
         self._rows = np.stack([self._cube.row(config) for config in configs])
         logs = np.log(np.maximum(losses, _LEAST_LOSS))
@@ -122,7 +123,7 @@ def recording(task: str, tables: Path = CURVES) -> Recording:
     seeds = np.array(table["seed"])
     losses = np.array(table["losses"].to_pylist(), dtype=float)
     configs = [json.loads(text) for text, seed in zip(table["hparams"].to_pylist(), seeds, strict=True) if seed == 0]
-    return Recording(space, configs, losses.reshape(len(configs), seeds.max() + 1, -1))
+    return Recording(task, space, configs, losses.reshape(len(configs), seeds.max() + 1, -1))
 
 
 class RecordedProblem:

@@ -1,7 +1,8 @@
 """Searches of other libraries, for search_quality.py, in simulations.
 
 Each is called as its own driver calls it, event by event and without processes. A library is imported when a search
-needs it, so that a missing one only drops its ways.
+needs it, so that a missing one only drops its ways. Installed by `pip install --no-deps`, since their pins contradict
+each other: syne_tune, dehb, hpbandster, ConfigSpace, smac and neural-pipeline-search, then what they import.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from searchers import Action, Create, Event, Exited, Reported, Space, Stop
+from searchers import Action, Create, Event, Exited, Pause, Reported, Resume, Space, Stop
 from searchers.domains import Categorical, build, parameters
 from searchers.numeric_domains import Int, Log
 
@@ -192,7 +194,7 @@ class Optuna(Peer):
         return report.step >= self.rungs[-1] or not trial.should_prune()
 
 
-# ------------------------------------------------------------------------------------------ Syne Tune, DEHB, HpBandSter
+# ---------------------------------------------------------------------------- Syne Tune, DEHB, HpBandSter, SMAC, NePS
 def point(space: Space, params: Mapping[str, Any]) -> dict[str, object]:
     """The point with these flat parameters: a category by its index, numbers rounded to their domains.
 
@@ -394,3 +396,86 @@ class Bohb(Evaluations):
         done.result = {"loss": loss, "info": {}}
         iteration.register_result(done)
         self._model.new_result(done)
+
+
+class Smac(Evaluations):
+    """SMAC's multi-fidelity facade: Hyperband with a random forest, by its `ask` and `tell`."""
+
+    TRIALS = 150
+    """About as many evaluations as a search has time for; a quarter of them are SMAC's random initial design."""
+
+    def __init__(self, problem: Problem, workers: int) -> None:
+        from smac import MultiFidelityFacade, Scenario
+
+        super().__init__(problem, workers)
+        self._log = tempfile.TemporaryDirectory()
+        scenario = Scenario(
+            self.space,
+            output_directory=Path(self._log.name),
+            deterministic=True,
+            n_trials=self.TRIALS,
+            min_budget=self.rungs[0],
+            max_budget=self.rungs[-1],
+            seed=problem.seed,
+        )
+        self._smac = MultiFidelityFacade(scenario, logging_level=False)
+
+    def job(self) -> tuple[Any, Mapping[str, Any], int]:
+        info = self._smac.ask()
+        return info, info.config, self.rungs.index(round(info.budget))
+
+    def finish(self, job: Any, loss: float) -> None:
+        from smac.runhistory import TrialValue
+
+        self._smac.tell(job, TrialValue(cost=loss), save=False)
+
+
+class Neps(Peer):
+    """NePS's choice for a space with a fidelity and without priors: Hyperband, by its `ask` and `tell`.
+
+    A promoted configuration continues from its checkpoint. Its freeze-thaw search, `ifbo`, would download its model.
+    """
+
+    def __init__(self, problem: Problem, workers: int) -> None:
+        import neps
+        import torch
+
+        super().__init__(problem, 0)
+        torch.manual_seed(problem.seed)  # it draws from PyTorch's global generator
+        self._space, self._workers = problem.space, workers
+        kinds = {True: neps.HPOInteger, False: neps.HPOFloat}
+        elements = flat(
+            problem.space,
+            lambda name, count: neps.HPOCategorical(list(range(count))),
+            lambda name, low, high, integer, log: kinds[integer](low, high, log=log),
+        )
+        step = neps.HPOInteger(self.rungs[0], self.rungs[-1], is_fidelity=True)
+        self._neps = neps.AskAndTell(neps.algorithms.hyperband(neps.SearchSpace({**elements, "step": step})))
+        self._jobs: dict[int, Any] = {}  # by trial
+        self._trials: dict[str, int] = {}  # by the name that a job has in NePS
+
+    def start(self) -> list[Action]:
+        return [self._next() for _ in range(self._workers)]
+
+    def ask(self, trial: int) -> dict[str, object]:
+        return point(self._space, self._jobs[trial].config)
+
+    def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
+        pass
+
+    def on(self, event: Event) -> list[Action]:
+        if not isinstance(event, Reported):
+            return super().on(event)
+        job = self._jobs[event.trial]
+        if event.step < job.config["step"]:
+            return []
+        assert event.value is not None
+        self._neps.tell(job, event.value)
+        return [] if event.step >= self.rungs[-1] else [Pause(trial=event.trial), self._next()]
+
+    def _next(self) -> Action:
+        job = self._neps.ask()
+        action = super()._next() if (earlier := job.metadata.previous_trial_id) is None else None
+        trial = self._created - 1 if action else self._trials[earlier]
+        self._jobs[trial], self._trials[job.id] = job, trial
+        return action or Resume(trial=trial)

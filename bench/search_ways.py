@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from search_peers import DIVISOR, Bohb, Dehb, Optuna, Peer, Problem, RayASHA, RayOptuna, SyneTune
+from search_peers import DIVISOR, Bohb, Dehb, Neps, Optuna, Peer, Problem, RayASHA, RayOptuna, Smac, SyneTune
 
 from searchers import (
     ASHA,
@@ -92,6 +92,13 @@ def _auto(problem: Problem, workers: int) -> tuple[Method, Sampler]:
     return method, MultiFidelitySampler(problem.space, seed=problem.seed, rungs=method.rungs)
 
 
+def _auto_like(problem: Any, workers: int) -> tuple[Method, Sampler]:
+    """The same, with first points from three earlier searches of other recorded tasks."""
+    from like import Like, way
+
+    return way(Like(3), problem.recorded.task).make(problem, workers)
+
+
 def _full(problem: Problem, workers: int) -> Method:
     return RandomSearch(max_trials=ENDLESS, max_length=problem.rungs[-1], max_concurrent_trials=workers)
 
@@ -129,6 +136,7 @@ _RAY = ("ray", "optuna")
 
 WAYS: dict[str, Way] = {
     "auto": Way("dray's `auto`", _auto),
+    "auto+like": Way("dray's `auto` with `like`: three earlier searches of other tasks", _auto_like),
     "promotion+multi_fidelity": Way(
         "dray's ASHA, promotion; multi_fidelity", _both(_asha(PromotionASHA), _multi_fidelity)
     ),
@@ -147,6 +155,8 @@ WAYS: dict[str, Way] = {
     "syne-tune+cqr": Way("Syne Tune's ASHACQR", _one(SyneTune, "ASHACQR"), ("syne_tune",)),
     "dehb": Way("DEHB", _one(Dehb), ("dehb", "ConfigSpace")),
     "bohb": Way("HpBandSter's BOHB", _one(Bohb), ("hpbandster", "ConfigSpace")),
+    "smac": Way("SMAC3's multi-fidelity facade", _one(Smac), ("smac", "ConfigSpace")),
+    "neps": Way("NePS's Hyperband", _one(Neps), ("neural-pipeline-search",)),
     "one-then-top": Way("the first rung for all, then the best four to the end", _both(OneThenTop, _random)),
     "full": Way("random, full trainings", _both(_full, _random)),
 }

@@ -29,7 +29,7 @@ from searchers.space import Space
 from searchers.unit_cube import MIDDLE, UnitCube, beyond
 
 LEAST = 8
-"""The fewest results of an earlier search that are worth a model."""
+"""The fewest finite results of an earlier search that are worth a model."""
 MOST_POINTS = 10
 _MAX_RESULTS, _FIT_STEPS = 160, 25
 _NUM_BEST, _NUM_RANDOM, _NUM_SCALE = 10, 256, 512
@@ -79,6 +79,8 @@ def first_points(
     # As they will be tried: rounded.
     found = [dict(point) for point in points]
     found += [point for point in map(cube.point, rows) if space.allows(point)]
+    if not found:  # the constraint allows hardly anything
+        return []
     candidates = np.reshape([cube.row(point) for point in found], (len(found), cube.width))
     regrets = np.array([model.regrets(candidates, at_random) for model in models])
     least = np.full(len(models), _NOT_TRIED)
@@ -100,7 +102,7 @@ def num_results(earlier: Earlier) -> int:
 
 
 def _count(rungs: Sequence[RungResults]) -> int:
-    return sum(len(rung.values) for rung in rungs)
+    return sum(math.isfinite(value) for rung in rungs for (value,) in rung.values.values())
 
 
 class _Model:
@@ -144,7 +146,7 @@ class _Model:
 
 def _rungs(earlier: Earlier) -> list[RungResults]:
     """Return the results of the search, by rung: a trial has one at each rung that one of its reports was the first to
-    reach, and a failed trial has a last one."""
+    reach, and a failed trial has a last one. A rung has none if all are failures."""
     lengths = sorted(set(earlier.rungs)) or [math.inf]
     top, losses = len(lengths) - 1, [dict[int, float | Losses]() for _ in lengths]
     reached: dict[int, int] = {}
@@ -166,7 +168,9 @@ def _rungs(earlier: Earlier) -> list[RungResults]:
             put(trial, top, last[trial])
     rungs = [RungResults(_MAX_RESULTS) for _ in lengths]
     for rung, found in zip(rungs, losses, strict=True):
-        for trial, value in _as_numbers(found).items():
+        values = _as_numbers(found)
+        # If all trials of a rung failed, their neighbours, the best of the rung below, would be avoided.
+        for trial, value in values.items() if any(map(math.isfinite, values.values())) else ():
             rung.put(trial, (value,))
     return rungs
 

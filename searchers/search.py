@@ -72,7 +72,7 @@ from searchers.records import (
 )
 from searchers.samplers import RandomSampler, Sampler, draw, explore, notify_extended, notify_forked
 from searchers.space import Space, merge
-from searchers.views import Points, State, TrainedShares, TrialView, as_dict
+from searchers.views import Points, State, TrainedShares, TrialView, as_dict, num_reached
 
 if TYPE_CHECKING:
     from searchers.untried import Untried
@@ -149,6 +149,7 @@ class Search:
         self.live: Mapping[int, TrialView] = MappingProxyType(self._live)
         self.states: Counter[State] = Counter()  # number of trials in each state
         self.requested = 0  # number of trials that were created on request
+        self._is_longer = False  # whether an extension has made trials longer
         self._given: dict[int, Create] = {}  # trials whose hyperparameters the sampler does not draw
         self._given_order: list[int] = []  # their numbers, ascending
         self._untried: Untried | None = None  # if the space has few points, each of which is drawn once
@@ -176,10 +177,11 @@ class Search:
         """
         if isinstance(event, Reported) and (event.metrics or self.objectives is not None):
             event = with_first(event, self.objectives)
-        record = event_to_json(event)
-        if isinstance(event, Reported) and event.skips and self._passes_several_rungs(event):
-            record["skips"] = True
+        record, may_skip = event_to_json(event), isinstance(event, Reported) and event.skips
         event = self._event(record)  # as a replay will see it
+        if may_skip and isinstance(event, Reported) and self._passes_several_rungs(event):
+            record["skips"] = True
+            event = replace(event, skips=True)
         if self._is_late(event):
             return []
         hparams = self.params(event.trial) if isinstance(event, Started) else None
@@ -220,6 +222,13 @@ class Search:
         if given is None or given.repeat is None:
             return None if given is None else given.code
         return self.code_of(given.repeat.trial)
+
+    def num_reached(self, trial: int) -> int:
+        """Return the number of rungs that a trial has reached, see `views.num_reached`."""
+        view = self._view(trial)
+        # One that completed before trials became longer has not reached the new rungs.
+        is_complete = view.state == "COMPLETED" and not self._is_longer
+        return num_reached(self.method.rungs, view.last_step or 0, is_complete=is_complete)
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         """Continue with a larger budget, even if the search is done; `Done` then comes again.
@@ -327,6 +336,7 @@ class Search:
 
     def _enlarge(self, max_trials: int | None, max_length: int | None) -> list[Action]:
         actions = self.method.extend(max_trials=max_trials, max_length=max_length)
+        self._is_longer |= max_length is not None
         for sampler in (self.sampler, *(variant.sampler for variant in self._variants.values())):
             notify_extended(sampler, self.method.rungs)
         self.done = None

@@ -393,6 +393,7 @@ class _Simulator:
         """Take over the live trials of a search that has started, in the order in which a driver that resumes it gives
         them workers."""
         self.result.trials += len(search.trials)
+        self.result.done = None if search.done is None else search.done.reason
         for number, view in search.live.items():
             self.trials[number] = trial = self.from_view(number, view)
             if view.stop_requested:

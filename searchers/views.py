@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -104,6 +105,12 @@ class TrialView:
                 return replace(self, state="PENDING", stop_requested=False)
             case _:
                 assert_never(action)
+
+
+def num_reached(rungs: Sequence[float], step: float, *, is_complete: bool) -> int:
+    """The number of rungs that a trial has reached at this step, in the searcher's unit. One that has completed was
+    trained as far as it can be, also if it ended itself before the last rung."""
+    return bisect_right(rungs, math.inf if is_complete else step)
 
 
 class TrainedShares(Mapping[int, float]):

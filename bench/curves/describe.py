@@ -40,7 +40,7 @@ def explained(recorded: Recording) -> tuple[float, float]:
     logs = recorded.means[:, -1]
     for fold in range(FOLDS):
         train = np.sort(np.delete(order, np.s_[fold::FOLDS]))
-        part = Recording(recorded.space, [recorded.configs[n] for n in train], recorded.losses[train])
+        part = Recording(recorded.task, recorded.space, [recorded.configs[n] for n in train], recorded.losses[train])
         for n in order[fold::FOLDS]:
             config = recorded.configs[n]
             true[n], nearest[n] = logs[n], logs[train[part.nearest(config)]]

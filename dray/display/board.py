@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dray.display.text import sparkline
 from dray.records.forecast import Forecast
-from dray.records.ranking import ENOUGH, deciding_rung, num_reached
+from dray.records.ranking import ENOUGH, deciding_rung
 from dray.records.trial_record import TrialRecord, flatten
 from dray.text import counted, duration, rough, rough_time, shown
 from dray.training.metrics.checks import is_loss
@@ -71,8 +71,9 @@ class Board:
         self._speeds: dict[int, float] = {}
         self._created = 0  # number of trials at the last update
         self._open: set[int] = set()  # trials that had never ended then
-        #: By the number of rungs that they had reached: the number of trials that have ended, and the best of them.
-        self._ended: dict[int, tuple[int, _Best]] = {}
+        #: By the number of rungs that they had reached: the trials that have ended, and the best of them.
+        self._ended: dict[int, tuple[set[int], _Best]] = {}
+        self._of = ""
         self._diverged: set[int] = set()
         self._compared: dict[int, Losses] = {}
         self._front_size = 0
@@ -115,6 +116,8 @@ class Board:
         trials = self._search.trials
         # Before the live trials: Tune's thread may create trials meanwhile.
         began, self._created = self._created, len(trials)
+        if any(self._search.repeat(trial) is not None for trial in range(began, self._created)):
+            self._of = " of one seed"  # until the repeats have ended, nobody knows which trial is
         live = dict(self._search.live)
         opened = self._open.union(range(began, self._created))
         self._open = opened & live.keys()
@@ -123,8 +126,9 @@ class Board:
         for view in (*ended, *late):
             if self._is_eligible(view) and (best := self._best_of(view)) is not None:
                 reached = self._reached(view)
-                count, other = self._ended.get(reached, (0, best))
-                self._ended[reached] = count + 1, min(best, other, key=_rank)
+                there, other = self._ended.get(reached, (set[int](), best))
+                there.add(view.id)
+                self._ended[reached] = there, min(best, other, key=_rank)
             for by_trial in (self._trained, self._epochs, self._speeds):
                 by_trial.pop(view.id, None)
         if self._forecast is not None:
@@ -139,7 +143,7 @@ class Board:
         parts = [
             f"{self._name}  {share}",
             *self._numbers(counts, groups, groups_wanted),
-            f"best {self._metric} {best.value:.5g} (trial {best.trial})" if best else "",
+            f"best {self._metric}{self._of} {best.value:.5g} (trial {best.trial})" if best else "",
             self._front(),
             *self._times(),
         ]
@@ -164,7 +168,7 @@ class Board:
         if best is not None:
             at = "" if best.step is None else f" at {amount(shown(best.step), self._unit)}"
             line = Text.assemble(
-                f"best {self._metric} ", (shown(best.value), "bold green"), f", trial {best.trial}{at}"
+                f"best {self._metric}{self._of} ", (shown(best.value), "bold green"), f", trial {best.trial}{at}"
             )
             lines.append(self._cut(line.append(f": {self._drawn(self._search.trials[best.trial])}", "dim")))
             if front := self._front():
@@ -289,16 +293,14 @@ class Board:
 
     def _best(self) -> _Best | None:
         live = [view for view in list(self._search.live.values()) if self._is_eligible(view)]
-        found = [(rung, count, best) for rung, (count, best) in self._ended.items()]
+        found = [(rung, len(there), best) for rung, (there, best) in self._ended.items()]
         found += [(self._reached(view), 1, best) for view in live if (best := self._best_of(view)) is not None]
         at = deciding_rung(rung for rung, count, _ in found for _ in range(min(count, ENOUGH)))
         return min((best for rung, _, best in found if rung >= at), key=_rank, default=None)
 
     def _reached(self, view: TrialView) -> int:
         """The number of rungs that a trial has reached; 0 with several objectives, of which the longest is not best."""
-        if self._search.objectives is not None:
-            return 0
-        return num_reached(self._search.method.rungs, view.last_step or 0, is_complete=view.state == "COMPLETED")
+        return 0 if self._search.objectives is not None else self._search.num_reached(view.id)
 
     def _front(self) -> str:
         """The size of the Pareto front, as text; "" with one metric."""

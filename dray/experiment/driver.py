@@ -85,8 +85,10 @@ class ExperimentDriver:
             opened.records, max_restarts=config.max_restarts, code_of=self.search.code_of, emit=emit
         )
         self.retention = Retention(
-            Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.sign == 1),
+            Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.sign == 1, repeat=config.repeat),
             needs=lambda trial: checkpoints_needed(self.search.trials[trial]),
+            reached=self._reached,
+            is_repeat=lambda trial: self.search.repeat(trial) is not None,
             reported=lambda trial: self.search.trials[trial].last_batches,
             emit=emit,
         )
@@ -153,6 +155,14 @@ class ExperimentDriver:
         for trial in trials:
             if (source := self.search.source(trial)) is not None and source.batches is not None:
                 self.retention.pin(trial, (source.trial, source.batches))
+
+    def _reached(self, trial: int) -> int:
+        """The number of rungs that a trial has reached; -1 if it can't be the best trial, or has not ended."""
+        view = self.search.trials[trial]
+        can_be_best = view.ended and view.state not in NEVER_BEST and self.search.repeat(trial) is None
+        if not can_be_best or self.search.objectives is not None:
+            return -1
+        return self.search.num_reached(trial)
 
     def close(self) -> None:
         """Let running trials save and leave; they continue in a later run. Idempotent."""

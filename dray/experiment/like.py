@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from typing import cast
+from typing import Any, cast
 
 import yaml
 
@@ -19,10 +19,10 @@ from dray.errors import ConfigError, NoExperiment
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.journal import read_journal
 from dray.records.listing import open_experiment
-from dray.records.lookup import experiment_directories, newest_first
+from dray.records.local_runs import is_local_run
+from dray.records.lookup import experiment_directories, locate, newest_first
 from dray.records.numbering import typed
 from dray.records.overview import Heading, compared_by
-from dray.storage.errors import StorageError
 from dray.text import counted, some
 from searchers.errors import DamagedFile
 from searchers.events import Exited, Reported
@@ -59,25 +59,34 @@ def learn(config: ExperimentConfig, custom: Custom) -> Learned:
         return Learned(config)
     if not searcher.like:
         return Learned(config, _offer(config))
-    found, lines = dict[str, Earlier](), list[str]()
+    found, lines = dict[str, tuple[str, Earlier]](), list[str]()  # by path: one may have several names
     for place, name in enumerate(searcher.like):
+        matches, faults = list[tuple[str, str]](), list[tuple[str, Exception]]()
         try:
-            found |= {named: read_earlier(path) for named, path in _matching(name)}
-        except (NoExperiment, StorageError, DamagedFile, ConfigError) as error:
-            if not searcher.points:
-                raise ConfigError([(f"searcher.like[{place}]", str(error))]) from None
-            lines.append(f"nothing learned from {name}: {error}")  # a fork has the points that were learned once
-    used = {name: each for name, each in found.items() if num_results(each) >= LEAST}
+            matches = _matching(name)
+        except (NoExperiment, OSError) as error:
+            faults.append((name, error))
+        for named, path in matches:
+            try:
+                found[path] = found.get(path) or (named, read_earlier(path))
+            except (NoExperiment, OSError, ValueError) as error:
+                faults.append((named, error))
+        # A fork has the points that were learned once, and of a pattern some may be damaged.
+        if faults and not searcher.points and not any(path in found for _, path in matches):
+            raise ConfigError([(f"searcher.like[{place}]", str(faults[0][1]))])
+        lines += [f"nothing learned from {named}: {error}" for named, error in faults]
+    used = {name: each for name, each in found.values() if num_results(each) >= LEAST}
     space = replace(config.space, constraint=custom.constraint)
     own, seed = searcher.points, config.reproducibility.experiment_seed
     points = first_points(space, list(used.values()), seed=seed, points=own)
     sizes = [getattr(searcher, field, None) for field in ("max_trials", "population")]
     points = points[: min([len(points), *(size - len(own) for size in sizes if size is not None)])]
-    few = [name for name in found if name not in used]
+    few = [name for name, _ in found.values() if name not in used]
     if points:
         lines.append(f"first {counted(len(points), 'trial')} learned from {some(list(used), _MOST_NAMED)}")
     elif used and not own:
-        lines.append(f"nothing learned from {some(list(used), _MOST_NAMED)}: no hyperparameter in common")
+        what = "hyperparameter" if space.constraint is None else "hyperparameter or allowed point"
+        lines.append(f"nothing learned from {some(list(used), _MOST_NAMED)}: no {what} in common")
     if few:
         lines.append(f"nothing learned from {some(few, _MOST_NAMED)}: fewer than {LEAST} results")
     pointed = searcher.model_copy(update={"points": [*own, *points]})
@@ -104,22 +113,23 @@ def _offer(config: ExperimentConfig) -> list[str]:
     return [f"same model and metric: {some(found, _MOST_NAMED)}; to learn from one: searcher.like={found[0]}"]
 
 
-def _matching(name: str) -> Iterator[tuple[str, str]]:
+def _matching(name: str) -> list[tuple[str, str]]:
     """The experiments of a name or a pattern: what people call each, and its path or URI."""
-    if not re.search(r"[*?[]", name) or "://" in name:
-        yield name, name
-        return
+    is_name = not re.search(r"[*?[]", name) or "://" in name or (results_root() / name).exists()
+    if is_name:
+        return [(name, locate(name))]
     paths = [path for path in experiment_directories(results_root()) if fnmatch(path.name, name)]
-    if not paths:
+    if not (found := [(typed(path), str(path.resolve())) for path in paths if not is_local_run(path)]):
         raise NoExperiment(f"no experiment in {results_root()} matches {name!r}")
-    for path in paths:
-        yield typed(path), str(path)
+    return found
 
 
 def read_earlier(name: str) -> Earlier:
     """What an experiment found, by its journal. Trials that began from others, and repeats, are left out."""
     with open_experiment(name) as found:
-        config, records = found.directory.config(), read_journal(found.directory.journal)
+        config, records = found.directory.config(), list[dict[str, Any]]()
+        with suppress(FileNotFoundError):  # it was created, and has yet to begin
+            records = read_journal(found.directory.journal)
     searcher = config.searcher
     hparams: dict[int, dict[str, object]] = {}
     events: list[Reported | Exited] = []
@@ -134,4 +144,6 @@ def read_earlier(name: str) -> Earlier:
             events.append(event)
         elif record.get("hparams"):
             hparams.setdefault(record["trial"], cast("dict[str, object]", hparams_from_json(record["hparams"])))
-    return Earlier(rungs=rungs_of(config), hparams=hparams, events=events)
+    known = [record["rungs"] for record in records if record.get("rungs")]  # those of the last extension
+    rungs = tuple(map(float, known[-1])) if known else rungs_of(config)
+    return Earlier(rungs=rungs, hparams=hparams, events=events)

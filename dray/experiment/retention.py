@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dray.config.sections import Repeat
 from dray.config.storage import CheckpointStorage
 from dray.experiment.effects import Append, Effect, Examine, Prune, Saved
 from dray.leases.effects import Say
@@ -22,36 +23,61 @@ from searchers.views import TrialView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Numbers of checkpoints to keep. As in Determined, checkpoints without a metric are never among the best."""
+    """Numbers of checkpoints to keep. As in Determined, checkpoints without a metric are never among the best.
+
+    Attributes:
+        finalists: how many of the trials that have reached the `deciding_rung` may become the best one: those that are
+            to be repeated.
+    """
 
     experiment_best: int = 0
     trial_best: int = 1
     trial_latest: int = 1
     smaller_is_better: bool = True
+    finalists: int = 1
 
     @classmethod
-    def of(cls, storage: CheckpointStorage, *, smaller_is_better: bool) -> Policy:
+    def of(cls, storage: CheckpointStorage, *, smaller_is_better: bool, repeat: Repeat | None = None) -> Policy:
         """The policy of a config."""
         return cls(
             experiment_best=storage.save_experiment_best,
             trial_best=storage.save_trial_best,
             trial_latest=storage.save_trial_latest,
             smaller_is_better=smaller_is_better,
+            finalists=1 if repeat is None else repeat.top,
         )
 
-    def keeps_of(self, saved: Collection[Saved], needs: int) -> set[Saved]:
+    def keeps_of(self, saved: Collection[Saved], needs: int, *, is_repeat: bool = False) -> set[Saved]:
         """The checkpoints of one trial to keep as its best and latest.
 
         Args:
             saved: all checkpoints of the trial, in any order. With equal metrics, the earlier batch is better.
             needs: number of latest checkpoints that the trial needs.
+            is_repeat: whether it may be the best run of the trial that it repeats.
         """
         latest = heapq.nlargest(max(self.trial_latest, needs), saved, key=lambda each: each.batches)
-        return {*self._best(saved, self.trial_best), *latest}
+        # Of a trial that has not ended, at a rung that it has yet to reach.
+        may_be_best = (needs > 0 or is_repeat) and self.experiment_best > 0
+        return {*self._best(saved, max(self.trial_best, may_be_best)), *latest}
 
-    def best(self, saved: Iterable[Saved]) -> set[Saved]:
-        """The checkpoints to keep as the experiment's best; with equal metrics, the earlier trial's is better."""
-        return set(self._best(saved, self.experiment_best))
+    def best(self, saved: Iterable[Saved], reached: Callable[[int], int]) -> set[Saved]:
+        """The checkpoints to keep as the experiment's best; with equal metrics, the earlier trial's is better.
+
+        Those of the best trials that have reached each rung are among them, for each may become the `deciding_rung`.
+
+        Args:
+            saved: all checkpoints, in any order.
+            reached: returns the number of rungs that a trial has reached; -1 if it can't be the best, or has not ended.
+        """
+        mine: dict[int, list[Saved]] = {}
+        for each in saved:
+            mine.setdefault(each.trial, []).append(each)
+        found = set(self._best([each for of_trial in mine.values() for each in of_trial], self.experiment_best))
+        if self.experiment_best:
+            rungs = {best: reached(best.trial) for each in mine.values() for best in self._best(each, 1)}
+            for rung in {*rungs.values()} - {-1}:
+                found.update(self._best([each for each in rungs if rungs[each] >= rung], self.finalists))
+        return found
 
     def _best(self, saved: Iterable[Saved], count: int) -> list[Saved]:
         if not count:
@@ -71,6 +97,8 @@ class Retention:
     Args:
         policy: the policy.
         needs: returns the `needs` of `Policy.keeps_of` for a trial.
+        reached: that of `Policy.best`.
+        is_repeat: that of `Policy.keeps_of` for a trial.
         reported: returns the batches at a trial's latest report to the search, which may let another trial begin there.
         emit: called with each effect. `Prune` and `Examine` are answered by `pruned` and `examined`.
     """
@@ -80,10 +108,13 @@ class Retention:
         policy: Policy,
         *,
         needs: Callable[[int], int],
+        reached: Callable[[int], int] = lambda trial: -1,
+        is_repeat: Callable[[int], bool] = lambda trial: False,
         reported: Callable[[int], int | None] = lambda trial: None,
         emit: Callable[[Effect], None],
     ) -> None:
-        self._policy, self._needs, self._reported, self._emit = policy, needs, reported, emit
+        self._policy, self._needs, self._reached, self._is_repeat = policy, needs, reached, is_repeat
+        self._reported, self._emit = reported, emit
         self._saved: dict[int, dict[int, Saved]] = {}
         """Checkpoints that may be deleted some day, by trial and batches. An ended trial's are dropped from here once
         none is among the experiment's best."""
@@ -118,7 +149,7 @@ class Retention:
         self._changed.update(self._saved)
         for trial in sorted({record["trial"] for record in records if record.get("event") == "started"}):
             self._examine(trial)
-        self._best = self._policy.best(each for mine in self._saved.values() for each in mine.values())
+        self._set_best({each for mine in self._saved.values() for each in mine.values()})
 
     def examined(
         self,
@@ -264,7 +295,7 @@ class Retention:
             self._set_best({*others, *self._best} - {saved})
 
     def _set_best(self, candidates: set[Saved]) -> None:
-        best = self._policy.best(candidates)
+        best = self._policy.best(candidates, self._reached)
         self._changed.update(each.trial for each in self._best - best)
         self._best = best
 
@@ -273,13 +304,17 @@ class Retention:
         failed, self._failed = self._failed, []
         for examine in failed:
             self._ask(examine)
+        # A trial that has ended counts at the rungs that it has reached.
+        self._set_best(
+            {*self._best, *(each for trial in self._changed for each in self._saved.get(trial, {}).values())}
+        )
         keep: set[Saved] = set(self._best)
         sources = set(self._pinned.values())
         delete: list[Saved] = []
         for trial in sorted(self._changed - self._unexamined):
             mine = self._saved.get(trial, {}).values()
             needs = self._needs(trial)
-            kept = self._policy.keeps_of(mine, needs)
+            kept = self._policy.keeps_of(mine, needs, is_repeat=self._is_repeat(trial))
             if needs:
                 kept |= {each for each in mine if each.batches == self._reported(trial)}
             pinned = {each for each in mine if (trial, each.batches) in sources}

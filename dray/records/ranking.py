@@ -7,7 +7,6 @@ import gc
 import heapq
 import math
 import threading
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from dray.text import counted, shown, some
 from dray.training.units import amount
 from searchers.intervals import Interval
 from searchers.pareto import pareto_order
-from searchers.views import FAILED_STATES, NEVER_BEST
+from searchers.views import FAILED_STATES, NEVER_BEST, num_reached
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -44,12 +43,6 @@ def deciding_rung(reached: Iterable[int]) -> int:
     """
     furthest = heapq.nlargest(ENOUGH, reached)
     return furthest[-1] if len(furthest) == ENOUGH else 0
-
-
-def num_reached(rungs: Sequence[float], step: float, *, is_complete: bool) -> int:
-    """The number of rungs that a trial has reached at this step, in the searcher's unit. One that has completed was
-    trained as far as it can be, also if it ended itself before the last rung."""
-    return bisect_right(rungs, math.inf if is_complete else step)
 
 
 class RankedTrials:

@@ -245,9 +245,9 @@ def test_repeats_say_what_they_repeat_and_are_never_the_best() -> None:
     made = search(*ended(0, 0.5), *ended(1, 0.1), Started(trial=2), Reported(trial=2, step=5, value=0.2), method=method)
     *_, numbers, best, _heading, last = picture(made, {2: rows(2, 5, 0.2)})
     assert numbers == "2 of 3 trials ended · 1 running"
-    assert best == "best error 0.5, trial 0 at 10 epochs:"
+    assert best == "best error of one seed 0.5, trial 0 at 10 epochs:"
     assert last.endswith("repeat of 0, seed 2")
-    assert "best error 0.5 (trial 0)" in line(made)
+    assert "best error of one seed 0.5 (trial 0)" in line(made)
 
 
 def test_picture_shows_rungs_if_there_are_several() -> None:
@@ -549,3 +549,18 @@ def test_the_best_is_one_that_was_trained_as_far_as_three_others() -> None:
     two = [Started(trial=3), Reported(trial=3, step=1, value=0.25), *ended(0, 0.5), *ended(1, 0.625)]
     assert "best error 0.25 (trial 3)" in line(search(*two))
     assert "best error 0.5 (trial 0)" in line(search(*two, *ended(2, 0.75)))
+
+
+def test_a_resumed_run_counts_each_trial_once() -> None:
+    """Two have ended and one has not gone as far: its value counts, until a third has."""
+    made = search(Started(trial=3), Reported(trial=3, step=1, value=0.25), *ended(0, 0.5), *ended(1, 0.625))
+    before = {trial: TrialRecord(trial, Objectives((Metric(name="error"),))) for trial in (0, 1, 3)}
+    for trial, value in ((0, 0.5), (1, 0.625), (3, 0.25)):
+        before[trial].validated("error", 10, 10.0, value, 0.0)
+    board = Board(name="digits", metric="error", smaller_is_better=True, unit="epochs")
+    board.begin(made, before)
+    board.update(1)
+    assert "best error 0.25 (trial 3)" in board.line(Counts(), 1, 1)
+    board.rows(0, [{"kind": "validation", "name": "error", "batches": 10, "epochs": 10.0, "value": 0.5, "time": 0.0}])
+    board.update(1)  # a late row of one that has ended
+    assert "best error 0.25 (trial 3)" in board.line(Counts(), 1, 1)

@@ -11,6 +11,7 @@ import pytest
 
 from dray.errors import ConfigError
 from dray.experiment.experiment import Experiment
+from dray.experiment.like import read_earlier
 from dray.records.directory import ExperimentDirectory, results_root
 from tests.report.simulated import config_of, simulated
 
@@ -65,6 +66,43 @@ def test_a_fork_has_the_same_points(is_there: bool, results: Path, tmp_path: Pat
 def test_too_few_results_are_said(results: Path, tmp_path: Path) -> None:
     experiment, points = created(tmp_path, ["small-1"], results / "new-1")
     assert (points, experiment.learned) == ([], ["nothing learned from small-1: fewer than 8 results"])
+
+
+def test_an_experiment_that_has_yet_to_begin_has_no_results(results: Path, tmp_path: Path) -> None:
+    (results / "small-1" / "journal.jsonl").unlink()
+    experiment, points = created(tmp_path, ["small-1"], results / "new-1")
+    assert (points, experiment.learned) == ([], ["nothing learned from small-1: fewer than 8 results"])
+
+
+def test_a_pattern_learns_from_those_that_can_be_read(results: Path, tmp_path: Path) -> None:
+    simulated(results / "digits-3", 24)
+    (results / "digits-3" / "journal.jsonl").write_text("{\n{}\n")
+    (results / "local" / "digits-local").mkdir(parents=True)
+    (results / "local" / "digits-local" / "metrics.jsonl").touch()
+    experiment, points = created(tmp_path, "digits-*", results / "new-1")
+    assert points == created(tmp_path, ["digits-1", "digits-2"], results / "new-2")[1]
+    assert experiment.learned[0].startswith("nothing learned from digits-3: ")
+    assert "line 1 is damaged" in experiment.learned[0]
+    with pytest.raises(ConfigError, match="line 1 is damaged"):
+        created(tmp_path, "digits-3*", results / "new-3")
+
+
+def test_an_experiment_with_two_names_counts_once(results: Path, tmp_path: Path) -> None:
+    named = [str(results / "digits-1"), "digits-[1]", "digits-2"]
+    assert created(tmp_path, named, results / "new-1")[0].learned[0].count("digits-1") == 1
+
+
+def test_a_name_may_look_like_a_pattern(results: Path, tmp_path: Path) -> None:
+    simulated(results / "digits-[1]", 24)
+    assert created(tmp_path, "digits-[1]", results / "new-1")[0].learned == ["first 1 trial learned from digits-[1]"]
+
+
+def test_the_rungs_are_those_of_the_last_extension(results: Path) -> None:
+    journal = results / "digits-1" / "journal.jsonl"
+    assert read_earlier("digits-1").rungs == (1, 4, 16)
+    with journal.open("a") as file:
+        file.write('{"event": "extended", "max_length": 64, "rungs": [1, 4, 16, 64], "actions": []}\n')
+    assert read_earlier("digits-1").rungs == (1, 4, 16, 64)
 
 
 def test_there_are_no_more_points_than_trials(results: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ EXAMPLE = [
 def kept_by(policy: Policy, saved: Iterable[Saved], needs: Mapping[int, int] | None = None) -> set[Saved]:
     """What is kept of all checkpoints of an experiment."""
     found = list(saved)
-    kept = policy.best(found)
+    kept = policy.best(found, lambda trial: -1)
     for trial in {each.trial for each in found}:
         kept |= policy.keeps_of([each for each in found if each.trial == trial], (needs or {}).get(trial, 0))
     return kept
@@ -101,6 +101,45 @@ def test_removing_early_changes_nothing_in_the_end(
     for each in saved:
         there = kept_by(policy, {*there, each})
     assert there == kept_by(policy, saved)
+
+
+def test_the_best_trials_checkpoint_is_kept_as_the_deciding_rung_rises() -> None:
+    emitted: list[Effect] = []
+    needs, reached = dict.fromkeys(range(5), 1), dict.fromkeys(range(5), -1)
+    policy = Policy(experiment_best=1, trial_best=0, trial_latest=0)
+    retention = Retention(policy, needs=needs.__getitem__, reached=reached.__getitem__, emit=emitted.append)
+    # Trial 0 is lucky and short. Trial 1 is the best of the long ones, before its curve rises.
+    for trial, values in enumerate([[0.1], [0.3, 0.8], [0.2, 0.9], [0.6, 0.5], [0.7, 0.4]]):
+        for batches, value in enumerate(values, start=1):
+            retention.saved(trial, batches, f"{trial}/{batches}", value)
+        retention.examined(Examine(trial, ()))
+    for trial, rungs in ((0, 1), (2, 1), (1, 3), (3, 3), (4, 3)):
+        needs[trial], reached[trial] = 0, rungs
+        retention.changed([trial])
+    deleted = {each.checkpoint for effect in emitted if isinstance(effect, Prune) for each in effect.delete}
+    assert deleted == {"1/2", "2/1", "2/2", "3/1", "3/2", "4/1", "4/2"}
+
+
+def test_with_repeats_each_finalist_keeps_its_best_checkpoint_and_so_does_each_repeat() -> None:
+    emitted: list[Effect] = []
+    needs, reached = dict.fromkeys(range(6), 1), dict.fromkeys(range(6), -1)
+    retention = Retention(
+        Policy(experiment_best=1, trial_best=0, trial_latest=0, finalists=2),
+        needs=needs.__getitem__,
+        reached=reached.__getitem__,
+        is_repeat=lambda trial: trial > 3,
+        emit=emitted.append,
+    )
+    for trial, values in enumerate([[0.1, 0.2], [0.3, 0.8], [0.4, 0.35], [0.1], [0.7, 0.6], [0.9, 0.5]]):
+        for batches, value in enumerate(values, start=1):
+            retention.saved(trial, batches, f"{trial}/{batches}", value)
+        retention.examined(Examine(trial, ()))
+    for trial, rungs in ((0, 2), (1, 2), (2, 2), (3, 1), (4, -1), (5, -1)):
+        needs[trial], reached[trial] = 0, rungs
+        retention.changed([trial])
+    deleted = {each.checkpoint for effect in emitted if isinstance(effect, Prune) for each in effect.delete}
+    # Trial 3 is as good as trial 0, and short.
+    assert deleted == {"0/2", "1/2", "2/1", "2/2", "4/1", "5/1"}
 
 
 class Experiment:

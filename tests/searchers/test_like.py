@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -65,6 +66,29 @@ def test_the_seed_decides_what_is_drawn() -> None:
     first, again, other = (first_points(space, known, seed=seed) for seed in (0, 0, 1))
     assert first == again
     assert first[0]["dropout"] != other[0]["dropout"]
+
+
+def test_nothing_is_learned_if_the_constraint_allows_nothing_or_if_all_trials_diverged() -> None:
+    space = parse_space(SPACE)
+    assert first_points(replace(space, constraint=lambda each: False), [earlier(near(-2))], seed=0) == []
+    assert first_points(space, [earlier(lambda each: math.inf)], seed=0) == []
+
+
+def test_the_best_is_not_avoided_because_it_diverged_in_the_end() -> None:
+    first = {0.002: 1.49, 0.00012: 1.94, 0.017: 2.31, 0.0022: math.inf, 0.00042: 1.15, 0.00013: 2.37, 0.00009: 1.87}
+    first |= {0.0031: 1.31, 0.004: 1.11, 0.0084: 2.18, 0.059: 2.7, 0.00068: 1.17}
+    second = {0.002: 0.34, 0.00042: 1.17, 0.0031: 1.24, 0.004: 1.12, 0.00068: math.inf}
+    lrs = list(first)
+    known = Earlier(
+        rungs=RUNGS,
+        hparams={trial: {"lr": lr} for trial, lr in enumerate(lrs)},
+        events=[
+            Reported(trial=lrs.index(lr), step=rung, value=value)
+            for rung, found in zip(RUNGS, (first, second, {0.002: math.inf}), strict=True)
+            for lr, value in found.items()
+        ],
+    )
+    assert exponents(first_points(parse_space({"lr": LR}), [known], seed=0))[0] == pytest.approx(-2.7, abs=0.5)
 
 
 def test_an_optimum_beyond_the_new_range_is_at_its_end() -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from searchers import (
@@ -168,6 +168,7 @@ events = st.one_of(
 
 @pytest.mark.filterwarnings("ignore:In future, it will be an error for 'np.bool':DeprecationWarning")  # NumPy 2.2
 @given(st.lists(events, max_size=4))
+@example([Reported(trial=0, step=cast("Any", Decimal("nan")), value=None)])
 def test_every_accepted_event_can_be_replayed(events: list[Any]) -> None:
     search, lines = running()
     for event in events:

@@ -371,6 +371,17 @@ def test_a_greater_length_resumes_completed_trials() -> None:
     assert (search.params(0), search.trials[0].best, search.trials[0].state) == (before, 0.25, "RUNNING")
 
 
+def test_who_completed_before_a_greater_length_has_not_reached_it() -> None:
+    log: list[Record] = []
+    search = ended_search(log)
+    assert [search.num_reached(trial) for trial in (0, 1)] == [1, 1]
+    search.extend(max_length=8)
+    search.on(Started(trial=0))
+    report(search, 0, 8, 0.25)
+    assert [search.num_reached(trial) for trial in (0, 1)] == [1, 0]  # the one rung is now at 8
+    assert new(method=RandomSearch(max_trials=2, max_length=4)).replay(log).num_reached(1) == 0
+
+
 def test_a_refused_extension_changes_nothing() -> None:
     log: list[Record] = []
     search = ended_search(log)

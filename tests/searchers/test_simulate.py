@@ -322,6 +322,13 @@ def test_an_extended_search_trains_only_the_extension() -> None:
     assert simulation.done == "completed"
 
 
+def test_a_search_that_has_ended_is_not_simulated_on() -> None:
+    search = new_search(RandomSearch(max_trials=4, max_length=10, max_concurrent_trials=2))
+    simulate(search, 2, constant)
+    again = simulate(search, 2, constant)
+    assert (again.done, again.trained) == ("completed", 0)
+
+
 def test_after_a_drivers_death_trials_get_workers_in_the_searchs_order() -> None:
     """Trial 0 gave its worker to those that wait; the next driver does not give it back."""
     answers: dict[Event, list[Action]] = {

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.config.schema import ExperimentConfig
+from dray.config.search import rungs_of
 from searchers.events import REPLACED, Requested
 from searchers.records import number_from_json
 from tests.simulation.setup import Setup
@@ -341,10 +342,26 @@ class Facts:
             mine = sorted(each for each in self.metrics if each[0] == trial)
             kept.update(best(mine, trial_best), mine[len(mine) - trial_latest :])
         kept.update(best(self.metrics, experiment_best))
+        for reached in self._reached() if experiment_best and not self._extensions else ():
+            of_each = [best((each for each in self.metrics if each[0] == trial), 1) for trial in reached]
+            kept.update(best((each for found in of_each for each in found), (self._setup.repeat or (0, 1))[1]))
+        for trial in self.repeats if experiment_best else ():
+            kept.update(best((each for each in self.metrics if each[0] == trial), 1))
         if missing := kept - there:
             self._fail(f"checkpoints {sorted(missing)} are to be kept, and there are {sorted(there)}")
         if is_exact and there != kept:
             self._fail(f"checkpoints {sorted(there - kept)} are left, and only {sorted(kept)} are to be kept")
+
+    def _reached(self) -> Iterable[set[int]]:
+        """For each rung, and without any, the trials that have reached it and may be the best."""
+        ended = {trial: reason for trial, reason in self.ended.items() if trial not in self.repeats}
+        for rung in (0, *rungs_of(self._config)):
+            yield {
+                trial
+                for trial, reason in ended.items()
+                if reason == "completed"
+                or (reason in ("stopped", "diverged", "canceled") and max(self.reported[trial], default=0) >= rung)
+            }
 
     def _check_count(self) -> None:
         own, searcher = self.own, self._config.searcher
