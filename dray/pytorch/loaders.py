@@ -11,7 +11,7 @@ from typing import Any
 
 from dray.pytorch.data import DataLoader
 from dray.pytorch.samplers import samplers_in
-from dray.pytorch.streams import Stream, keeps_position
+from dray.pytorch.streams import Stream, global_batch, keeps_position
 from dray.pytorch.trial_run import TrialRun
 from dray.storage import determined_state
 from dray.training import rng
@@ -35,10 +35,16 @@ class TrainingData:
 def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingData:
     """The training data from the run's first batch on; `loader` is the result of `build_training_data_loader()`."""
     begin = run.position.initial_batch
-    is_own, loader = not isinstance(loader, DataLoader), _stateful(loader, run)
+    is_own, given, loader = not isinstance(loader, DataLoader), loader, _stateful(loader, run)
     if keeps_position(loader) and (run.checks_loaders or not is_own):
         stream = Stream(
-            loader, begin=begin, seed=run.seed, peers=run.peers, device=run.device, sharing=run.mesh_shape.tp
+            loader,
+            begin=begin,
+            seed=run.seed,
+            peers=run.peers,
+            device=run.device,
+            sharing=run.mesh_shape.tp,
+            global_batch=None if is_own else global_batch(given, run.replicas),
         )
         return TrainingData(batches=stream, division=None, begin=begin)
     if is_own:

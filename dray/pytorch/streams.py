@@ -40,6 +40,7 @@ class Stream:
         begin: the number of batches that were trained before.
         seed: the trial's, from which a loader's own draws at the start of a pass follow.
         sharing: the number of neighbouring ranks with the same data, by tensor parallelism.
+        global_batch: records of a global batch, if these are always the next ones of the whole stream.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class Stream:
         peers: DistributedContext,
         device: torch.device,
         sharing: int = 1,
+        global_batch: int | None = None,
     ) -> None:
         self._loader, self._seed, self._peers, self._device = loader, seed, peers, device
-        self._sharing = sharing
+        self._sharing, self._global_batch = sharing, global_batch
         self._is_exact = _is_exact(getattr(loader, "dataset", None))
         self._length: int | None = None  # of a pass, in batches; None: unknown
         self._batches: Any = None  # the iterator of the current pass
@@ -87,7 +89,8 @@ class Stream:
         """The position after this number of batches in total, as plain data."""
         if self._is_exact and self._is_settled and self._drawn == trained:
             self._set_mark(copy.deepcopy(self._loader.state_dict()))
-        return {**self._mark, "skip": trained - self._marked_at, "length": self._length}
+        skip = trained - self._marked_at
+        return {**self._mark, "skip": skip, "length": self._length, "global_batch": self._global_batch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._pass, self._batch, self._drawn = state["pass"], state["batch"], self._begin - state["skip"]
@@ -95,9 +98,14 @@ class Stream:
         self._set_mark(self._resume)
 
     def load_divided_anew(self, state: Mapping[str, Any], before: int, now: int) -> None:
-        """Load the position of another number of ranks, which is possible only between two passes."""
-        ended = state["batch"] + state["skip"] == state["length"]
-        if not ended or self._length is None or self._begin % self._length:
+        """Load the position of another number of ranks: by drawing the batches of the pass again, if they have the same
+        records, and otherwise only between two passes."""
+        drawn = state["batch"] + state["skip"]
+        if state["global_batch"] is not None and state["global_batch"] == self._global_batch:
+            self._pass, self._drawn = state["pass"], self._begin - drawn
+            self._set_mark(None)
+            return
+        if drawn != state["length"] or self._length is None or self._begin % self._length:
             raise ValueError(
                 f"the checkpoint has the positions of {before} ranks in the training data, and this run has {now}: a "
                 "stream can be divided anew only between two epochs of known length; resume with as many ranks as "
@@ -262,10 +270,24 @@ def stateful_loader(dataset: Any, num_replicas: int, rank: int, **arguments: Any
     return StatefulDataLoader(_share(dataset, num_replicas, rank), **arguments)
 
 
+def global_batch(loader: Any, num_replicas: int) -> int | None:
+    """The records of a global batch, if a `pytorch.DataLoader` divides its stream record by record; else None."""
+    dataset = loader.dataset
+    if loader.num_workers > 0 or loader.batch_size is None or not _is_hugging_face(dataset):
+        return None
+    # As split_dataset_by_node: other numbers of files are divided by file.
+    by_record = num_replicas == 1 or dataset.num_shards % num_replicas > 0
+    return loader.batch_size * num_replicas if by_record else None
+
+
+def _is_hugging_face(dataset: Any) -> bool:
+    return type(dataset).__module__ == "datasets.iterable_dataset"
+
+
 def _share(dataset: Any, num_replicas: int, rank: int) -> Any:
     if num_replicas == 1:
         return dataset
-    if type(dataset).__module__ == "datasets.iterable_dataset":
+    if _is_hugging_face(dataset):
         from datasets.distributed import split_dataset_by_node
 
         return split_dataset_by_node(dataset, rank=rank, world_size=num_replicas)

@@ -173,5 +173,20 @@ def test_a_stream_is_divided_anew_between_epochs(
         resuming.run("sized", FakeHost(tmp_path / "b"), latest_checkpoint=str(directory / "sized" / "checkpoint_5"))
 
 
+@pytest.mark.parametrize("kind", ["Hugging Face", "Hugging Face, shuffled"])
+def test_a_stream_divided_by_record_is_divided_anew_anywhere(
+    ranks: list[dict[str, Any]], directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    place = directory / "hugging_face" / kind
+    monkeypatch.setitem(resuming.KINDS, kind, (kind_of(LOADERS[kind], place / "parquet_0"), 1))
+    for cut in (2, 7):
+        alone = resuming.run(
+            kind, FakeHost(tmp_path / str(cut)), latest_checkpoint=str(place / "whole" / f"checkpoint_{cut}")
+        )
+        both = zip(*(rank["hugging_face"][kind]["whole"]["seen"][cut:] for rank in ranks), strict=True)
+        expected = [sorted(one[2] + other[2]) for one, other in both]
+        assert [sorted(batch) for _, _, batch in alone["seen"]] == expected
+
+
 if __name__ == "__main__":
     serve([uneven, hugging_face, leaving, wrong_length, sized])
