@@ -96,7 +96,7 @@ def leaving(directory: Path) -> Any:
             made = Leaving(context)
             pytorch.Trainer(made, context).fit(
                 max_length=Batch(6),
-                checkpoint_period=Batch(3),
+                checkpoint_period=Batch(3),  # so that the checkpoint at 4 is made because of the leaving
                 checkpoint_policy="none",
                 latest_checkpoint=latest,
             )

@@ -33,11 +33,16 @@ class Own:
     def __init__(self, batches: int = 3, length: int | None = None, **state: Any) -> None:
         self.batches, self.length, self.state = batches, length, state
         self.start = self.done = 0
-        self.calls: list[Any] = []
+        self.calls: list[tuple[str, int]] = []
+        self.draws: list[float] = []
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         self.calls.append(("pass", self.start))
+        self.draws.append(random.random())
         self.done, self.start = self.start, 0
+        return self._rest()
+
+    def _rest(self) -> Iterator[torch.Tensor]:
         while self.done < self.batches:
             self.done += 1
             yield torch.ones(2, 1)
@@ -70,6 +75,8 @@ def test_passes_follow_one_another_and_learn_their_number(fit: Fit, host: FakeHo
     again = FakeHost(tmp_path / "again")
     fit(reading(resumed), again, max_length=Batch(7), latest_checkpoint=host.checkpoints()[4])
     assert resumed.calls == [("epoch", 1), ("pass", 2), ("epoch", 2), ("pass", 0)]
+    assert resumed.draws == loader.draws[1:]
+    assert len(set(loader.draws)) == 3
 
 
 def test_epochs_have_the_loaders_length(fit: Fit) -> None:
@@ -86,11 +93,16 @@ def test_epochs_may_be_shorter_than_a_pass(fit: Fit) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "words"), [(4, "ended after 3 batches, but has a length of 4"), (2, "more batches than its length, 2")]
+    ("length", "passes", "words"),
+    [(4, 4, "ended after 3 batches, but has a length of 4"), (2, 3, "more batches than its length, 2")],
 )
-def test_a_wrong_length_is_warned_of(fit: Fit, caplog: pytest.LogCaptureFixture, length: int, words: str) -> None:
-    made = fit(reading(Sized(3, length)), max_length=Epoch(3))
+def test_a_wrong_length_is_warned_of(
+    fit: Fit, caplog: pytest.LogCaptureFixture, length: int, passes: int, words: str
+) -> None:
+    loader = Sized(3, length)
+    made = fit(reading(loader), max_length=Epoch(3))
     assert len(made.seen) == 3 * length
+    assert loader.calls[1::2] == passes * [("pass", 0)]
     assert sum(words in message for message in caplog.messages) == 1
 
 
@@ -100,7 +112,7 @@ def test_a_batch_that_was_left_is_trained_again(fit: Fit, host: FakeHost, tmp_pa
 
     class Leaving(resuming.Streaming):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 4 and self.context.get_initial_batch() == 0:
+            if batch_idx == 5 and self.context.get_initial_batch() == 0:
                 raise pytorch.ShouldExit
             seen.append(batch[0].tolist())
             return super().train_batch(batch, epoch_idx, batch_idx)
