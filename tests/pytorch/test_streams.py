@@ -79,6 +79,20 @@ def test_passes_follow_one_another_and_learn_their_number(fit: Fit, host: FakeHo
     assert len(set(loader.draws)) == 3
 
 
+def test_only_a_fork_that_continues_takes_the_position(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
+    """A trial that starts from another's weights starts its data at the beginning."""
+    fit(reading(Own()), max_length=Batch(5))
+    [checkpoint] = host.checkpoints()
+    loader, fork, started = Own(), FakeHost(tmp_path / "fork"), FakeHost(tmp_path / "started")
+    fork.is_changed_fork = True
+    fit(reading(loader), fork, max_length=Batch(6), latest_checkpoint=checkpoint)
+    assert loader.calls == [("epoch", 1), ("pass", 2)]
+    started.source_checkpoint = checkpoint
+    loader = Own()
+    fit(reading(loader), started, max_length=Batch(2))
+    assert loader.calls == [("epoch", 0), ("pass", 0)]
+
+
 def test_epochs_have_the_loaders_length(fit: Fit) -> None:
     made = fit(reading(Sized()), max_length=Epoch(2))
     assert [epoch for epoch, _ in made.seen] == [0, 0, 0, 1, 1, 1]
