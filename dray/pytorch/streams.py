@@ -273,7 +273,7 @@ def stateful_loader(dataset: Any, num_replicas: int, rank: int, **arguments: Any
 def global_batch(loader: Any, num_replicas: int) -> int | None:
     """The records of a global batch, if a `pytorch.DataLoader` divides its stream record by record; else None."""
     dataset = loader.dataset
-    if loader.num_workers > 0 or loader.batch_size is None or not _is_hugging_face(dataset):
+    if loader.num_workers > 0 or loader.batch_size is None or not _is_hugging_face(dataset) or dataset._distributed:
         return None
     # As split_dataset_by_node: other numbers of files are divided by file.
     by_record = num_replicas == 1 or dataset.num_shards % num_replicas > 0
@@ -290,7 +290,8 @@ def _share(dataset: Any, num_replicas: int, rank: int) -> Any:
     if _is_hugging_face(dataset):
         from datasets.distributed import split_dataset_by_node
 
-        return split_dataset_by_node(dataset, rank=rank, world_size=num_replicas)
+        is_divided = dataset._distributed is not None  # by the trial's code
+        return dataset if is_divided else split_dataset_by_node(dataset, rank=rank, world_size=num_replicas)
     if callable(getattr(dataset, "shard", None)):
         return dataset.shard(num_shards=num_replicas, index=rank)
     raise ValueError(

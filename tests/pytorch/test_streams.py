@@ -315,6 +315,18 @@ def test_a_stream_resumes_bit_for_bit_wherever_it_was_cut(
 
 
 @pytest.mark.slow
+def test_a_stream_that_the_trial_has_divided_is_not_divided_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    from datasets.distributed import split_dataset_by_node
+
+    mine = split_dataset_by_node(hugging_face(parquet(tmp_path)), rank=1, world_size=2)
+    loader = pytorch.DataLoader(mine, batch_size=4).get_data_loader(num_replicas=2, rank=1)
+    assert [record for batch in loader for record in batch["record"].tolist()] == list(range(1, RECORDS, 2))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stateful loader, 2 workers", "Hugging Face, 2 workers", "Hugging Face, shuffled"])
 def test_a_run_killed_at_ten_random_batches_is_the_whole_run(tmp_path: Path, kind: str) -> None:
     def seen_of(directory: Path, kills: list[int]) -> tuple[dict[int, list[int]], Any]:
