@@ -8,6 +8,7 @@ processes of its own, and the variants take turns, ``--rounds`` times:
   ray               plain, as a trial of an experiment, in a worker group on Ray
   ray-tensorboard   tensorboard, there
   validation        validation, against one by hand
+  stream            batches of torchdata's StatefulDataLoader as a trial draws them, against the bare loader; no model
   ddp               two processes, gloo, DistributedDataParallel by hand and by dray
   start             from the start of a process to its first batch, and its peak memory: two processes, one of each
 
@@ -50,6 +51,7 @@ PLAIN_US = 20.0
 TENSORBOARD_US = 45.0
 VALIDATION = 1.05
 DDP = 1.03
+STREAM = 1.02  # .98 of the records a second
 START = 1.05
 MEMORY_MB = 10.0
 
@@ -59,7 +61,7 @@ LOOPS = {
     "ray": ("metrics every 100 batches, in a worker group on Ray", PLAIN_US),
     "ray-tensorboard": ("the same, and a TensorBoard scalar for every batch", TENSORBOARD_US),
 }
-WAYS = (*LOOPS, "validation", "ddp", "start")
+WAYS = (*LOOPS, "validation", "stream", "ddp", "start")
 PROCESSES = 2
 
 
@@ -75,6 +77,8 @@ def child(way: str, directory: Path, epochs: int) -> None:
             _ray(directory, epochs, tensorboard=way == "ray-tensorboard")
         case "validation":
             _validation(2 * epochs)
+        case "stream":
+            _stream(epochs)
         case "ddp":
             _both_ranks(directory, epochs)
         case "ddp-rank":
@@ -128,6 +132,29 @@ def _validation(times: int) -> None:
         pytorch.Trainer(ValidationInTurns(context), context).fit(
             max_length=pytorch.Batch(times), validation_period=pytorch.Batch(1), checkpoint_policy="none"
         )
+
+
+def _stream(epochs: int) -> None:
+    import torch
+    from small import BATCH, training_data
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    from dray.core import DistributedContext
+    from dray.pytorch.streams import Stream
+
+    torch.set_num_threads(1)
+    bare, loader = (StatefulDataLoader(training_data(), BATCH, shuffle=True) for _ in range(2))
+    stream = Stream(loader, begin=0, seed=1, peers=DistributedContext(), device=torch.device("cpu"))
+    stream.agree()
+    for epoch in range(epochs + 1):
+        began = time.process_time()
+        for _ in zip(range(len(bare)), stream, strict=False):
+            pass
+        took, began = time.process_time() - began, time.process_time()
+        for _ in bare:
+            pass
+        if epoch > 0:
+            stamp("epoch", batches=len(bare), dray_s=took, by_hand_s=time.process_time() - began)
 
 
 def _both_ranks(directory: Path, epochs: int) -> None:
@@ -254,6 +281,7 @@ def report(paper: Paper, found: dict[str, list[Ran]]) -> None:
     rows = []
     for way, kind, name, target in (
         ("validation", "validation", "validation, CPU time", VALIDATION),
+        ("stream", "epoch", "batches of a StatefulDataLoader, CPU time", STREAM),
         ("ddp", "epoch", "two processes, gloo DDP, CPU time of both", DDP),
     ):
         if runs := found.get(way):

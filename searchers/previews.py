@@ -7,9 +7,12 @@ What is not known beforehand is drawn for each simulated search, so that the ran
 * A trial's time per unit of length is log-normal. The spread has an inverse chi-squared distribution, the posterior of
   `PRIOR_TRIALS` trials with `PRIOR_SPREAD` and of those that were measured.
 * Good trials may be slower or faster than others: the correlation is between `SLOWER`, uniform.
-* If the sampler learns from results, the mean quality grows with the logarithm of the number of trials, so that more
-  trials continue. The factor is `MAX_GROWTH` times the square of a uniform number, because some searches learn little.
-  Speed follows quality only up to `BEST`.
+* If the sampler learns from results, the mean quality grows with the logarithm of the number of trials with a result,
+  so that more trials continue, but only up to `LEARNED` of them: then it has found the best region, and a search of
+  three times as many trials is about three times as long. The factor is uniform up to `MAX_GROWTH`, because some
+  searches learn little. Speed follows quality only up to `BEST`.
+
+`MAX_GROWTH`, `LEARNED` and the larger `NOISE` were chosen for `auto` with bench/preview.py.
 """
 
 from __future__ import annotations
@@ -34,10 +37,11 @@ from searchers.simulate import Curve, simulate
 WORKERS = 16  # the default of `max_concurrent_trials`
 MAX_RUNS, MIN_RUNS = 200, 19  # searches that `expected` simulates; 19 is the fewest whose extremes are a 90% range
 MAX_SIMULATED_TRIALS = 40_000  # in all these searches together, which takes about two seconds
-NOISE = 0.05, 2.0
+NOISE = 0.05, 3.0
 PRIOR_SPREAD, PRIOR_TRIALS = 0.3, 4
 SLOWER = -0.7, 0.7
-MAX_GROWTH = 2.4
+MAX_GROWTH = 1.5
+LEARNED = 50
 BEST = -2.0  # smaller is better
 
 
@@ -239,7 +243,7 @@ def expected(
     >>> from searchers import ASHA
     >>> found = expected(lambda: ASHA(max_trials=16, max_length=16, num_rungs=3))
     >>> [round(rung.trials) for rung in found.brackets[0].rungs], round(found.total)
-    ([16, 5, 3], 66)
+    ([16, 5, 3], 65)
     """
     first = make()
     by_rule = preview(first)
@@ -305,6 +309,7 @@ class _Course:
     running: set[int] = field(default_factory=set)
     time: float = 0.0
     busy_s: float = 0.0
+    results: int = 0  # number of trials with a report
     is_spent: bool = False
 
     def on(self, time: float, event: Event, actions: list[Action]) -> None:
@@ -316,6 +321,7 @@ class _Course:
                 self.reached.setdefault(number, 0)
                 self.running.add(number)
             case Reported(trial=number, step=step):
+                self.results += not self.reached[number]
                 self.reached[number] = step
             case Exited(trial=number):
                 self.running.discard(number)
@@ -339,7 +345,7 @@ def _simulate(method: Method, run: int, conditions: _Conditions) -> _Run:
     course = _Course(max(conditions.max_busy_s - workers * rates.boot, 0))
 
     def trial(_: Mapping[str, object]) -> Curve:
-        quality = rng.gauss(0, 1) - growth * math.log(1 + len(course.reached))
+        quality = rng.gauss(0, 1) - growth * math.log(1 + min(course.results, LEARNED))
         speed = slower * max(quality, BEST) + math.sqrt(1 - slower**2) * rng.gauss(0, 1)
         return Curve(lambda _: quality + noise * rng.gauss(0, 1), cost=mean * math.exp(spread * speed - spread**2 / 2))
 

@@ -27,6 +27,7 @@ _FULLY_STRICT, _NOT_STRICT = (
 
 _MAX_PAIRS = 512  # in the estimate of a correlation, and as many values
 _GROWTH = 1.1  # factor by which the number of pairs grows between two estimates
+_NORMAL = NormalDist()
 
 
 class RungCorrelation:
@@ -95,7 +96,7 @@ def rank_correlation(values: Sequence[float], pairs: Sequence[tuple[float, float
 def _normal_score(ordered: Sequence[float], value: float) -> float:
     """Transform the value's rank to a quantile of the normal distribution; equal values share their mean rank."""
     rank = (bisect_left(ordered, value) + bisect_right(ordered, value)) / 2
-    return NormalDist().inv_cdf((rank + 0.5) / (len(ordered) + 1))
+    return _NORMAL.inv_cdf((rank + 0.5) / (len(ordered) + 1))
 
 
 def less_strict(divisor: float, correlation: float) -> float:

@@ -177,7 +177,8 @@ class Space:
         return Points.of([point for point in points if self.allows(point)])
 
     def every_point(self) -> Points | None:
-        """Return all points; None if there are infinitely many or more than `MAX_TRIED`, or nothing is searched.
+        """Return all points; None if there are infinitely many or more than `MAX_TRIED`, or nothing is searched, or if
+        the constraint allows none, which `sample` then says.
 
         >>> space = parse({"x": {"type": "int", "minval": 1, "maxval": 3, "count": 2}, "batch": 64})
         >>> list(space.every_point())
@@ -186,7 +187,10 @@ class Space:
         points = every_point(self.root) if any(parameters(self.root)) else None
         if points is None or points.size > MAX_TRIED:
             return None
-        return points if self.constraint is None else Points.of([point for point in points if self.allows(point)])
+        if self.constraint is None:
+            return points
+        allowed = [point for point in points if self.allows(point)]
+        return Points.of(allowed) if allowed else None
 
     def check(self, point: object, *, path: str) -> dict[str, object]:
         """Convert a point to the form in which it would be sampled: whole floats become integers for `int`, and

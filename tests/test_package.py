@@ -21,7 +21,7 @@ FOR_AN_EXTRA = {
     "dray/transformers.py",
 }
 """Modules that are imported only if the package is installed."""
-IF_INSTALLED = {"torchao", "transformers"}
+IF_INSTALLED = {"datasets", "torchao", "transformers"}
 """In no extra: whoever uses them has them."""
 
 

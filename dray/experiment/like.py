@@ -26,7 +26,7 @@ from dray.records.overview import Heading, compared_by
 from dray.text import counted, some
 from searchers.errors import DamagedFile
 from searchers.events import Exited, Reported
-from searchers.like import LEAST, Earlier, first_points, num_results
+from searchers.like import LEAST, MOST_POINTS, Earlier, first_points, num_results
 from searchers.objectives import normalised
 from searchers.records import event_from_json, hparams_from_json, repeats_in
 
@@ -80,10 +80,13 @@ def learn(config: ExperimentConfig, custom: Custom) -> Learned:
     own, seed = searcher.points, config.reproducibility.experiment_seed
     points = first_points(space, list(used.values()), seed=seed, points=own)
     sizes = [getattr(searcher, field, None) for field in ("max_trials", "population")]
-    points = points[: min([len(points), *(size - len(own) for size in sizes if size is not None)])]
+    room = max(min([MOST_POINTS, *(size for size in sizes if size is not None)]) - len(own), 0)
+    points = points[:room]
     few = [name for name, _ in found.values() if name not in used]
     if points:
         lines.append(f"first {counted(len(points), 'trial')} learned from {some(list(used), _MOST_NAMED)}")
+    elif used and not room:
+        lines.append(f"nothing learned from {some(list(used), _MOST_NAMED)}: searcher.points has {len(own)} already")
     elif used and not own:
         what = "hyperparameter" if space.constraint is None else "hyperparameter or allowed point"
         lines.append(f"nothing learned from {some(list(used), _MOST_NAMED)}: no {what} in common")

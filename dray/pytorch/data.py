@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ from dray.pytorch.batches import (
     set_epoch,
 )
 from dray.pytorch.samplers import DistributedBatchSampler
+from dray.pytorch.streams import stateful_loader
 from dray.training.parallel.mesh import Division
 from dray.training.units import is_int
 
@@ -105,8 +107,11 @@ class DataLoader:
     still determines. With a `batch_sampler`, each process takes every size-th batch, so the global batch grows or
     shrinks.
 
+    An `IterableDataset` is read by torchdata's `StatefulDataLoader`, and checkpoints have its position: see
+    docs/streaming.md.
+
     Args:
-        dataset: a map-style dataset, with `__len__` and `__getitem__`.
+        dataset: a map-style dataset, with `__len__` and `__getitem__`; or an `IterableDataset`.
         batch_size: records per batch on this slot: `context.get_per_slot_batch_size()`. With the default `collate_fn`
             a record's tensor of shape (...) becomes one of shape (batch_size, ...). The last batch of an epoch may be
             smaller, unless `drop_last` is set.
@@ -115,8 +120,8 @@ class DataLoader:
         (others): as in torch.
 
     Raises:
-        ValueError: the arguments are a combination that torch refuses, the dataset is an `IterableDataset`, or there is
-            neither a batch_size nor a batch_sampler.
+        ValueError: the arguments are a combination that torch refuses, there is neither a batch_size nor a
+            batch_sampler, or the dataset is an `IterableDataset` and torchdata is not installed.
     """
 
     def __init__(
@@ -138,11 +143,18 @@ class DataLoader:
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
     ) -> None:
-        if isinstance(dataset, IterableDataset):
-            raise ValueError(
-                "pytorch.DataLoader can't shard and skip an IterableDataset; use a map-style dataset, or return a "
-                "torch.utils.data.DataLoader after context.experimental.disable_dataset_reproducibility_checks()"
-            )
+        self._is_stream = isinstance(dataset, IterableDataset)
+        if self._is_stream:
+            if importlib.util.find_spec("torchdata") is None:
+                raise ValueError(
+                    "pytorch.DataLoader needs torchdata to continue within an IterableDataset: pip install "
+                    "'dray-train[data]', or use a map-style dataset"
+                )
+            if shuffle or sampler is not None or batch_sampler is not None:
+                raise ValueError(
+                    "an IterableDataset gives its records in its own order: leave out shuffle, sampler and "
+                    "batch_sampler, and shuffle in the dataset"
+                )
         if num_workers < 0:
             raise ValueError(f"num_workers must be >= 0, got {num_workers}; 0 loads in the main process")
         if timeout < 0:
@@ -162,9 +174,9 @@ class DataLoader:
                     f"all of them; got {', '.join(name for name, given in others.items() if given)} too"
                 )
             batch_size = None
-        elif batch_size is None:
+        elif batch_size is None and not self._is_stream:
             raise ValueError("batch_size=None needs a batch_sampler, because training counts batches")
-        elif not is_int(batch_size) or batch_size < 1:
+        elif batch_size is not None and (not is_int(batch_size) or batch_size < 1):
             raise ValueError(f"batch_size must be an int >= 1, got {batch_size!r}")
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
         self.shuffle, self.sampler, self.batch_sampler, self.generator = shuffle, sampler, batch_sampler, generator
@@ -189,6 +201,10 @@ class DataLoader:
             ValueError: rank is negative, or not below num_replicas.
         """
         shard, seed = Shard(repeat=repeat, skip=skip, num_replicas=num_replicas, rank=rank), self._shuffle_seed()
+        if self._is_stream:
+            if repeat or skip:
+                raise ValueError("an IterableDataset can't be repeated or skipped outside of training")
+            return self._stream_loader(num_replicas, rank)
         return self._torch_loader(self._batches(shard, seed), shard, seed)
 
     def _epoch_length(self, division: Division, num_replicas: int) -> int:
@@ -212,12 +228,14 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over all the data once. Outside training, `shuffle=True` gives each pass a new order, as in torch."""
+        if self._is_stream:
+            return iter(self._stream_loader(1, 0))
         seed = drawn_seed(self.generator) if self.seed is None else self._shuffle_seed()
         return iter(self._torch_loader(self._batches(WHOLE, seed), WHOLE, seed))
 
     def __len__(self) -> int:
         """The number of batches in one pass over all the data."""
-        return len(self._batches(WHOLE))
+        return len(self._stream_loader(1, 0) if self._is_stream else self._batches(WHOLE))
 
     @property
     def _shuffles(self) -> bool:
@@ -226,6 +244,24 @@ class DataLoader:
 
     def _set_epoch(self, epoch: int) -> None:
         set_epoch(self.dataset, epoch, self.seed or 0)
+
+    def _stream_loader(self, num_replicas: int, rank: int) -> torch.utils.data.DataLoader[Any]:
+        options = self._options()
+        # Not persistent workers: they would not learn of `set_epoch`.
+        return stateful_loader(  # type: ignore[no-any-return]
+            self.dataset, num_replicas, rank, batch_size=self.batch_size, drop_last=self.drop_last, **options
+        )
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "num_workers": self.num_workers,
+            "collate_fn": self.collate_fn,
+            "pin_memory": self.pin_memory,
+            "timeout": self.timeout,
+            "worker_init_fn": self.worker_init_fn,
+            "multiprocessing_context": self.multiprocessing_context,
+            "prefetch_factor": self.prefetch_factor,
+        }
 
     def _torch_loader(self, batches: Any, shard: Shard, seed: int) -> torch.utils.data.DataLoader[Any]:
         workers_seed = Random(f"{seed}:workers:{shard.rank}").getrandbits(63)
@@ -240,15 +276,9 @@ class DataLoader:
         return TorchLoader(
             self.dataset,
             batch_sampler=batches,
-            num_workers=self.num_workers,
-            collate_fn=self.collate_fn,
-            pin_memory=self.pin_memory,
-            timeout=self.timeout,
-            worker_init_fn=self.worker_init_fn,
-            multiprocessing_context=self.multiprocessing_context,
             generator=generator,
-            prefetch_factor=self.prefetch_factor,
             persistent_workers=self.persistent_workers,
+            **self._options(),
         )
 
     def _batches(self, shard: Shard, seed: int = 0, batch_size: int | None = None) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dray.pytorch.data import DataLoader
 from dray.pytorch.samplers import samplers_in
+from dray.pytorch.streams import Stream, global_batch, keeps_position
 from dray.pytorch.trial_run import TrialRun
 from dray.storage import determined_state
 from dray.training import rng
@@ -34,7 +35,19 @@ class TrainingData:
 def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingData:
     """The training data from the run's first batch on; `loader` is the result of `build_training_data_loader()`."""
     begin = run.position.initial_batch
-    if not isinstance(loader, DataLoader):
+    is_own, given, loader = not isinstance(loader, DataLoader), loader, _stateful(loader, run)
+    if keeps_position(loader) and (run.checks_loaders or not is_own):
+        stream = Stream(
+            loader,
+            begin=begin,
+            seed=run.seed,
+            peers=run.peers,
+            device=run.device,
+            sharing=run.mesh_shape.tp,
+            global_batch=None if is_own else global_batch(given, run.replicas),
+        )
+        return TrainingData(batches=stream, division=None, begin=begin)
+    if is_own:
         _check_allowed(loader, run, "build_training_data_loader")
         return TrainingData(batches=loader, division=None, begin=begin)
     _check_undivided(loader, run, "build_training_data_loader")
@@ -55,6 +68,14 @@ def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingD
         )
     batches = loader.get_data_loader(repeat=True, skip=begin, num_replicas=size, rank=rank)
     return TrainingData(batches=batches, division=now, begin=begin, set_epoch=loader._set_epoch)
+
+
+def _stateful(loader: Any, run: TrialRun) -> Any:
+    """The loader, or if it is a `pytorch.DataLoader` over an `IterableDataset`, this rank's loader that keeps its
+    position."""
+    if isinstance(loader, DataLoader) and loader._is_stream:
+        return loader.get_data_loader(num_replicas=run.replicas, rank=run.replica)
+    return loader
 
 
 def _epoch_start(batch: int, epoch_length: int) -> int:
@@ -88,8 +109,11 @@ def validation_data(loader: Any, run: TrialRun, *, full_dataset: bool) -> tuple[
     batches than others needs the spare one if a model is sharded, since all ranks take part in its forward passes.
     """
     sharded = run.optimisation.has_sharded
+    if isinstance(loader, DataLoader) and loader._is_stream and not full_dataset:
+        return _stateful(loader, run), None
     if not isinstance(loader, DataLoader):
-        _check_allowed(loader, run, "build_validation_data_loader")
+        if not keeps_position(loader):
+            _check_allowed(loader, run, "build_validation_data_loader")
         return (loader if not full_dataset or sharded or run.peers.rank == 0 else None), None
     _check_undivided(loader, run, "build_validation_data_loader")
     loader.seed = run.seed
@@ -104,7 +128,8 @@ def validation_data(loader: Any, run: TrialRun, *, full_dataset: bool) -> tuple[
 def _check_allowed(loader: Any, run: TrialRun, method: str) -> None:
     if run.checks_loaders:
         raise RuntimeError(
-            f"{method}() must return a pytorch.DataLoader, which can shard the data and resume within it; got "
+            f"{method}() must return a pytorch.DataLoader, which can shard the data and resume within it, or a loader "
+            f"with state_dict() and load_state_dict(), such as torchdata's StatefulDataLoader; got "
             f"{type(loader).__module__}.{type(loader).__qualname__}. To use another loader, call "
             "context.experimental.disable_dataset_reproducibility_checks() in the trial's constructor, and repeat, "
             "shard and skip the data yourself (see pytorch.samplers)"
@@ -128,6 +153,7 @@ def _check_undivided(loader: DataLoader, run: TrialRun, method: str) -> None:
 
 def epoch_length(loader: Any, run: TrialRun) -> int | None:
     """The epoch length that the chief's `training_data` will have, from the trial's own loader."""
+    loader = _stateful(loader, run)
     if not isinstance(loader, DataLoader):
         return batches_per_epoch(loader, run)
     began = _first_division(Division(replicas=run.replicas, batch_size=loader.batch_size), run, None)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dray.pytorch.streams import Stream
 from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
 from dray.training.callback import PyTorchCallback, overrides
@@ -112,14 +113,23 @@ def _warn_of_overridden(run: TrialRun, built: list[list[dict[str, Any]]]) -> Non
             )
 
 
-def restore(run: TrialRun, resumed: Path | None, source: Path | None, callbacks: Mapping[str, PyTorchCallback]) -> None:
-    """Load everything needed to resume a run, including gradients and RNG state; or only the state of `source`."""
+def restore(
+    run: TrialRun,
+    resumed: Path | None,
+    source: Path | None,
+    callbacks: Mapping[str, PyTorchCallback],
+    stream: Stream | None = None,
+) -> None:
+    """Load everything needed to resume a run, including gradients, RNG state and the position in a stream; or only the
+    state of `source`."""
     directory = resumed or source
     if directory is None:
         return
     state = _load_state(run, directory, callbacks)
     if resumed is None:
         return
+    if stream is not None:
+        _restore_position(run, resumed, stream)
     # The RNG state comes last, so that random numbers drawn while loading don't count.
     saved = files.read_rank(directory, state, run.peers.rank, run.peers.size, run.mesh_shape.tp)
     if saved is not None and saved.gradients is not None:
@@ -130,6 +140,16 @@ def restore(run: TrialRun, resumed: Path | None, source: Path | None, callbacks:
         # From the state that the constructor left, the RNGs would repeat the random numbers of the first batches.
         log.info("the checkpoint has no RNG state of rank %d; its RNGs are seeded again", run.peers.rank)
         rng.seed_all(Random(f"{run.seed}:{run.replica}:{run.position.initial_batch}").getrandbits(31))
+
+
+def _restore_position(run: TrialRun, directory: Path, stream: Stream) -> None:
+    position, before = files.read_data_position(directory, run.replica)
+    if position is None:
+        log.warning("the checkpoint has no position of this training loader, which begins at the start of its data")
+    elif before == run.replicas:
+        stream.load_state_dict(position)
+    else:
+        stream.load_divided_anew(position, before, run.replicas)
 
 
 def _gradients(

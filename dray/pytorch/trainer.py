@@ -17,6 +17,7 @@ from dray.pytorch.description import describe
 from dray.pytorch.early_stopping import EarlyStopping
 from dray.pytorch.init import init
 from dray.pytorch.restore import open_checkpoint, restore, start_at
+from dray.pytorch.streams import Stream
 from dray.pytorch.trial import PyTorchTrial, overrides
 from dray.pytorch.trial_run import DEFAULT_POLICY, FitArguments, length_of, policy_of
 from dray.training import pretrained
@@ -146,7 +147,8 @@ class Trainer:
                 validation_data, spare = loaders.validation_data(validation_loader, run, full_dataset=full_dataset)
                 plan = arguments.plan(at, run)
                 stack.enter_context(run.host.training(plan, at.batches, run.peers))
-                restore(run, resumed, source, callbacks)
+                stream = data.batches if isinstance(data.batches, Stream) else None
+                restore(run, resumed, source, callbacks, stream)
                 for prepare in before_training:
                     prepare(run.optimisation.models)
                 for each in callbacks.values():
@@ -165,6 +167,7 @@ class Trainer:
                     profiler=self._profiler(at.batches),
                     flops_per_record=run.flops_per_record,
                     set_epoch=data.set_epoch,
+                    data_position=None if stream is None else stream.state_dict,
                 )
             executor.run(plan, at)
 
@@ -214,6 +217,8 @@ class Trainer:
         """The epoch length, and the hooks that callbacks of any rank have, agreed on by all ranks."""
         run, models = self._context._run, self._context.models
         pretrained.hash_on_chiefs(models, run.peers)
+        if isinstance(batches, Stream):
+            batches.agree()
         own = loaders.batches_per_epoch(batches, run), hooks_of(callbacks), pretrained.digest_of(models)
         ranks = run.peers.allgather(own)
         pretrained.check_same([digest for *_, digest in ranks])

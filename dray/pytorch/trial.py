@@ -84,7 +84,8 @@ class PyTorchTrial(abc.ABC):
         """Make the loader of the training data, which the trainer repeats endlessly.
 
         Returns:
-            A `pytorch.DataLoader`, with `context.get_per_slot_batch_size()` records per batch. Any other loader needs
+            A `pytorch.DataLoader`, with `context.get_per_slot_batch_size()` records per batch; or a loader with
+            `state_dict()` and `load_state_dict()`, see docs/streaming.md. Any other loader needs
             `context.experimental.disable_dataset_reproducibility_checks()`.
         """
 

@@ -214,8 +214,9 @@ class Result:
         Raises:
             ExperimentError: as ``best_trial``.
         """
-        trial = self.reader.lowest()
-        return self.best_trial if trial is None else self._best(trial, own=True)
+        if self.reader.is_pareto:
+            return self.best_trial
+        return self._best(self.reader.lowest() or self.reader.best(), own=True)
 
     @cached_property
     def best_trials(self) -> list[BestTrial]:

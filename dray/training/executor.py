@@ -81,11 +81,17 @@ class Executor:
     profiler: Any = None  # a `torch.profiler.profile`, stepped after each batch
     flops_per_record: Flops = None
     set_epoch: Callable[[int], None] | None = None  # gives the training data the number of an epoch
+    data_position: Callable[[int], dict[str, Any]] | None = None  # of the training loader, by batches trained
 
     def __post_init__(self) -> None:
         rank, position = self.rank, self.rank.position
         self.checkpointer = Checkpointer(
-            rank=rank, host=self.host, description=self.description, hooks=self.hooks, full=self.full_checkpoints
+            rank=rank,
+            host=self.host,
+            description=self.description,
+            hooks=self.hooks,
+            full=self.full_checkpoints,
+            data_position=self.data_position,
         )
         self.agreement = Agreement(
             rank.peers,

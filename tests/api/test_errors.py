@@ -374,8 +374,8 @@ CASES = {
         "training in 2 process(es) ... torch.distributed.init_process_group(",
         distributed=DistributedContext(**nodes(2)[0], transport=Alone()),
     ),
-    "4.2 iterable dataset": loading(
-        ValueError, "IterableDataset ... disable_dataset_reproducibility", dataset=Stream()
+    "4.2 iterable dataset, shuffled": loading(
+        ValueError, "IterableDataset ... in its own order ... shuffle in the dataset", dataset=Stream(), shuffle=True
     ),
     "4.2 no batching": loading(ValueError, "batch_size=None ... needs a batch_sampler", batch_size=None),
     "4.2 workers below none": loading(ValueError, "must be >= 0 ... got -1", num_workers=-1),

@@ -202,7 +202,8 @@ def test_an_experiment_is_run_again_with_changes(site: Site) -> None:
     site.click("Fork", "dialog")
     told = "return document.querySelector('dialog .trouble')?.innerText ?? ''"
     site.until(lambda: "searcher.divisor: must be > 1" in site.js(told))
-    site.js(change, text.replace("max_trials: 64", "max_trials: 8").replace("name: simulated", "name: smaller"))
+    smaller = text.replace("max_trials: 64", "max_trials: 8").replace("name: simulated", "name: smaller")
+    site.js(change, smaller.replace("  like: []", "  like:\n  - '11'\n  - other-*"))
     site.one("dialog label input").send_keys("12, digits-*\t")
     site.until(lambda: "3 changed lines." in site.texts("dialog [role=status]"))
     site.click("Fork", "dialog")

@@ -35,6 +35,7 @@ PYTHON = {
     "hugging-face.md": "tests/docs/test_how_to.py",
     "large-models.md": "tests/docs/test_how_to.py",
     "images.md": "tests/docs/test_how_to.py",
+    "streaming.md": "tests/docs/test_how_to.py",
     "torchmetrics.md": "tests/docs/test_how_to.py",
     "tracking.md": "tests/docs/test_how_to.py",
     "core-api.md": "tests/docs/test_core_api_page.py",

@@ -61,7 +61,7 @@ def test_lists_of_a_checkpoints_files_are_complete(tmp_path: Path, monkeypatch: 
     with pytorch.init(hparams={"lr": 1}, exp_conf={"name": "digits"}, aggregation_frequency=2) as context:
         pytorch.Trainer(OneWeight(context), context).fit(max_length=pytorch.Batch(1))
     [checkpoint] = (tmp_path / "home" / "local").glob("digits-*/checkpoint_1")
-    written = {path.name for path in checkpoint.iterdir()} | {REPORT_FILE}
+    written = {path.name for path in checkpoint.iterdir()} | {REPORT_FILE, "data"}  # with a stream
 
     [table] = re.findall(r"directory of these files:\n\n(.*?)\n\n", PAGES["checkpoints.md"], re.DOTALL)
     assert tops(re.findall(r"`([^`]+)`", "\n".join(row.split("|")[1] for row in table.splitlines()))) == written

@@ -1,6 +1,6 @@
 """The pages under "How to": their trials and programs train here, and do what the page says.
 
-large-models.md, early-stopping.md, hugging-face.md, images.md, torchmetrics.md, tracking.md, warm.md;
+large-models.md, early-stopping.md, hugging-face.md, images.md, streaming.md, torchmetrics.md, tracking.md, warm.md;
 tests/ray/test_pages.py runs the searches of one; tests/docs/test_batch_size_page.py runs the program of batch-size.md.
 """
 
@@ -87,6 +87,26 @@ def test_hugging_face_trainer_learns_standalone(tmp_path: Path) -> None:
     assert len(losses) == 5
     assert losses[-1] < 0.4 < losses[0] + 0.1  # at chance it is 0.69
     assert (run / "checkpoint_160").is_dir()
+
+
+# ---------------------------------------------------------------------------------------- streaming.md
+@pytest.mark.slow
+@pytest.mark.parametrize("entrypoint", ["hugging_face:DigitsTrial", "records:DigitsTrial"])
+def test_streamed_digits_are_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entrypoint: str) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.chdir(tmp_path)
+    found = validations("streaming.md", tmp_path, entrypoint=entrypoint)
+    assert [each["batches"] for each in found] == [23, 46, 69, 92]
+    assert found[-1]["accuracy"] > 0.8
+
+
+@pytest.mark.slow
+def test_tokens_are_learnt_from_a_loader_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    searcher = {"name": "single", "metric": "validation_loss", "max_length": {"epochs": 8}}
+    found = validations("streaming.md", tmp_path, entrypoint="tokens:TokensTrial", searcher=searcher)
+    assert found[-1]["batches"] == 8 * 31
+    assert found[-1]["validation_loss"] < found[0]["validation_loss"] / 2
 
 
 # ---------------------------------------------------------------------------------------- images.md

@@ -109,6 +109,13 @@ def test_there_are_no_more_points_than_trials(results: Path, tmp_path: Path) -> 
     assert len(created(tmp_path, "digits-*", results / "new-1", max_trials=1)[1]) == 1
 
 
+def test_points_that_leave_no_room_are_said(results: Path, tmp_path: Path) -> None:
+    given = [{"lr": 0.001 * number, "hidden": 32, "optimizer": "adam"} for number in range(1, 11)]
+    experiment, points = created(tmp_path, "digits-1", results / "new-1", points=given)
+    assert len(points) == 10
+    assert experiment.learned == ["nothing learned from digits-1: searcher.points has 10 already"]
+
+
 @pytest.mark.parametrize(
     ("like", "field", "what"),
     [

@@ -131,6 +131,60 @@ class OwnSkip(Plain):
         return torch.utils.data.DataLoader(Stream(), batch_size=None)
 
 
+class Counted(torch.utils.data.IterableDataset[Any]):
+    """The records first, first + step, ... below a limit, which continue from their own state."""
+
+    def __init__(self, limit: int = RECORDS, first: int = 0, step: int = 1) -> None:
+        self.limit, self.first, self.step = limit, first, step
+        self.start = self.done = 0
+
+    def shard(self, num_shards: int, index: int) -> Counted:
+        return type(self)(self.limit, self.first + self.step * index, self.step * num_shards)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = torch.utils.data.get_worker_info()
+        mine = self if worker is None else self.shard(worker.num_workers, worker.id)
+        self.done, self.start = self.start, 0
+        for record in range(mine.first + mine.step * self.done, mine.limit, mine.step):
+            self.done += 1
+            yield Numbered()[record]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["done"]
+
+
+class SizedCounted(Counted):
+    def __len__(self) -> int:
+        return len(range(self.first, self.limit, self.step))
+
+
+class Streaming(Plain):
+    """An IterableDataset, which dray divides."""
+
+    momentum = 0.9
+    data: Callable[[], Any] = Counted
+
+    def build_training_data_loader(self) -> Any:
+        return pytorch.DataLoader(type(self).data(), self.context.get_per_slot_batch_size())
+
+
+class Stateful(Plain):
+    """A loader of torchdata's, which shuffles and divides by itself."""
+
+    def build_training_data_loader(self) -> Any:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+        from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+        peers, size = self.context.distributed, self.context.get_per_slot_batch_size()
+        if peers.size == 1:
+            return StatefulDataLoader(Numbered(), size, shuffle=True)
+        sampler = StatefulDistributedSampler(Numbered(), peers.size, peers.rank, seed=5)
+        return StatefulDataLoader(Numbered(), size, sampler=sampler)
+
+
 class OwnSampler(Plain):
     """A sampler of the user's, whose order is its own affair."""
 
@@ -204,6 +258,8 @@ KINDS: dict[str, tuple[type[Plain], int]] = {
     "everything, aggregation 3": (Everything, 3),
     "AMP": (Amp, 1),
     "iterable, own skip": (OwnSkip, 1),
+    "stream": (Streaming, 1),
+    "stateful loader": (Stateful, 1),
     "own sampler": (OwnSampler, 1),
     "torch's sampler": (TorchsSampler, 1),
 }

@@ -151,6 +151,14 @@ def test_finalists_are_compared_by_the_seeds_that_all_have(tmp_path: Path) -> No
         assert [len(each.values) for each in reader.finalists()] == [3, 3, 2]
 
 
+def test_lowest_has_its_own_value_also_if_it_is_the_best(tmp_path: Path) -> None:
+    again = {(trial, seed): 0.3 + 0.1 * trial for trial in (0, 1) for seed in (1, 2)}
+    result = Result(repeated(tmp_path / "experiment", [0.1, 0.2], again, seeds=2, top=2).path)  # type: ignore[arg-type]
+    best, lowest = result.best_trial, result.lowest
+    assert (best.trial_id, best.metric, best.best_by) == (0, 0.3, "mean of 2 seeds")
+    assert (lowest.trial_id, lowest.metric, lowest.best_by, lowest.repeated) == (0, 0.1, "one seed", None)
+
+
 def test_best_trial_is_the_searchs_until_a_seed_is_complete(tmp_path: Path) -> None:
     reader = read(tmp_path, {(1, 1): 0.9, (2, 1): 0.8})
     assert (reader.overview().best_trial, reader.overview().best_metric) == (1, 0.1)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from random import Random
-from statistics import fmean, median
+from statistics import fmean
 from typing import cast
 
 import pytest
@@ -110,7 +110,7 @@ def test_ranges_hold_85_of_100_other_searches(kind: str) -> None:
         if ends is not None:
             *_, low, high = ends
             assert sum(low <= value <= high for value in values) >= 85
-            assert high < 4 * low
+            assert high < 5 * low
 
 
 @pytest.mark.usefixtures("few_simulations")
@@ -124,24 +124,27 @@ def test_a_sampler_that_learns_makes_a_search_longer() -> None:
 
 
 USED = [
-    *(696, 1074, 944, 720, 558, 1362, 624, 1096, 878, 914),  # curves
-    *(682, 1236, 752, 788, 660, 1086, 766, 910, 554, 746),  # that cross
-    *(766, 814, 630, 586, 392, 1070, 1132, 1300, 796, 546),  # with noise
-    *(700, 534, 604, 790, 322, 1098, 474, 568, 690, 734),  # recorded
+    *(770, 952, 1622, 1316, 740, 1728, 1918, 1084, 902, 928),  # curves
+    *(1056, 1366, 954, 966, 754, 1800, 1408, 876, 894, 970),  # that cross
+    *(910, 1782, 1100, 3246, 836, 1634, 2316, 1726, 668, 1904),  # with noise
+    *(990, 1086, 866, 1118, 910, 1064, 1466, 1112, 970, 1266),  # recorded
+    *(1418, 1336, 744, 1078, 1010, 1980, 1762, 1824, 1294, 854),  # recorded and kept
 ]
-"""What 40 searches with `auto` trained, 100 trials of at most 27 epochs on 16 workers, on the problems of
+"""What 50 searches with `auto` trained, 200 trials of at most 27 epochs on 4 slots, on the problems of
 bench/preview.py. They train with real samplers, which takes minutes."""
-REACHED = (100, 64.0, 35.7, 19.3)
+REACHED = (200, 93.4, 49.8, 32.2)
 """The mean number of their trials at each rung."""
 
 
 @pytest.mark.slow
-def test_auto_trains_as_long_as_previewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("searchers.previews.MAX_RUNS", 80)  # instead of 200
-    seen = expected(lambda: Auto(max_trials=100, max_length=27), learns=True, workers=16)
-    assert seen.total == pytest.approx(median(USED), rel=0.2)
+@pytest.mark.usefixtures("few_simulations")
+def test_auto_trains_as_long_as_previewed() -> None:
+    """Trials do not become better without end, so that a long search trains no more per trial than a short one."""
+    seen = expected(lambda: Auto(max_trials=200, max_length=27), learns=True, workers=4)
+    assert seen.total == pytest.approx(fmean(USED), rel=0.2)
     low, high = seen.likely or (0, 0)
-    assert 0.85 <= fmean(low <= used <= high for used in USED) < 1
+    assert fmean(low <= used <= high for used in USED) >= 0.85
+    assert high < 7 * low
     said = [rung.trials for rung in seen.brackets[0].rungs]
     for (rung, following), (reached, then) in zip(pairwise(said), pairwise(REACHED), strict=True):
         assert following / rung == pytest.approx(then / reached, abs=0.1)

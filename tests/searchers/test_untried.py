@@ -24,6 +24,7 @@ from searchers import (
     parse_space,
 )
 from searchers.auto import Auto
+from searchers.errors import SpaceError
 from searchers.named_sampler import named_sampler
 from searchers.repeats import Repeats
 from searchers.samplers import FirstPoints, RandomSampler
@@ -195,3 +196,9 @@ def test_a_trial_restarts_with_its_own_point() -> None:
     search.on(Exited(trial=1, reason="errored"))
     search.on(Started(trial=0))
     assert search.params(0) == before != search.params(1)
+
+
+def test_a_constraint_that_allows_no_point_is_an_error_not_the_end() -> None:
+    space = parse_space(SIX, constraint=lambda point: False)
+    with pytest.raises(SpaceError, match="the constraint rejected all"):
+        run(METHODS["random"](20), space=space)

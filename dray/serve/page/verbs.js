@@ -152,7 +152,7 @@ function changedLines(before, after) {
   return Math.max(changed, gone);
 }
 
-const LIKE = /^(searcher:\n(?: .*\n)*?  like: )\[.*\]$/m;
+const LIKE = /^(searcher:\n(?: .*\n)*?  like:)(?: \[.*\]|(?:\n  - .*)+)$/m;
 
 function Config({ before }) {
   const [changed, set] = useState(0);
@@ -163,7 +163,7 @@ function Config({ before }) {
   };
   const learn = ({ target }) => {
     const text = target.form.config, names = target.value.split(/[\s,]+/).filter(Boolean);
-    text.value = text.value.replace(LIKE, (_, start) => `${start}${JSON.stringify(names)}`);
+    text.value = text.value.replace(LIKE, (_, start) => `${start} ${JSON.stringify(names)}`);
     set(changedLines(before, text.value));
   };
   return html`${LIKE.test(before) && html`<label>Learn the first points from <input onchange=${learn} autocomplete="off" placeholder="numbers, names or patterns of earlier experiments, such as digits-*" /></label>`}

@@ -211,6 +211,7 @@ class Checkpointer:
     description: Callable[[], files.Description]  # called at the first checkpoint
     hooks: Hooks  # of callbacks on any rank
     full: bool = False  # gather sharded models on the chief, and save them whole
+    data_position: Callable[[int], dict[str, Any]] | None = None  # of the training loader, by batches trained
 
     def __post_init__(self) -> None:
         self.saver = Saver(self.host)
@@ -277,7 +278,8 @@ class Checkpointer:
         # A batch in which a rank left does not count, and is trained again. Its gradients are not saved.
         incomplete = position.batch_idx is not None and position.batch_idx >= position.trained
         gradients = None if incomplete else rank.optimisation.pending_gradients()
-        return files.RankState(rng=rng.capture(rank.device), gradients=gradients)
+        data = None if self.data_position is None else self.data_position(position.trained)
+        return files.RankState(rng=rng.capture(rank.device), gradients=gradients, data=data)
 
     def _contents(self, command: Publish, state: dict[str, Any], ranks: Sequence[files.RankState]) -> files.Contents:
         state["callbacks"] = {name: callback.state_dict() for name, callback in self.rank.callbacks.items()}

@@ -7,6 +7,7 @@ progress.json    the position in training, the number of processes and of those 
                  in total, and the division of the data when the trial started
 sharded/rank_N.safetensors   rank N's shards of the tensors that have no data in state-dict.pth (see `sharded`)
 rng/rank_N.pth   the RNG state of every rank
+data/rank_N.pth  the position of every rank's training loader, if the loader keeps it: see `dray.pytorch.streams`
 gradients/rank_N.pth   gradients to which the next batch adds: in the middle of an aggregation, or kept by the trial
 code/, experiment.yaml, hparams.json, metadata.json   for rebuilding the trial
 manifest.json    size and SHA-256 of each file, written last: see `dray.storage.manifest`
@@ -61,6 +62,7 @@ class RankState:
 
     rng: dict[str, Any]
     gradients: list[list[torch.Tensor | None]] | None = None
+    data: dict[str, Any] | None = None  # the position of a training loader that keeps its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,9 @@ def contents(
         objects[f"rng/rank_{rank}.pth"] = part.rng
         if part.gradients is not None:
             objects[f"gradients/rank_{rank}.pth"] = part.gradients
+        if part.data is not None:
+            check_savable({f"state_dict() of rank {rank}'s training loader": part.data["loader"]})
+            objects[f"data/rank_{rank}.pth"] = part.data
     division = None if description.division is None else asdict(description.division)
     texts = {
         PROGRESS: _json(
@@ -282,6 +287,16 @@ def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int, s
     if not path.exists() and gradients is None:
         return None
     return RankState(rng=load_as(dict, path) if path.exists() else {}, gradients=gradients)
+
+
+def read_data_position(directory: Path, replica: int) -> tuple[dict[str, Any] | None, int]:
+    """The position of a replica's training loader, and the number of replicas that the checkpoint has. It is the first
+    one's if there were fewer replicas, and None if none was saved."""
+    progress = read_json(directory / PROGRESS) or {}
+    sharing = progress.get("sharing", 1)
+    replicas = progress.get("size", 1) // sharing
+    path = directory / "data" / f"rank_{replica * sharing if replica < replicas else 0}.pth"
+    return (load_as(dict, path) if path.exists() else None), replicas
 
 
 def read_mean_gradients(directory: Path) -> list[list[torch.Tensor | None]]:

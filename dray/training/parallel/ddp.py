@@ -234,6 +234,14 @@ def gradients_group() -> _Group:
     return _gradients
 
 
+def gather_numbers(number: int, rank: int, size: int, device: torch.device) -> list[int]:
+    """Each rank's number. In the group of gradients, so that no rank waits for one that has left."""
+    numbers = torch.zeros(size, dtype=torch.int64, device=device)
+    numbers[rank] = number
+    dist.all_reduce(numbers, group=gradients_group().group)
+    return numbers.tolist()
+
+
 def is_kept(group: Any) -> bool:
     return _gradients is not None and _gradients.has(group)
 
