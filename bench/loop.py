@@ -20,6 +20,7 @@ The hand-written loop keeps no metrics at all while it trains.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import resource
 import subprocess
@@ -28,6 +29,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from _measure import (
     BENCH,
@@ -144,17 +146,21 @@ def _stream(epochs: int) -> None:
 
     torch.set_num_threads(1)
     bare, loader = (StatefulDataLoader(training_data(), BATCH, shuffle=True) for _ in range(2))
-    stream = Stream(loader, begin=0, seed=1, peers=DistributedContext(), device=torch.device("cpu"))
-    stream.agree()
-    for epoch in range(epochs + 1):
+    data = Stream(loader, begin=0, seed=1, peers=DistributedContext(), device=torch.device("cpu"))
+    data.agree()
+    stream = iter(data)
+
+    def epoch_s(batches: Any) -> float:
         began = time.process_time()
-        for _ in zip(range(len(bare)), stream, strict=False):
+        for _ in itertools.islice(batches, len(bare)):
             pass
-        took, began = time.process_time() - began, time.process_time()
-        for _ in bare:
-            pass
+        return time.process_time() - began
+
+    for epoch in range(epochs + 1):
+        turn = (stream, bare) if epoch % 2 else (bare, stream)
+        took = {id(batches): epoch_s(batches) for batches in turn}
         if epoch > 0:
-            stamp("epoch", batches=len(bare), dray_s=took, by_hand_s=time.process_time() - began)
+            stamp("epoch", batches=len(bare), dray_s=took[id(stream)], by_hand_s=took[id(bare)])
 
 
 def _both_ranks(directory: Path, epochs: int) -> None:

@@ -327,7 +327,14 @@ def test_a_stream_that_the_trial_has_divided_is_not_divided_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["stateful loader, 2 workers", "Hugging Face, 2 workers", "Hugging Face, shuffled"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "stateful loader, 2 workers",
+        "Hugging Face, 2 workers",
+        pytest.param("Hugging Face, shuffled", marks=pytest.mark.long),
+    ],
+)
 def test_a_run_killed_at_ten_random_batches_is_the_whole_run(tmp_path: Path, kind: str) -> None:
     def seen_of(directory: Path, kills: list[int]) -> tuple[dict[int, list[int]], Any]:
         directory.mkdir()
