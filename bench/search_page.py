@@ -225,10 +225,10 @@ def _points(points: Sequence[tuple[float, float]]) -> str:
 
 
 def page(found: Sequence[Found]) -> None:
-    """Write the page and its figure to bench/results/."""
+    """Write the page to bench/results/, and its figure to docs/."""
     paper = Paper()
-    paper.say("![regret over time, with 95% intervals](search_quality.svg)\n")
+    paper.say("![regret over time, with 95% intervals](../../docs/search_quality.svg)\n")
     paper.say("The docstring of `bench/search_quality.py` says how this was measured.\n")
     report(paper, found)
-    (BENCH / "results" / "search_quality.svg").write_text(figure(found))
+    (BENCH.parent / "docs" / "search_quality.svg").write_text(figure(found))
     paper.save("search_quality", "What a search finds: dray, and its peers")

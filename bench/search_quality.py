@@ -17,9 +17,9 @@ speeds are the same, and random proposals are the same configurations with the s
     python bench/search_quality.py --page traces.jsonl
 
 `--keep` keeps how both incumbents' regrets change over time, and continues from the searches that a file has. `--page`
-makes bench/results/search_quality.md and its figure from one or more such files. To run one way on one task, in
-seconds: --problems recorded --regimes three --tasks digits_mlp --ways promotion+random --seeds 1. A search with
-syne-tune+cqr takes minutes, and with bohb or syne-tune+bohb up to one.
+makes bench/results/search_quality.md and docs/search_quality.svg from one or more such files. To run one way on one
+task, in seconds: --problems recorded --regimes three --tasks digits_mlp --ways promotion+random --seeds 1. A search
+with smac takes up to a minute of CPU time, with syne-tune+cqr two. search_peers.py says how to install the peers.
 """
 
 from __future__ import annotations
