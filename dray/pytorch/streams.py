@@ -132,14 +132,11 @@ class Stream:
     def _draw(self) -> Any:
         self._is_settled = False
         while True:
-            if self._batches is None:
-                self._begin_pass()
-            batch = next(self._batches, _END)
+            batch = self._begin_pass() if self._batches is None else next(self._batches, _END)
             if batch is _END and self._batch == 0:
                 # After a resume at the end of a pass, an IterableDataset may still be at that end in the next one:
                 # torchdata does not ask it for a record that would follow.
-                self._begin_pass()
-                batch = next(self._batches, _END)
+                batch = self._begin_pass()
             if self._continues(batch is not _END):
                 break
             if self._batch == 0:
@@ -171,17 +168,21 @@ class Stream:
     def _gather(self, number: int) -> list[int]:
         return ddp.gather_numbers(number, self._peers.rank, self._peers.size, self._device)
 
-    def _begin_pass(self) -> None:
+    def _begin_pass(self) -> Any:
+        """Begin the next pass, or the resumed one, and draw its first batch."""
         loader, state, self._resume = self._loader, self._resume, None
         if not self._is_exact and self._batch == 0:
             self._set_mark(None)
+        if getattr(loader, "persistent_workers", False):
+            loader._iterator = None  # torchdata's: its workers would keep what a resumed run's don't have
         sources = [loader]
         if not callable(getattr(loader, "set_epoch", None)):
             samplers = samplers_in(getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
             sources = [getattr(loader, "dataset", None), *samplers]
         for source in sources:
             set_epoch(source, self._pass, self._seed)
-        # Torch's loaders draw a seed for their workers here, which must be the same in a resumed run.
+        # Torch's loaders draw a seed for their workers here, and a generator, which starts with the first batch, its
+        # order: both must be the same in a resumed run, where torchdata draws the batches before its own again here.
         with rng.seeded(Random(f"{self._seed}:pass:{self._pass}").getrandbits(63)):
             try:
                 if state is not None:
@@ -194,6 +195,9 @@ class Stream:
                     f"the training loader does not take its state in the checkpoint: {error!r}; resume with the same "
                     "loader, data set and number of workers"
                 ) from error
+            if state is None:
+                return next(self._batches, _END)
+        return next(self._batches, _END)
 
     def _continues(self, has_batch: bool) -> bool:
         """Whether the pass continues on all ranks."""

@@ -182,6 +182,14 @@ def trained_on(loader: Any) -> Callable[[Fit, FakeHost], Any]:
     return lambda fit, host: fit(reading(loader), max_length=Batch(3))
 
 
+class Drawn(torch.utils.data.IterableDataset[Any]):
+    """Without state. Draws its order from the process's random numbers when it is asked for the first record."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in random.sample(range(resuming.RECORDS), resuming.RECORDS):
+            yield Numbered()[index]
+
+
 class Indivisible(torch.utils.data.IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))
@@ -266,6 +274,9 @@ LOADERS: dict[str, Callable[[int, list[str]], Any]] = {
     "stateful loader, 2 workers": lambda size, files: stateful_dataloader.StatefulDataLoader(
         Numbered(), size, shuffle=True, num_workers=2
     ),
+    "stateful loader, persistent workers": lambda size, files: stateful_dataloader.StatefulDataLoader(
+        Counted(), size, num_workers=2, persistent_workers=True, snapshot_every_n_steps=3
+    ),
     "Hugging Face": lambda size, files: pytorch.DataLoader(hugging_face(files), size),
     "Hugging Face, 2 workers": lambda size, files: pytorch.DataLoader(hugging_face(files), size, num_workers=2),
     "Hugging Face, shuffled": lambda size, files: pytorch.DataLoader(hugging_face(files, shuffle=True), size),
@@ -287,8 +298,12 @@ def kind_of(loader: Callable[[int, list[str]], Any], directory: Path) -> type[re
     return Trial
 
 
-@pytest.mark.parametrize("kind", ["stream", "stateful loader"])
-def test_a_stream_resumes_bit_for_bit_after_any_batch(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["stream", "stateful loader", "drawn"])
+def test_a_stream_resumes_bit_for_bit_after_any_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    drawn = kind_of(lambda size, files: pytorch.DataLoader(Drawn(), size), tmp_path / "parquet")
+    monkeypatch.setitem(resuming.KINDS, "drawn", (drawn, 1))
     whole = resuming.run(kind, FakeHost(tmp_path / "whole"))
     for cut in range(1, resuming.BATCHES):
         checkpoint = str(tmp_path / "whole" / f"checkpoint_{cut}")
