@@ -18,11 +18,11 @@ from tests.pytorch import resuming
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.processes import gloo_first, serve  # noqa: F401 - a fixture
 from tests.pytorch.resuming import Counted, SizedCounted
-from tests.pytorch.test_streams import LOADERS, RECORDS, kind_of
+from tests.pytorch.test_streams import ARROW_WORKERS, LOADERS, RECORDS, kind_of
 
 pytestmark = pytest.mark.slow
 
-HUGGING_FACE = [kind for kind in LOADERS if kind.startswith("Hugging")]
+HUGGING_FACE = [kind for kind in LOADERS if kind.startswith("Hugging") and kind not in ARROW_WORKERS]
 
 
 class Sized(resuming.Streaming):
@@ -67,8 +67,6 @@ def hugging_face(directory: Path) -> Any:
     os.environ["HF_HOME"] = str(directory / f"hf_{os.environ['RANK']}")
     found = {}
     for kind in HUGGING_FACE:
-        if "workers" in kind and os.environ["TEST_BACKEND"] == "queued":
-            continue  # its threads do not survive the fork
         place = directory / kind
         parquet = place / f"parquet_{os.environ['RANK']}"
         resuming.KINDS[kind] = (kind_of(LOADERS[kind], parquet), 1)
@@ -141,8 +139,6 @@ def test_ranks_share_a_stream_and_stop_at_the_same_batch(ranks: list[dict[str, A
 
 @pytest.mark.parametrize("kind", HUGGING_FACE)
 def test_hugging_face_streams_are_divided_and_resume_bit_for_bit(ranks: list[dict[str, Any]], kind: str) -> None:
-    if kind not in ranks[0]["hugging_face"]:
-        pytest.skip("this backend has threads that do not survive the fork of a worker process")
     parts = [rank["hugging_face"][kind] for rank in ranks]
     pass_of = [{record for _, _, batch in part["whole"]["seen"][:3] for record in batch} for part in parts]
     assert not pass_of[0] & pass_of[1]
