@@ -57,6 +57,8 @@ class Stream:
         self._loader, self._seed, self._peers, self._device = loader, seed, peers, device
         self._sharing, self._global_batch = sharing, global_batch
         self._is_exact = _is_exact(getattr(loader, "dataset", None))
+        generator = getattr(loader, "generator", None)
+        self._order_seed = None if generator is None else generator.initial_seed()
         self._length: int | None = None  # of a pass, in batches; None: unknown
         self._batches: Any = None  # the iterator of the current pass
         self._pass = self._batch = 0  # the number of that pass, and of batches drawn from it
@@ -181,6 +183,9 @@ class Stream:
             sources = [getattr(loader, "dataset", None), *samplers]
         for source in sources:
             set_epoch(source, self._pass, self._seed)
+        if self._order_seed is not None:  # after a resume, torchdata's next pass would begin from another state
+            seed = Random(f"{self._order_seed}:pass:{self._pass}").getrandbits(63) if self._pass else self._order_seed
+            loader.generator.manual_seed(seed)
         # Torch's loaders draw a seed for their workers here, and a generator, which starts with the first batch, its
         # order: both must be the same in a resumed run, where torchdata draws the batches before its own again here.
         with rng.seeded(Random(f"{self._seed}:pass:{self._pass}").getrandbits(63)):

@@ -274,6 +274,9 @@ LOADERS: dict[str, Callable[[int, list[str]], Any]] = {
     "stateful loader, 2 workers": lambda size, files: stateful_dataloader.StatefulDataLoader(
         Numbered(), size, shuffle=True, num_workers=2
     ),
+    "stateful loader, generator": lambda size, files: stateful_dataloader.StatefulDataLoader(
+        Numbered(), size, shuffle=True, generator=torch.Generator().manual_seed(7)
+    ),
     "stateful loader, persistent workers": lambda size, files: stateful_dataloader.StatefulDataLoader(
         Counted(), size, num_workers=2, persistent_workers=True, snapshot_every_n_steps=3
     ),
