@@ -354,7 +354,6 @@ def test_a_stream_that_the_trial_has_divided_is_not_divided_again(
     "kind",
     [
         "stateful loader, 2 workers",
-        pytest.param("Hugging Face, 2 workers", marks=pytest.mark.long),
         "Hugging Face",
         pytest.param("Hugging Face, shuffled", marks=pytest.mark.long),
     ],
