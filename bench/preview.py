@@ -43,7 +43,7 @@ EACH = 2  # searches with the rates of the same earlier experiment
 
 
 class Size(NamedTuple):
-    """Of a search."""
+    """The size of a search; the length is in epochs."""
 
     trials: int
     slots: int

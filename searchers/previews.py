@@ -36,7 +36,7 @@ from searchers.simulate import Curve, simulate
 
 WORKERS = 16  # the default of `max_concurrent_trials`
 MAX_RUNS, MIN_RUNS = 200, 19  # searches that `expected` simulates; 19 is the fewest whose extremes are a 90% range
-MAX_SIMULATED_TRIALS = 40_000  # in all these searches together, which takes about two seconds
+MAX_SIMULATED_TRIALS = 40_000  # in all these searches together, which takes up to six seconds
 NOISE = 0.05, 3.0
 PRIOR_SPREAD, PRIOR_TRIALS = 0.3, 4
 SLOWER = -0.7, 0.7

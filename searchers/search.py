@@ -72,7 +72,7 @@ from searchers.records import (
 )
 from searchers.samplers import RandomSampler, Sampler, draw, explore, notify_extended, notify_forked
 from searchers.space import Space, merge
-from searchers.views import Points, State, TrainedShares, TrialView, as_dict, num_reached
+from searchers.views import NEVER_BEST, Points, State, TrainedShares, TrialView, as_dict, num_reached
 
 if TYPE_CHECKING:
     from searchers.untried import Untried
@@ -222,6 +222,10 @@ class Search:
         if given is None or given.repeat is None:
             return None if given is None else given.code
         return self.code_of(given.repeat.trial)
+
+    def can_be_best(self, trial: int) -> bool:
+        """Return whether a trial can be the best one: it has not failed, and is no repeat."""
+        return self._view(trial).state not in NEVER_BEST and self.repeat(trial) is None
 
     def num_reached(self, trial: int) -> int:
         """Return the number of rungs that a trial has reached, see `views.num_reached`."""

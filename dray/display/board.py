@@ -73,7 +73,7 @@ class Board:
         self._open: set[int] = set()  # trials that had never ended then
         #: By the number of rungs that they had reached: the trials that have ended, and the best of them.
         self._ended: dict[int, tuple[set[int], _Best]] = {}
-        self._of = ""
+        self._of = ""  # " of one seed" once the best trials are trained again
         self._diverged: set[int] = set()
         self._compared: dict[int, Losses] = {}
         self._front_size = 0
@@ -124,7 +124,7 @@ class Board:
         ended = [trials[trial] for trial in opened - live.keys()]
         late = [trials[trial] for trial in self._trained if trial not in live]
         for view in (*ended, *late):
-            if self._is_eligible(view) and (best := self._best_of(view)) is not None:
+            if self._search.can_be_best(view.id) and (best := self._best_of(view)) is not None:
                 reached = self._reached(view)
                 there, other = self._ended.get(reached, (set[int](), best))
                 there.add(view.id)
@@ -288,11 +288,8 @@ class Board:
             found.append(_Best(score, view.id, self._sign * score, step))
         return min(found, key=_rank, default=None)
 
-    def _is_eligible(self, view: TrialView) -> bool:
-        return view.state not in NEVER_BEST and self._search.repeat(view.id) is None
-
     def _best(self) -> _Best | None:
-        live = [view for view in list(self._search.live.values()) if self._is_eligible(view)]
+        live = [view for view in list(self._search.live.values()) if self._search.can_be_best(view.id)]
         found = [(rung, len(there), best) for rung, (there, best) in self._ended.items()]
         found += [(self._reached(view), 1, best) for view in live if (best := self._best_of(view)) is not None]
         at = deciding_rung(rung for rung, count, _ in found for _ in range(min(count, ENOUGH)))

@@ -158,11 +158,9 @@ class ExperimentDriver:
 
     def _reached(self, trial: int) -> int:
         """The number of rungs that a trial has reached; -1 if it can't be the best trial, or has not ended."""
-        view = self.search.trials[trial]
-        can_be_best = view.ended and view.state not in NEVER_BEST and self.search.repeat(trial) is None
-        if not can_be_best or self.search.objectives is not None:
-            return -1
-        return self.search.num_reached(trial)
+        search = self.search
+        counts = search.objectives is None and search.trials[trial].ended and search.can_be_best(trial)
+        return search.num_reached(trial) if counts else -1
 
     def close(self) -> None:
         """Let running trials save and leave; they continue in a later run. Idempotent."""

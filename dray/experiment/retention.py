@@ -56,11 +56,11 @@ class Policy:
             is_repeat: whether it may be the best run of the trial that it repeats.
         """
         latest = heapq.nlargest(max(self.trial_latest, needs), saved, key=lambda each: each.batches)
-        # Of a trial that has not ended, at a rung that it has yet to reach.
+        # One that has not ended may become the best at a rung that it has yet to reach.
         may_be_best = (needs > 0 or is_repeat) and self.experiment_best > 0
         return {*self._best(saved, max(self.trial_best, may_be_best)), *latest}
 
-    def best(self, saved: Iterable[Saved], reached: Callable[[int], int]) -> set[Saved]:
+    def best(self, saved: Collection[Saved], reached: Callable[[int], int]) -> set[Saved]:
         """The checkpoints to keep as the experiment's best; with equal metrics, the earlier trial's is better.
 
         Those of the best trials that have reached each rung are among them, for each may become the `deciding_rung`.
@@ -69,12 +69,12 @@ class Policy:
             saved: all checkpoints, in any order.
             reached: returns the number of rungs that a trial has reached; -1 if it can't be the best, or has not ended.
         """
-        mine: dict[int, list[Saved]] = {}
-        for each in saved:
-            mine.setdefault(each.trial, []).append(each)
-        found = set(self._best([each for of_trial in mine.values() for each in of_trial], self.experiment_best))
+        found = set(self._best(saved, self.experiment_best))
         if self.experiment_best:
-            rungs = {best: reached(best.trial) for each in mine.values() for best in self._best(each, 1)}
+            mine: dict[int, list[Saved]] = {}
+            for each in saved:
+                mine.setdefault(each.trial, []).append(each)
+            rungs = {best: reached(best.trial) for of_trial in mine.values() for best in self._best(of_trial, 1)}
             for rung in {*rungs.values()} - {-1}:
                 found.update(self._best([each for each in rungs if rungs[each] >= rung], self.finalists))
         return found
@@ -149,7 +149,6 @@ class Retention:
         self._changed.update(self._saved)
         for trial in sorted({record["trial"] for record in records if record.get("event") == "started"}):
             self._examine(trial)
-        self._set_best({each for mine in self._saved.values() for each in mine.values()})
 
     def examined(
         self,
@@ -281,7 +280,6 @@ class Retention:
             self._forget(before)
             self._record("saved", saved, value=saved.value)
             mine[saved.batches] = saved
-            self._set_best({*self._best, saved})
 
     def _forget(self, saved: Saved | None) -> None:
         if saved is None:
@@ -304,7 +302,7 @@ class Retention:
         failed, self._failed = self._failed, []
         for examine in failed:
             self._ask(examine)
-        # A trial that has ended counts at the rungs that it has reached.
+        # New checkpoints, and those of trials that have ended, which count at the rungs that they have reached.
         self._set_best(
             {*self._best, *(each for trial in self._changed for each in self._saved.get(trial, {}).values())}
         )
