@@ -43,7 +43,7 @@ def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingD
             seed=run.seed,
             peers=run.peers,
             device=run.device,
-            sharing=run.mesh_shape.tp,
+            sharing=run.mesh_shape.sharing,
             global_batch=None if is_own else global_batch(given, run.replicas),
         )
         return TrainingData(batches=stream, division=None, begin=begin)
@@ -106,21 +106,21 @@ def validation_data(loader: Any, run: TrialRun, *, full_dataset: bool) -> tuple[
     """This rank's share of the validation data, and a loader of one spare batch or None.
 
     With `full_dataset`, the share is all of the data on ranks that evaluate, and None on the others. A rank with fewer
-    batches than others needs the spare one if a model is sharded, since all ranks take part in its forward passes.
+    batches than others needs the spare one if ranks validate together.
     """
-    sharded = run.optimisation.has_sharded
+    together = run.optimisation.validates_together
     if isinstance(loader, DataLoader) and loader._is_stream and not full_dataset:
         return _stateful(loader, run), None
     if not isinstance(loader, DataLoader):
         if not keeps_position(loader):
             _check_allowed(loader, run, "build_validation_data_loader")
-        return (loader if not full_dataset or sharded or run.peers.rank == 0 else None), None
+        return (loader if not full_dataset or together or run.peers.rank == 0 else None), None
     _check_undivided(loader, run, "build_validation_data_loader")
     loader.seed = run.seed
     if full_dataset:
-        return (loader.get_data_loader() if sharded or run.peers.rank == 0 else None), None
+        return (loader.get_data_loader() if together or run.peers.rank == 0 else None), None
     spare = None
-    if sharded and (total := len(loader)) % run.replicas and run.replica >= total % run.replicas:
+    if together and (total := len(loader)) % run.replicas and run.replica >= total % run.replicas:
         spare = loader.get_data_loader(num_replicas=total, rank=0)
     return loader.get_data_loader(num_replicas=run.replicas, rank=run.replica), spare
 
