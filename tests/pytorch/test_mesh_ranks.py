@@ -153,14 +153,11 @@ class Net(nn.Module):
         super().__init__()
         self.ring = mesh["cp"].get_group()
         self.token, self.place = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
-        self.blocks = nn.ModuleList(Block(self.ring, Experts(mesh["ep"], **experts)) for _ in range(2))
+        self.block = Block(self.ring, Experts(mesh["ep"], **experts))
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        x = self.token(tokens) + self.place(places)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+        return self.head(self.block(self.token(tokens) + self.place(places)))
 
 
 class Texts(torch.utils.data.Dataset[Any]):
