@@ -16,6 +16,7 @@ from torch import nn
 from dray.memory import machine_cores
 from dray.training import pretrained
 from dray.training.parallel.mesh import averaging_mesh
+from dray.training.parallel.mesh_shape import AVERAGED
 from dray.training.parallel.sharding import UNSYNCED, broadcast, connect, fsdp_modules, is_dtensor, local
 
 if TYPE_CHECKING:
@@ -386,8 +387,7 @@ def _broadcast_chief_values(modules: list[nn.Module], mesh: DeviceMesh, device: 
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         for tensor in tensors:
             if is_dtensor(tensor):
-                own = tensor.device_mesh.mesh_dim_names or ()
-                for dim in (name for name in mesh.mesh_dim_names or () if name not in own):
+                for dim in (name for name in mesh.mesh_dim_names or () if name in AVERAGED):
                     broadcast([local(tensor.detach())], mesh.get_group(dim))
             else:
                 tensor.data = tensor.data.to(device)
