@@ -164,6 +164,7 @@ def describe(read: ReadExperiment) -> None:
             ("failed", show.red(reader.failure_summary())),
             ("warning", seen.unread),
             ("diverged", show.red(reader.divergence_summary())),
+            ("slow ranks", reader.straggler_summary()),
             ("description", config.description),
             ("labels", ", ".join(config.labels)),
             ("submitted by", "" if submitted is None or not submitted.owner else f"token {submitted.owner}"),
