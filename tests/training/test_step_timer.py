@@ -117,3 +117,26 @@ def test_models_are_watched_in_the_block_only(stream: Stream, monkeypatch: pytes
     timers.append(StepTimer(torch.device("cpu")))
     assert waited_ms() == 0
     assert not hasattr(model, "while_syncing")
+
+
+def work(cycles: int) -> None:
+    torch.cuda._sleep(cycles)  # noqa: SLF001 - a kernel of a known length
+
+
+@pytest.mark.gpu
+def test_a_gpus_times_are_read_after_training_has_synchronized_with_it() -> None:
+    work(1)
+    torch.cuda.synchronize()
+    timer = StepTimer(torch.device("cuda"))
+    timer.begin()
+    for _ in range(3):
+        work(10_000_000)
+        with timer.waiting():
+            work(100_000_000)
+        timer.end_step()
+    timer.end(data_s=0.0)
+    torch.cuda.synchronize()
+    timer.synchronized()
+    found = timer.figures()
+    assert found["rank_wait_ms"] > 3 * found["step_ms"] > 0
+    assert found["device_wait_percent"] > 50, "the host only queues"
