@@ -286,6 +286,7 @@ def describe_local(run: LocalRun, overview: Overview) -> None:
             ("stored in", overview.path),
             ("started", f"{show.clock(overview.began, exact=True)}, ran for {duration(overview.ran_s)}"),
             ("trained for", counted(found["batches"], "batch")),
+            ("slow rank", run.straggler),
             ("best", best),
             ("last metrics", "\n".join(f"{name} = {shown(value)}" for name, value in found["metrics"].items())),
             ("checkpoints", "\n".join(each["path"] for each in found["checkpoints"])),

@@ -158,11 +158,7 @@ class TrialRecord:
             del self.nan[series]
 
     def slowest_rank(self, figure: str, percent: float) -> None:
-        """Note the slowest rank. `figure`: `SLOWEST_RANK` with its node and its number."""
-        node, _, rank = figure.removeprefix(SLOWEST_RANK).rpartition("/")
-        self.straggler = ""
-        if percent >= STRAGGLER_PERCENT:
-            self.straggler = f"rank {rank} on {node} takes {percent:.0f}% longer per step than the median of the others"
+        self.straggler = straggler(figure, percent)
 
     # ------------------------------------------------------------------ what is derived
     @property
@@ -252,6 +248,17 @@ class TrialRecord:
             "ended": self.ended,
             "hparams": self.hparams,
         }
+
+
+def straggler(figure: str, percent: float) -> str:
+    """The slowest rank, in a sentence; "" if it is not slow. `figure`: `SLOWEST_RANK` with its node and its number.
+
+    >>> straggler("slowest_rank_percent/gpu-7/3", 38.4)
+    'rank 3 on gpu-7 takes 38% longer per step than the median of the others'
+    """
+    node, _, rank = figure.removeprefix(SLOWEST_RANK).rpartition("/")
+    slow = f"rank {rank} on {node} takes {percent:.0f}% longer per step than the median of the others"
+    return slow if percent >= STRAGGLER_PERCENT else ""
 
 
 class TrialRow(TypedDict):
