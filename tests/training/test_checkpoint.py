@@ -424,9 +424,46 @@ def test_what_is_on_a_gpu_is_copied_into_little_pinned_memory_that_is_kept(pinne
     assert list(snapshots.buffers) == [(128 << 10, True)]
 
 
+def test_memory_for_a_first_copy_is_pinned_while_training_continues(
+    pinned: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate, gate, threads = snapshot.new_buffer, threading.Event(), []
+
+    def slow(nbytes: int, pinned: bool) -> torch.Tensor:
+        assert gate.wait(60)
+        threads.append(threading.current_thread())
+        return allocate(nbytes, pinned)
+
+    monkeypatch.setattr(snapshot, "new_buffer", slow)
+    monkeypatch.setattr(snapshot, "PINNED_BYTES", 64 << 10)
+    state = {str(i): torch.full((5_000,), float(i)) for i in range(20)}
+    snapshots = Snapshots()
+    snapshots.reserve(state)  # returns although no memory can be had yet
+    gate.set()
+    expected = saved(state)
+    assert saved(taken(state, snapshots)) == expected
+    assert pinned == [64 << 10] * 6 + [32 << 10] * 2, "all of it, and none a second time for the copy"
+    assert threading.main_thread() not in threads
+
+
+def test_memory_that_can_not_be_had_is_an_error_of_the_copy(monkeypatch: pytest.MonkeyPatch, pinned: list[int]) -> None:
+    def no_memory(nbytes: int, pinned: bool) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(snapshot, "new_buffer", no_memory)
+    snapshots, state = Snapshots(), {"x": torch.zeros(3)}
+    snapshots.reserve(state)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        snapshots.take(state)
+    snapshots.reserve({"x": torch.eye(2).to_sparse()})  # which `take` refuses
+
+
 @given(st.lists(st.integers(0, 9) | st.integers(0, 100_000), min_size=1, max_size=40))
 def test_copies_of_a_gpus_memory_do_not_overlap_and_waste_little(sizes: list[int]) -> None:
-    buffers, places = snapshot.packed(sizes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshot, "PINNED_BYTES", 1 << 16)
+        buffers, places = snapshot.packed(sizes)
+    assert all(buffer <= 2 * max(*sizes, 1 << 15) for buffer in buffers)
     ends = [0] * len(buffers)
     for (number, begin), size in sorted(zip(places, sizes, strict=True)):
         assert begin % snapshot.ALIGNMENT == 0

@@ -18,8 +18,8 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def portable() -> Iterator[Mapping[int, torch.UntypedStorage]]:
-    """Within the block, this thread saves and pickles all tensors as CPU tensors. Yields the storages on the CPU that it
-    has pickled, which last until its end, by address."""
+    """Within the block, this thread saves and pickles all tensors as CPU tensors. Yields the CPU storages that it has
+    pickled, by address, which are kept until the end of the block."""
     before = getattr(_here, "storages", None)
     _here.storages = {}
     try:
