@@ -11,7 +11,7 @@ import contextlib
 import io
 import pickle
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ class Snapshots:
         """Allocate pinned memory for copies of a value, in a thread, because CUDA takes seconds for 10 GB."""
         try:
             storages = _pickled(value)[1]
-        except NotCopied:
+        except Exception:  # which `take` raises
             return
         sizes, _ = packed([storage.nbytes() for storage in storages if is_on_gpu(storage)])
 
@@ -110,18 +110,19 @@ def packed(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
     places = [(0, 0)] * len(sizes)
     buffers: list[int] = []
     # The largest first. Empty storages take up space too, because two storages at one address would become one.
-    left = {
-        piece: max(1, -(-sizes[piece] // ALIGNMENT)) * ALIGNMENT
-        for piece in sorted(range(len(sizes)), key=lambda piece: -sizes[piece])
-    }
+    aligned = [max(1, -(-size // ALIGNMENT)) * ALIGNMENT for size in sizes]
+    left = deque(sorted(range(len(sizes)), key=lambda piece: -aligned[piece]))
+    total = sum(aligned)
     while left:
-        total, largest = sum(left.values()), next(iter(left.values()))
-        room = max(min(1 << total.bit_length() - 1, PINNED_BYTES), 1 << (largest - 1).bit_length())
+        room = max(min(1 << total.bit_length() - 1, PINNED_BYTES), 1 << (aligned[left[0]] - 1).bit_length())
         begin = 0
-        for piece, size in list(left.items()):
-            if begin + size <= room:
+        # The largest that fit, then the smallest.
+        for end, take in ((0, left.popleft), (-1, left.pop)):
+            while left and begin + aligned[left[end]] <= room:
+                piece = take()
                 places[piece] = len(buffers), begin
-                begin += left.pop(piece)
+                begin += aligned[piece]
+        total -= begin
         buffers.append(room)
     return buffers, places
 
