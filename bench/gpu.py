@@ -67,7 +67,7 @@ PARTS = {
     "errors": ("Errors of a GPU, and the next trial", 20),
     "failing_search": ("A device-side assert and too little memory, in a search on Ray", 20),
     "gloo": ("Two processes on one GPU, over gloo", 30),
-    "stall": ("The stall of a checkpoint of 2 GB", 35),
+    "stall": ("The stall of a checkpoint of 2 GB, and the last one", 45),
     "tokens": ("A GPT in bf16", 48),
     "tp": ("Tensor parallelism of size 1, with a plan for some of the layers", 18),
     "marked_tests": ("Tests marked `gpu`", 58),

@@ -57,6 +57,10 @@ class Stream:
         self._loader, self._seed, self._peers, self._device = loader, seed, peers, device
         self._sharing, self._global_batch = sharing, global_batch
         self._is_exact = _is_exact(getattr(loader, "dataset", None))
+        if isinstance(loader, torch.utils.data.DataLoader) and loader.generator is None:
+            # For the seed of its workers: MosaicML's loader draws that only with the first batch of a run.
+            workers_seed = Random(f"{seed}:workers:{peers.rank // sharing}").getrandbits(63)
+            loader.generator = torch.Generator().manual_seed(workers_seed)
         generator = getattr(loader, "generator", None)
         self._order_seed = None if generator is None else generator.initial_seed()
         self._length: int | None = None  # of a pass, in batches; None: unknown
@@ -105,15 +109,14 @@ class Stream:
         drawn = state["batch"] + state["skip"]
         if state["global_batch"] is not None and state["global_batch"] == self._global_batch:
             self._pass, self._drawn = state["pass"], self._begin - drawn
-            self._set_mark(None, self._drawn)
-            return
-        if drawn != state["length"] or self._length is None or self._begin % self._length:
+        elif self._length is not None and drawn == state["length"] and self._begin % self._length == 0:
+            self._pass = self._begin // self._length
+        else:
             raise ValueError(
                 f"the checkpoint has the positions of {before} ranks in the training data, and this run has {now}: a "
                 "stream can be divided anew only between two epochs of known length; resume with as many ranks as "
                 "before, or from a checkpoint at the end of an epoch"
             )
-        self._pass = self._begin // self._length
         self._set_mark(None, self._drawn)
 
     def _set_mark(self, state: Any, drawn: int) -> None:
@@ -184,8 +187,8 @@ class Stream:
         if self._order_seed is not None:  # after a resume, torchdata's next pass would begin from another state
             seed = Random(f"{self._order_seed}:pass:{self._pass}").getrandbits(63) if self._pass else self._order_seed
             loader.generator.manual_seed(seed)
-        # Torch's loaders draw a seed for their workers here, and a generator, which starts with the first batch, its
-        # order: both must be the same in a resumed run, where torchdata draws the batches before its own again here.
+        # Samplers draw their order here, and a generator, which starts with the first batch, its own: both must be the
+        # same in a resumed run, where torchdata draws the batches before its own again here.
         try:
             with rng.seeded(Random(f"{self._seed}:pass:{self._pass}").getrandbits(63)):
                 if state is not None:
@@ -298,8 +301,9 @@ def _share(dataset: Any, num_replicas: int, rank: int) -> Any:
 
         is_divided = dataset._distributed is not None  # by the trial's code
         return dataset if is_divided else split_dataset_by_node(dataset, rank=rank, world_size=num_replicas)
-    if callable(getattr(dataset, "shard", None)):
-        return dataset.shard(num_shards=num_replicas, index=rank)
+    shard = getattr(dataset, "shard", None)
+    if callable(shard) and (part := shard(num_shards=num_replicas, index=rank)) is not None:
+        return part
     raise ValueError(
         f"{num_replicas} slots can't share {type(dataset).__qualname__}, which does not say how it is divided: give it "
         "a method shard(num_shards, index) that returns a part of it, or divide it by context.distributed.get_rank() "

@@ -34,12 +34,15 @@ class BatchLoop:
     usage: Usage
     profiler: Any = None
     set_epoch: Callable[[int], None] | None = None
+    after_step: Callable[[], None] | None = None  # called once, after the first batch in which an optimizer steps
 
     def __post_init__(self) -> None:
         train_batch = by_name(self.rank.trial.train_batch, "batch", "epoch_idx", "batch_idx")
         self._train_batch = self.rank.optimisation.forward(train_batch)
         if self.rank.optimisation.has_sharded:
             self._train_batch = self.usage.steps.waiting()(self._train_batch)
+        if self.after_step is not None:
+            self._train_batch = partial(self._until_step, self._train_batch, self.after_step)
         if self.usage.flops_per_record == "count":
             self._train_batch = partial(self._count_flops, self._train_batch)
         if self.profiler is not None:
@@ -116,6 +119,13 @@ class BatchLoop:
                 f"{until} or more; return a pytorch.DataLoader, or repeat the data yourself (see "
                 "samplers.RepeatBatchSampler)"
             )
+
+    def _until_step(self, train_batch: Callable[..., Any], after_step: Callable[[], None], **batch: Any) -> Any:
+        metrics = train_batch(**batch)
+        if self.rank.optimisation.steps:
+            self._train_batch = train_batch
+            after_step()
+        return metrics
 
     def _count_flops(self, train_batch: Callable[..., Any], *, batch: Any, **at: int) -> Any:
         self._train_batch = train_batch

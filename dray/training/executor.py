@@ -109,6 +109,7 @@ class Executor:
             usage=self._usage,
             profiler=self.profiler,
             set_epoch=self.set_epoch,
+            after_step=self.checkpointer.reserve if rank.device.type == "cuda" else None,
         )
         optimisation = rank.optimisation
         if rank.peers.size > 1 and (rank.mesh.model_parallel > 1 or not optimisation.has_sharded):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.pytorch.batch_functions import SideStream, ToDevice, leaves, worth_a_stream
+from dray.training import executor
+from dray.training.batch_loop import BatchLoop
+from dray.training.callback import Hooks
+from dray.training.checkpoint import checkpointer, snapshot
+from dray.training.checkpoint.plain_state import check_savable
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight
 
@@ -159,6 +165,61 @@ def test_large_batches_are_moved_by_a_stream_of_their_own(host: FakeHost) -> Non
         moved = mover({"x": torch.ones(8, FEATURES), "y": np.arange(8)})
         assert (moved["x"].sum().item(), moved["y"].sum().item()) == (8 * FEATURES, 28)
         assert {tensor.device for tensor in moved.values()} == {context.device}
+
+
+@pytest.mark.gpu
+def test_checkpoints_are_copied_into_memory_that_a_thread_has_pinned(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointer, "AT_ONCE_BYTES", 0)
+    buffer, threads = snapshot.new_buffer, []
+
+    def noted(nbytes: int, pinned: bool) -> torch.Tensor:
+        if pinned:
+            threads.append(threading.current_thread().name)
+        return buffer(nbytes, pinned)
+
+    monkeypatch.setattr(snapshot, "new_buffer", noted)
+    fit(Summing, max_length=Batch(6), checkpoint_period=Batch(4))
+    assert set(threads) == {"dray-pin"}
+
+
+@pytest.mark.parametrize("flops", [None, "count"])
+def test_memory_for_checkpoints_is_reserved_once_after_the_first_optimizer_step(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, flops: Any
+) -> None:
+    """All tensors seem to be on a GPU."""
+    buffer, sizes, reserved = snapshot.new_buffer, [], []
+    hooks = Hooks(batch_metrics=False, checkpoints=False)
+
+    def noted(nbytes: int, pinned: bool) -> torch.Tensor:
+        sizes.append(nbytes)
+        return buffer(nbytes, False)
+
+    class Loop(BatchLoop):
+        def __post_init__(self) -> None:
+            self.after_step = self.reserve
+            super().__post_init__()
+
+        def reserve(self) -> None:
+            mine = checkpointer.Checkpointer(rank=self.rank, host=FakeHost(Path()), description=dict, hooks=hooks)
+            mine.reserve()
+            state = self.rank.optimisation.state_dict()
+            mine.saver.snapshots.take(state)
+            reserved.append((self.rank.position.trained, check_savable(state), sum(sizes)))
+
+    monkeypatch.setattr(snapshot, "is_on_gpu", lambda storage: True)
+    monkeypatch.setattr(snapshot, "recorded_event", lambda device: None)
+    monkeypatch.setattr(snapshot, "new_buffer", noted)
+    monkeypatch.setattr(executor, "BatchLoop", Loop)
+    fit(
+        Summing,
+        init={"aggregation_frequency": 3},
+        prepare=lambda trial: trial.context.set_flops_per_record(flops) if flops else None,
+        max_length=Batch(9),
+    )
+    [(batches, state_bytes, allocated)] = reserved
+    assert batches == 2, "in the third batch"
+    assert state_bytes == 3 * FEATURES * 4 + 4, "with Adam's moments"
+    assert state_bytes <= allocated < 2 * (state_bytes + 512), "and not a second time for the copy"
 
 
 class LaggingGpu:

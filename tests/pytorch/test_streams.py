@@ -239,6 +239,13 @@ class Drawn(torch.utils.data.IterableDataset[Any]):
             yield Numbered()[index]
 
 
+class Lazy(stateful_dataloader.StatefulDataLoader[Any]):
+    """Begins a pass when it is asked for the first batch, as MosaicML's loader does."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+
+
 class Indivisible(torch.utils.data.IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))
@@ -365,12 +372,14 @@ def kind_of(loader: Callable[[int, list[str]], Any], directory: Path) -> type[re
     return Trial
 
 
-@pytest.mark.parametrize("kind", ["stream", "stateful loader", "drawn"])
+@pytest.mark.parametrize("kind", ["stream", "stateful loader", "drawn", "lazy"])
 def test_a_stream_resumes_bit_for_bit_after_any_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     drawn = kind_of(lambda size, files: pytorch.DataLoader(Drawn(), size), tmp_path / "parquet")
+    lazy = kind_of(lambda size, files: Lazy(Counted(), size), tmp_path / "parquet")
     monkeypatch.setitem(resuming.KINDS, "drawn", (drawn, 1))
+    monkeypatch.setitem(resuming.KINDS, "lazy", (lazy, 1))
     whole = resuming.run(kind, FakeHost(tmp_path / "whole"))
     for cut in range(1, resuming.BATCHES):
         checkpoint = str(tmp_path / "whole" / f"checkpoint_{cut}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import io
+import os
 import pickle
+import select
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -21,12 +24,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.serialization import _package_registry
 
+from dray.storage.manifest import Listed
 from dray.training import rng
 from dray.training.checkpoint import files as checkpoint
-from dray.training.checkpoint import snapshot, source
-from dray.training.checkpoint.files import Description, RankState
+from dray.training.checkpoint import shard_file, snapshot, source
+from dray.training.checkpoint.files import ChecksumWriter, Contents, Description, RankState, address_of
 from dray.training.checkpoint.plain_state import UnsavableState
 from dray.training.checkpoint.portable import portable
+from dray.training.checkpoint.shard_file import TensorPiece
 from dray.training.checkpoint.snapshot import NotCopied, Snapshots
 from dray.training.evaluation import Share
 from dray.training.metrics.reducers import ReducerRegistry
@@ -212,6 +217,54 @@ def test_tensors_of_a_gpu_arrive_and_are_saved_as_those_of_the_cpu() -> None:
     assert same(torch.load(file, weights_only=False), contribution(0))
 
 
+def test_what_is_written_is_listed_though_its_memory_is_used_again(tmp_path: Path) -> None:
+    kept, reused = np.random.default_rng(0).bytes(4 << 20), bytearray(4 << 20)
+    sizes = [0, 1, 300, checkpoint.PIECE_BYTES, 3 << 20, 7, checkpoint.PIECE_BYTES + 1, 4 << 20, 2 << 20]
+    pieces = []
+    with ChecksumWriter(str(tmp_path / "file"), True, {address_of(memoryview(kept))}) as output:
+        for number, size in enumerate(sizes):
+            reused[:size] = bytes([number]) * size
+            for data in (memoryview(reused)[:size], memoryview(kept)[:size]):
+                pieces.append(bytes(data))
+                assert output.write(data) == size
+    expected = b"".join(pieces)
+    assert (tmp_path / "file").read_bytes() == expected
+    assert output.listed == Listed(len(expected), hashlib.sha256(expected).hexdigest())
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_torch_does_not_wait_for_the_disk(tmp_path: Path, sharded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is a pipe that nobody reads before torch is done."""
+    os.mkfifo(tmp_path / "file")
+    writer, done = torch.save, threading.Event()
+    tensors = {str(n): torch.full((1 << 20,), float(n)) for n in range(3)}
+    tensors["view of another"] = tensors["0"][7:]
+    if sharded:
+        writer = shard_file.write
+        contents = Contents(shards={"file": {name: TensorPiece(each, (0,)) for name, each in tensors.items()}})
+    else:
+        contents = Contents(objects={"file": tensors})
+
+    def write(*args: Any) -> None:
+        writer(*args)
+        done.set()
+
+    monkeypatch.setattr(*((shard_file, "write") if sharded else (torch, "save")), write)
+    with ThreadPoolExecutor(1) as pool, open(os.open(tmp_path / "file", os.O_RDWR), "rb", buffering=0) as disk:
+        written = pool.submit(checkpoint.write, tmp_path, contents)
+        assert done.wait(60)
+        content = b""
+        while not written.done() or select.select([disk], [], [], 0)[0]:
+            content += disk.read(1 << 16) if select.select([disk], [], [], 0.01)[0] else b""
+    assert written.result() == {"file": Listed(len(content), hashlib.sha256(content).hexdigest())}
+    (tmp_path / "copy").write_bytes(content)
+    if sharded:
+        found = {name: piece.load() for name, piece in shard_file.read(tmp_path / "copy").items()}
+    else:
+        found = torch.load(tmp_path / "copy")
+    assert all(torch.equal(found[name], each) for name, each in tensors.items())
+
+
 def make(directory: Path, *names: str, content: str = "x = 1\n") -> None:
     for name in names:
         path = directory / name
@@ -371,9 +424,47 @@ def test_what_is_on_a_gpu_is_copied_into_little_pinned_memory_that_is_kept(pinne
     assert list(snapshots.buffers) == [(128 << 10, True)]
 
 
+def test_memory_for_a_first_copy_is_pinned_while_training_continues(
+    pinned: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate, gate, threads = snapshot.new_buffer, threading.Event(), []
+
+    def slow(nbytes: int, pinned: bool) -> torch.Tensor:
+        assert gate.wait(60)
+        threads.append(threading.current_thread())
+        return allocate(nbytes, pinned)
+
+    monkeypatch.setattr(snapshot, "new_buffer", slow)
+    monkeypatch.setattr(snapshot, "PINNED_BYTES", 64 << 10)
+    state = {str(i): torch.full((5_000,), float(i)) for i in range(20)}
+    snapshots = Snapshots()
+    snapshots.reserve(state)  # returns although no memory can be had yet
+    gate.set()
+    expected = saved(state)
+    assert saved(taken(state, snapshots)) == expected
+    assert pinned == [64 << 10] * 6 + [32 << 10] * 2, "all of it, and none a second time for the copy"
+    assert threading.main_thread() not in threads
+
+
+def test_memory_that_can_not_be_had_is_an_error_of_the_copy(monkeypatch: pytest.MonkeyPatch, pinned: list[int]) -> None:
+    def no_memory(nbytes: int, pinned: bool) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(snapshot, "new_buffer", no_memory)
+    snapshots, state = Snapshots(), {"x": torch.zeros(3)}
+    snapshots.reserve(state)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        snapshots.take(state)
+    for refused in (torch.eye(2).to_sparse(), lambda: 0):
+        snapshots.reserve({"x": refused})
+
+
 @given(st.lists(st.integers(0, 9) | st.integers(0, 100_000), min_size=1, max_size=40))
 def test_copies_of_a_gpus_memory_do_not_overlap_and_waste_little(sizes: list[int]) -> None:
-    buffers, places = snapshot.packed(sizes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshot, "PINNED_BYTES", 1 << 16)
+        buffers, places = snapshot.packed(sizes)
+    assert all(buffer <= 2 * max(*sizes, 1 << 15) for buffer in buffers)
     ends = [0] * len(buffers)
     for (number, begin), size in sorted(zip(places, sizes, strict=True)):
         assert begin % snapshot.ALIGNMENT == 0

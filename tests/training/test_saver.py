@@ -95,12 +95,15 @@ def files(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*.*")}
 
 
+@pytest.mark.parametrize("copy_first", [False, True])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_what_is_saved_is_the_state_of_the_call_to_the_last_byte(device: str, host: SlowHost, tmp_path: Path) -> None:
+def test_what_is_saved_is_the_state_of_the_call_to_the_last_byte(
+    device: str, copy_first: bool, host: SlowHost, tmp_path: Path
+) -> None:
     weights = torch.randn(1000, device=device)
     state = {"models_state_dict": [{"w": weights, "row": weights[3:7]}], "lr": {"epochs": [1, 2]}}
     there = SlowHost(tmp_path / "at once")
-    at_once = save(Saver(there), state, at_once=True)
+    at_once = save(Saver(there), state, at_once=True, copy_first=copy_first)
     background = Saver(host)
     assert save(background, state) is None
     weights.zero_()
@@ -112,6 +115,27 @@ def test_what_is_saved_is_the_state_of_the_call_to_the_last_byte(device: str, ho
     assert files(verify(Path(path))) == files(verify(Path(at_once)))
     found = torch.load(Path(at_once) / checkpoint.STATE)
     assert found["models_state_dict"][0]["w"].device.type == "cpu", "also without map_location"
+
+
+@pytest.mark.gpu
+def test_a_last_checkpoint_from_a_gpu_is_written_from_memory_that_training_has_pinned(
+    host: SlowHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, write, written = torch.randn(20_000_000, device="cuda"), torch.save, []
+
+    def noting(value: Any, file: Any) -> None:
+        written.extend(value.values())
+        write(value, file)
+
+    host.gate.set()
+    mine = Saver(host)
+    mine.snapshots.reserve({"w": weights})
+    monkeypatch.setattr(torch, "save", noting)
+    path = save(mine, {"w": weights}, at_once=True, copy_first=True)
+    [copy] = written
+    assert copy.is_pinned()
+    assert path is not None
+    assert torch.equal(torch.load(Path(path) / checkpoint.STATE)["w"], weights.cpu())
 
 
 def test_the_next_one_waits_for_the_last(host: SlowHost) -> None:

@@ -53,7 +53,7 @@ class Saver:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._snapshots = Snapshots()
+        self.snapshots = Snapshots()
         self._side: DistributedContext | None = None
         self._writing: Future[str | None] | None = None
         self._answer: Future[bool] | None = None
@@ -66,6 +66,7 @@ class Saver:
         report: Report,
         *,
         at_once: bool,
+        copy_first: bool = False,
         written: Callable[[Path], None] | None = None,
         peers: DistributedContext | None = None,
     ) -> str | None:
@@ -73,6 +74,8 @@ class Saver:
 
         Args:
             at_once: commit before returning.
+            copy_first: copy the state also if it is written at once, which is faster from a GPU: torch would copy one
+                tensor after another into new memory that is not pinned.
             written: called on the chief with the directory, between writing and committing.
             peers: the ranks that write, which call this together; None for this one alone.
         """
@@ -85,13 +88,22 @@ class Saver:
             return None
         # Small states are written at once: see `AT_ONCE_BYTES`.
         is_small = contents.nbytes < AT_ONCE_BYTES and (report.decides or not self._host.is_remote)
-        copied = None if at_once or is_small or written is not None else self._copy(peers, contents, report)
-        if copied is None:
-            return self._save(joint, lambda: files.write(joint.staging, contents), written)
+        waits = at_once or is_small or written is not None
+        copied = None if is_small or (waits and not copy_first) else self._copy(peers, contents, report)
+        waits = waits or copied is None
+        copy, complete = copied or (contents, lambda: None)
+
+        def write() -> dict[str, Listed]:
+            complete()
+            # An upload reads the files soon.
+            return files.write(joint.staging, copy, read_soon=waits or self._host.is_remote)
+
+        if waits:
+            return self._save(joint, write, written)
         if self._side is None and peers.size > 1:
             name = peers.broadcast(joint.staging.name)
             self._side = peers.over(SideTransport(peers, name, self._leaving))
-        behind = partial(self._background, replace(joint, peers=self._side or peers), *copied)
+        behind = partial(self._background, replace(joint, peers=self._side or peers), write)
         self._writing = _in_thread("dray-saver", on_this_gpu(behind))
         return None
 
@@ -102,7 +114,7 @@ class Saver:
         have completed it; or None, with a message, if a rank can't copy its part."""
         copied = None
         try:
-            (objects, shards), complete = self._snapshots.take((contents.objects, contents.shards))
+            (objects, shards), complete = self.snapshots.take((contents.objects, contents.shards))
             copied = replace(contents, objects=objects, shards=shards), complete
         except Exception as reason:
             # Any exception, including one for lack of memory: it must not end the training.
@@ -115,12 +127,7 @@ class Saver:
             )
         return copied if all(peers.allgather(copied is not None)) else None
 
-    def _background(self, joint: JointCheckpoint, copy: Contents, complete: Callable[[], None]) -> str | None:
-        def write() -> dict[str, Listed]:
-            complete()
-            # An upload reads the files soon.
-            return files.write(joint.staging, copy, read_soon=self._host.is_remote)
-
+    def _background(self, joint: JointCheckpoint, write: Callable[[], dict[str, Listed]]) -> str | None:
         # Be nice, unless the search waits for the checkpoint. Outside Linux this would slow down the whole process.
         if not joint.report.decides and sys.platform == "linux":
             os.nice(NICE)
@@ -216,6 +223,16 @@ class Checkpointer:
     def __post_init__(self) -> None:
         self.saver = Saver(self.host)
 
+    def reserve(self) -> None:
+        """Allocate memory for copies of a state on a GPU, while training continues. Called after the first optimizer
+        step, which creates the optimizer's state."""
+        optimisation, is_chief = self.rank.optimisation, self.rank.is_chief
+        if not optimisation.has_sharded and is_chief:
+            self.saver.snapshots.reserve(optimisation.state_dict())
+        elif optimisation.has_sharded and not self.full:
+            state, dtensors = sharded.split(optimisation.state_dict())
+            self.saver.snapshots.reserve((state if is_chief else None, sharded.shards_of(dtensors)))
+
     def save(self, command: Publish, report: Report) -> str | None:
         """Save a checkpoint, on all ranks, and return its id, or None if it is not committed yet."""
         # Training waits for the checkpoint at the end of the trial. It also waits where the search decides, unless
@@ -225,6 +242,7 @@ class Checkpointer:
             self.saver.save,
             report=report,
             at_once=command.final or (command.decides and not copies_fast),
+            copy_first=self.rank.device.type == "cuda",
             written=self._written if self.hooks.checkpoints else None,
         )
         if self.rank.optimisation.has_sharded:

@@ -24,8 +24,9 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -52,7 +53,7 @@ HPARAMS = "hparams.json"
 EXPERIMENT = "experiment.yaml"
 
 PIECE_BYTES = 1 << 20  # files are written in pieces of this size, which fit the processor's cache
-BESIDE_BYTES = 8 << 20  # a larger tensor is hashed while it is written
+AHEAD = 16  # calls to write or hash a piece of memory that may be pending; they hold copies of small tensors
 FLUSH_BYTES = 8 << 20  # the limit on the page cache for a file that is not read soon
 
 
@@ -133,29 +134,37 @@ def contents(
 
 
 class ChecksumWriter(io.FileIO):
-    """A file for `torch.save` that computes its SHA-256 while it is written.
+    """A file for `torch.save`, which one thread writes and another hashes while torch computes CRC-32s in its own.
+
+    `write` returns at once if `lasting` has the address of the data, in memory that does not change until the end of
+    the block. torch may reuse other memory, so `write` waits until that is written and hashed. Small writes, of which
+    torch makes seven for each tensor, are collected. Python's buffered files won't do for that: a process forked
+    meanwhile (a DataLoader worker) could write its copy of the buffer too.
 
     Write errors are raised at the end of the block, because torch would replace an error from `write` with its own.
-    torch writes a small tensor in seven pieces, which are collected here. Python's buffered files won't do: a process
-    forked meanwhile (a DataLoader worker) could write its copy of the buffer too.
     """
 
-    def __init__(self, path: str, read_soon: bool) -> None:
+    def __init__(self, path: str, read_soon: bool, lasting: Collection[int] = ()) -> None:
         super().__init__(path, "wb")
         self._read_soon = read_soon
+        self._lasting = lasting
         self._size = self._flushed = 0
         self._digest = hashlib.sha256()
         self._small = bytearray()
         self._error: OSError | None = None
-        self._hasher = ThreadPoolExecutor(1, "dray-hash")
+        self._threads = ThreadPoolExecutor(1, "dray-hash"), ThreadPoolExecutor(1, "dray-write")
+        self._pending: deque[Future[None]] = deque()
 
     @property
     def listed(self) -> Listed:
         return Listed(self._size, self._digest.hexdigest())
 
     def __exit__(self, *_: object) -> None:
-        self._write_through(memoryview(self._small))
-        self._hasher.shutdown()
+        for thread in self._threads:
+            thread.shutdown()
+        # In this thread: most files are small, and need no others.
+        self._digest.update(self._small)
+        self._write(memoryview(self._small))
         self.close()
         if self._error is not None:
             raise self._error
@@ -166,16 +175,18 @@ class ChecksumWriter(io.FileIO):
             self._small += view
         else:
             small, self._small = self._small, bytearray()
-            self._write_through(memoryview(small))
-            self._write_through(view)
+            self._begin(memoryview(small))
+            self._begin(view)
+            ahead = AHEAD if address_of(view) in self._lasting else 0
+            while len(self._pending) > ahead:
+                self._pending.popleft().result()
         return len(view)
 
-    def _write_through(self, view: memoryview) -> None:
-        # In a thread of its own, since neither hashing nor writing holds Python's lock, and both take as long.
-        is_large = len(view) > BESIDE_BYTES
-        hashing = self._hasher.submit(self._digest.update, view) if is_large else None
-        if hashing is None:
-            self._digest.update(view)
+    def _begin(self, view: memoryview) -> None:
+        for thread, work in zip(self._threads, (self._digest.update, self._write), strict=True):
+            self._pending.append(thread.submit(work, view))
+
+    def _write(self, view: memoryview) -> None:
         done = 0
         while self._error is None and done < len(view):
             try:
@@ -188,8 +199,10 @@ class ChecksumWriter(io.FileIO):
                 if self._size >= self._flushed + FLUSH_BYTES and not self._read_soon:
                     begin_writing(self.fileno())
                     self._flushed = self._size
-        if hashing is not None:
-            hashing.result()  # torch may use the memory again
+
+
+def address_of(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
 def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, Listed]:
@@ -207,11 +220,12 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
             file.write(content)
         written[name] = Listed(len(content), hashlib.sha256(content).hexdigest())
     for name, value in contents.objects.items():
-        with ChecksumWriter(f"{directory}/{name}", read_soon) as output, portable():
+        with portable() as storages, ChecksumWriter(f"{directory}/{name}", read_soon, storages) as output:
             torch.save(value, output)
         written[name] = output.listed
     for name, shards in contents.shards.items():
-        with ChecksumWriter(f"{directory}/{name}", read_soon) as output:
+        lasting = {shard.tensor.data_ptr() for shard in shards.values()}
+        with ChecksumWriter(f"{directory}/{name}", read_soon, lasting) as output:
             shard_file.write(output, shards)
         written[name] = output.listed
     return written

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,17 +17,23 @@ _here = threading.local()
 
 
 @contextlib.contextmanager
-def portable() -> Iterator[None]:
-    """Within the block, this thread saves and pickles all tensors as CPU tensors."""
-    before, _here.portable = getattr(_here, "portable", False), True
+def portable() -> Iterator[Mapping[int, torch.UntypedStorage]]:
+    """Within the block, this thread saves and pickles all tensors as CPU tensors. Yields the CPU storages that it has
+    pickled, by address, which are kept until the end of the block."""
+    before = getattr(_here, "storages", None)
+    _here.storages = {}
     try:
-        yield
+        yield _here.storages
     finally:
-        _here.portable = before
+        _here.storages = before
 
 
-def _tag(_: Any) -> str | None:
-    return "cpu" if getattr(_here, "portable", False) else None
+def _tag(storage: Any) -> str | None:
+    if (storages := getattr(_here, "storages", None)) is None:
+        return None
+    if storage.device.type == "cpu":
+        storages[storage.data_ptr()] = storage
+    return "cpu"
 
 
 def _restored(*_: Any) -> None:

@@ -7,17 +7,24 @@ other objects are new.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
-from collections import defaultdict
+import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
+from dray.training.parallel.device import on_this_gpu
+
 T = TypeVar("T")
 
 ALIGNMENT = 512  # copies in a pinned buffer begin at multiples of this many bytes
+#: Pinned buffers are larger only for larger storages. CUDA may keep batches waiting while it allocates one, for about
+#: 0.1 s.
+PINNED_BYTES = 256 << 20
 
 
 class NotCopied(TypeError):
@@ -32,14 +39,31 @@ class Snapshots:
 
     def __init__(self) -> None:
         self.buffers: dict[tuple[int, bool], list[torch.Tensor]] = {}  # of the last copy, by (size, is pinned)
+        self._allocating: threading.Thread | None = None
+
+    def reserve(self, value: Any) -> None:
+        """Allocate pinned memory for copies of a value, in a thread, because CUDA takes seconds for 10 GB."""
+        try:
+            storages = _pickled(value)[1]
+        except Exception:  # which `take` raises
+            return
+        sizes, _ = packed([storage.nbytes() for storage in storages if is_on_gpu(storage)])
+
+        def allocate() -> None:
+            # Without memory, `take` raises the error.
+            with contextlib.suppress(RuntimeError):
+                for nbytes in sizes:
+                    self.buffers.setdefault((nbytes, True), []).append(new_buffer(nbytes, True))
+
+        self._allocating = threading.Thread(target=on_this_gpu(allocate), name="dray-pin")
+        self._allocating.start()
 
     def take(self, value: T) -> tuple[T, Callable[[], None]]:
         """Copy a value to the CPU. Returns the copy and a function that waits until it is complete: GPUs copy while
         training continues, but before later operations in the current stream."""
-        pickled = io.BytesIO()
-        pickler = _Pickler(pickled)
-        pickler.dump(value)
-        storages = [storage for _, storage in pickler.storages.values()]
+        if self._allocating is not None:
+            self._allocating.join()
+        pickled, storages = _pickled(value)
         on_gpus = [storage for storage in storages if is_on_gpu(storage)]
         others = [storage for storage in storages if not is_on_gpu(storage)]
         sizes, places = packed([storage.nbytes() for storage in on_gpus])
@@ -59,7 +83,6 @@ class Snapshots:
             buffers[number][begin:end].copy_(_bytes_of(storage), non_blocking=True)
             copies[storage._cdata] = buffers[number].untyped_storage()[begin:end]
         events = [recorded_event(device) for device in {storage.device for storage in on_gpus}]
-        pickled.seek(0)
         copied: T = _Unpickler(pickled, [copies[storage._cdata] for storage in storages]).load()
 
         def wait() -> None:
@@ -87,18 +110,19 @@ def packed(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
     places = [(0, 0)] * len(sizes)
     buffers: list[int] = []
     # The largest first. Empty storages take up space too, because two storages at one address would become one.
-    left = {
-        piece: max(1, -(-sizes[piece] // ALIGNMENT)) * ALIGNMENT
-        for piece in sorted(range(len(sizes)), key=lambda piece: -sizes[piece])
-    }
+    aligned = [max(1, -(-size // ALIGNMENT)) * ALIGNMENT for size in sizes]
+    left = deque(sorted(range(len(sizes)), key=lambda piece: -aligned[piece]))
+    total = sum(aligned)
     while left:
-        total, largest = sum(left.values()), next(iter(left.values()))
-        room = max(1 << total.bit_length() - 1, 1 << (largest - 1).bit_length())
+        room = max(min(1 << total.bit_length() - 1, PINNED_BYTES), 1 << (aligned[left[0]] - 1).bit_length())
         begin = 0
-        for piece, size in list(left.items()):
-            if begin + size <= room:
+        # The largest that fit, then the smallest.
+        for end, take in ((0, left.popleft), (-1, left.pop)):
+            while left and begin + aligned[left[end]] <= room:
+                piece = take()
                 places[piece] = len(buffers), begin
-                begin += left.pop(piece)
+                begin += aligned[piece]
+        total -= begin
         buffers.append(room)
     return buffers, places
 
@@ -119,6 +143,15 @@ def recorded_event(device: torch.device) -> torch.cuda.Event:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
+
+
+def _pickled(value: Any) -> tuple[io.BytesIO, list[torch.UntypedStorage]]:
+    """A value, pickled without its storages, and the storages."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(value)
+    file.seek(0)
+    return file, [storage for _, storage in pickler.storages.values()]
 
 
 class _Pickler(pickle.Pickler):
