@@ -34,6 +34,7 @@ class SlowHost:
     """
 
     is_remote = False
+    behind = None
 
     def __init__(self, directory: Path, *, free: bool = True) -> None:
         self.store = CheckpointStore(directory)
