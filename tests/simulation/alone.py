@@ -402,7 +402,6 @@ class Rank(Process):
                 self.go(self._complete(trial, self.written))
         self.world.at(0.5, group.gone, {})
 
-
     def _complete(self, trial: Trial, written: Answer) -> Steps:
         """Write the last checkpoint of a trial whose group may train another one by now."""
         departure = yield from trial.complete()

@@ -110,7 +110,8 @@ class ProcessSnapshot:
             logging.captureWarnings(False)
         del thread
         failed = result.exception() is not None or has_failed(result.result())
-        return result.result(), self._restore(groups_of_trial(groups), failed, kept())
+        reasons = self._restore(groups_of_trial(groups), failed, kept())
+        return result.result(), reasons
 
     def _restore(self, groups: list[Any], failed: bool, kept: int) -> list[str]:
         if groups:
