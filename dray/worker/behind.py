@@ -11,6 +11,10 @@ from dray.rpc.connection import Connection
 from dray.training.checkpoint.checkpointer import in_thread
 
 
+def none() -> tuple[float, ...]:
+    return ()
+
+
 class Behind:
     """Implements `dray.training.host.Behind`, for one lease of this process after another.
 
@@ -22,6 +26,8 @@ class Behind:
     Attributes:
         finish: waits until the current lease's last checkpoint and report are done; None if it has left none behind.
         goes_on: whether that trial would have trained on, if no other had waited.
+        complete: finishes the trial and returns its departure; set once it has left.
+        transfers, earlier_transfers: of that trial's host, and of the one before; see `dray.worker.host.RayHost`.
     """
 
     def __init__(self, desk: Connection) -> None:
@@ -31,6 +37,7 @@ class Behind:
         self.finish: Callable[[], None] | None = None
         self.goes_on = False
         self.complete: Callable[[], Departure] | None = None
+        self.transfers = self.earlier_transfers = none
 
     def __enter__(self) -> Behind:
         return self
@@ -64,7 +71,7 @@ class Behind:
             if rank == 0:
                 self._desk.tell("leave", lease, rank, departure)
 
-        self._earlier = in_thread("dray-behind", end)
+        self._earlier, self.earlier_transfers = in_thread("dray-behind", end), self.transfers
         self.finish = self.complete = None
 
     @property

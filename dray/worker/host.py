@@ -151,8 +151,13 @@ class RayHost:
         return self._progress()[0]
 
     def pulse(self) -> tuple[float, ...]:
-        """A value that changes with any progress of the trial or of its transfers with the store."""
-        return *self._progress(), self._commits, self._store.transferred
+        """A value that changes with any progress of the trial or of transfers with the store, also of the trial before
+        it, for which it may wait."""
+        earlier = () if self.behind is None else self.behind.earlier_transfers()
+        return *self._progress(), *self.transfers(), *earlier
+
+    def transfers(self) -> tuple[float, ...]:
+        return self._commits, self._store.transferred
 
     @contextlib.contextmanager
     def beating(self, every_s: float = BEAT_S / 6) -> Iterator[None]:

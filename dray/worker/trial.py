@@ -123,7 +123,9 @@ def run_logged(
         departure = departures[0] if departures else depart(error)
     if behind is not None and (finish := behind.finish) is not None:
         if departure.outcome == "writing":
-            behind.complete = partial(_complete, finish, host, code, log, place, goes_on=behind.goes_on)
+            ends = None if distributed.rank > 0 else partial(host.reports.complete, goes_on=behind.goes_on)
+            behind.transfers = host.transfers
+            behind.complete = partial(_complete, finish, ends, host, code, log, place)
             return departure
         with contextlib.suppress(Exception):  # the error that is known comes first
             finish()
@@ -132,16 +134,21 @@ def run_logged(
 
 
 def _complete(
-    finish: Callable[[], None], host: RayHost, code: Path | None, log: TrialLog, place: Place, *, goes_on: bool
+    finish: Callable[[], None],
+    ends: Callable[[], LeaseOutcome] | None,
+    host: RayHost,
+    code: Path | None,
+    log: TrialLog,
+    place: Place,
 ) -> Departure:
-    """End a trial that was left behind, while another one has the output of this process."""
-    secrets = host.settings.secrets
+    """Finish a trial that was left behind, while another one has the output of this process. `ends`: on the chief."""
+    secrets, departure = host.settings.secrets, Departure(outcome="writing")
     with appending(log.path, secrets) as out:
         try:
             finish()
-            outcome = host.reports.complete(goes_on=goes_on)
-            departure = Departure(outcome=outcome, error=host.reports.why_diverged)
-            print(_ended(host, outcome), file=out)
+            if ends is not None:
+                departure = Departure(outcome=ends(), error=host.reports.why_diverged)
+                print(_ended(host, departure.outcome), file=out)
         except BaseException as error:
             departure = _departure(error, host, code, log, place, out)
         host.close()

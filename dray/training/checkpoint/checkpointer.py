@@ -29,7 +29,6 @@ from dray.training.parallel.device import on_this_gpu
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.parallel.exchange import all_or_none, on_chief
 from dray.training.pretrained import unshare_changed_shards
-from dray.training.progress import StopRequest
 from dray.training.trial import Rank
 
 log = logging.getLogger(__name__)
@@ -251,7 +250,7 @@ class Checkpointer:
             self.saver.save,
             report=report,
             at_once=command.final or (command.decides and not copies_fast),
-            may_leave=copies_fast and is_last and self.rank.position.stop is not StopRequest.REQUESTED,
+            may_leave=copies_fast and is_last,
             written=self._written if self.hooks.checkpoints else None,
         )
         if self.rank.optimisation.has_sharded:
