@@ -169,6 +169,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 ("hyperparameters", "\n".join(f"{name} = {shown(value)}" for name, value in trial_.hparams.items())),
                 ("trained for", counted(trial_.batches, "batch")),
                 ("diverged", show.red(nan_since_text(trial_.nan_since))),
+                ("slow rank", trial_.straggler),
                 (f"best {read.reader.metric}", best),
                 ("last metrics", "\n".join(f"{key} = {_reported(value)}" for key, value in metrics.items())),
                 ("started", trial_.started and show.clock(trial_.started, exact=True)),

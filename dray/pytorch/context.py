@@ -508,6 +508,8 @@ class PyTorchTrialContext:
             loss.backward(gradient, keep, create_graph)  # type: ignore[no-untyped-call]
         else:
             amp.backward(loss, gradient=gradient, retain_graph=keep, create_graph=create_graph)
+        if (timer := self._optimisation.step_timer) is not None:
+            timer.end_backward()
 
     def step_optimizer(
         self,

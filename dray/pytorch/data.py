@@ -155,6 +155,11 @@ class DataLoader:
                     "an IterableDataset gives its records in its own order: leave out shuffle, sampler and "
                     "batch_sampler, and shuffle in the dataset"
                 )
+        elif sampler is None and batch_sampler is None and not hasattr(type(dataset), "__len__"):
+            raise TypeError(
+                "pytorch.DataLoader needs a dataset with __len__ and __getitem__, or an instance of torch's "
+                f"IterableDataset; got {dataset!r}"
+            )
         if num_workers < 0:
             raise ValueError(f"num_workers must be >= 0, got {num_workers}; 0 loads in the main process")
         if timeout < 0:

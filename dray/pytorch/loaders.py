@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dray.pytorch.trial_run import TrialRun
 from dray.storage import determined_state
 from dray.training import rng
 from dray.training.checkpoint import files
+from dray.training.parallel import ddp
 from dray.training.parallel.mesh import Division
 from dray.training.units import is_int
 
@@ -102,27 +104,65 @@ def _first_division(now: Division, run: TrialRun, resumed: Path | None) -> Divis
     return now
 
 
-def validation_data(loader: Any, run: TrialRun, *, full_dataset: bool) -> tuple[Any, Any]:
-    """This rank's share of the validation data, and a loader of one spare batch or None.
+def validation_data(
+    loader: Any, run: TrialRun, *, full_dataset: bool
+) -> tuple[Any, Callable[[], Iterable[Any]] | None]:
+    """This rank's share of the validation data, and a function that gives spare batches or None.
 
     With `full_dataset`, the share is all of the data on ranks that evaluate, and None on the others. A rank with fewer
-    batches than others needs the spare one if a model is sharded, since all ranks take part in its forward passes.
+    batches than others needs spare ones if a model is sharded, since all ranks take part in its forward passes.
     """
     sharded = run.optimisation.has_sharded
-    if isinstance(loader, DataLoader) and loader._is_stream and not full_dataset:
-        return _stateful(loader, run), None
-    if not isinstance(loader, DataLoader):
-        if not keeps_position(loader):
-            _check_allowed(loader, run, "build_validation_data_loader")
-        return (loader if not full_dataset or sharded or run.peers.rank == 0 else None), None
-    _check_undivided(loader, run, "build_validation_data_loader")
-    loader.seed = run.seed
+    is_own = not isinstance(loader, DataLoader)
+    if is_own and not keeps_position(loader):
+        _check_allowed(loader, run, "build_validation_data_loader")
+    if not is_own:
+        _check_undivided(loader, run, "build_validation_data_loader")
+        loader.seed = run.seed
     if full_dataset:
-        return (loader.get_data_loader() if sharded or run.peers.rank == 0 else None), None
+        if sharded or run.peers.rank == 0:
+            return (loader if is_own else loader.get_data_loader()), None
+        return None, None
+    if is_own or loader._is_stream:
+        share = _stateful(loader, run)
+        if not sharded or run.replicas == 1:
+            return share, None
+        in_step = _InStep(share, run)
+        return in_step, in_step.spare
     spare = None
     if sharded and (total := len(loader)) % run.replicas and run.replica >= total % run.replicas:
-        spare = loader.get_data_loader(num_replicas=total, rank=0)
+        spare = partial(loader.get_data_loader, num_replicas=total, rank=0)
     return loader.get_data_loader(num_replicas=run.replicas, rank=run.replica), spare
+
+
+class _InStep:
+    """A rank's validation batches, of which the other ranks may have more or fewer, for a sharded model."""
+
+    def __init__(self, loader: Any, run: TrialRun) -> None:
+        self._loader, self._run = loader, run
+
+    def __iter__(self) -> Iterator[Any]:
+        self._batches = 0
+        for batch in self._loader:
+            self._goes_on(True)
+            self._last, self._batches = batch, self._batches + 1
+            yield batch
+
+    def spare(self) -> Iterator[Any]:
+        """The last batch, for as long as other ranks have more."""
+        while self._goes_on(False):
+            yield self._last
+
+    def _goes_on(self, has_batch: bool) -> bool:
+        peers = self._run.peers
+        ranks = ddp.gather_numbers(has_batch, peers.rank, peers.size, self._run.device)
+        if self._batches == 0 and any(ranks) and not all(ranks):
+            without = [rank for rank, has in enumerate(ranks) if not has]
+            raise RuntimeError(
+                f"ranks {without} have no batch of validation data, and all ranks take part in a forward pass of a "
+                "sharded model: give each rank a batch or more"
+            )
+        return any(ranks)
 
 
 def _check_allowed(loader: Any, run: TrialRun, method: str) -> None:

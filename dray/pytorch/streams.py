@@ -60,21 +60,19 @@ class Stream:
         generator = getattr(loader, "generator", None)
         self._order_seed = None if generator is None else generator.initial_seed()
         self._length: int | None = None  # of a pass, in batches; None: unknown
-        self._batches: Any = None  # the iterator of the current pass
+        self._ends_at: int | None = None  # the same of the current pass
+        self._batches: Any = None  # the iterator of that pass
         self._pass = self._batch = 0  # the number of that pass, and of batches drawn from it
-        self._begin = self._drawn = begin  # in total
-        self._is_settled = False  # the loader's state is the one after the last batch drawn
-        self._checked = False  # that the loader's state is plain data
+        self._begin = self._drawn = begin  # in total, with one that is being drawn
         self._said: set[str] = set()
         self._resume: Any = None  # the loader's state at which the first pass begins
-        self._mark: dict[str, Any] = {"pass": 0, "batch": 0, "loader": None}
-        self._marked_at = begin  # `_drawn` at the mark
 
     def agree(self) -> None:
         """Find the length of a pass, with all ranks together."""
         ranks = self._peers.allgather(_length(self._loader))
         lengths = [length for length in ranks if length is not None]
-        self._length = min(lengths) if len(lengths) == len(ranks) else None
+        self._length = self._ends_at = min(lengths) if len(lengths) == len(ranks) else None
+        self._set_mark(None, self._begin)
         if self._length is not None and len(set(lengths)) > 1 and self._peers.rank == 0:
             log.warning(
                 "the ranks' training loaders have %s batches: each epoch ends after %d, and the rest is not trained",
@@ -89,15 +87,17 @@ class Stream:
 
     def state_dict(self, trained: int) -> dict[str, Any]:
         """The position after this number of batches in total, as plain data."""
-        if self._is_exact and self._is_settled and self._drawn == trained:
-            self._set_mark(copy.deepcopy(self._loader.state_dict()))
+        if self._is_exact and self._begin < self._drawn == trained:
+            self._set_mark(copy.deepcopy(self._loader.state_dict()), trained)
         skip = trained - self._marked_at
-        return {**self._mark, "skip": skip, "length": self._length, "global_batch": self._global_batch}
+        return {**self._mark, "skip": skip, "global_batch": self._global_batch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._pass, self._batch, self._drawn = state["pass"], state["batch"], self._begin - state["skip"]
         self._resume = state["loader"]
-        self._set_mark(self._resume)
+        if state["length"] != self._length:  # with another batch size, or other data
+            self._ends_at = None
+        self._set_mark(self._resume, self._drawn)
 
     def load_divided_anew(self, state: Mapping[str, Any], before: int, now: int) -> None:
         """Load the position of another number of ranks: by drawing the batches of the pass again, if they have the same
@@ -105,7 +105,7 @@ class Stream:
         drawn = state["batch"] + state["skip"]
         if state["global_batch"] is not None and state["global_batch"] == self._global_batch:
             self._pass, self._drawn = state["pass"], self._begin - drawn
-            self._set_mark(None)
+            self._set_mark(None, self._drawn)
             return
         if drawn != state["length"] or self._length is None or self._begin % self._length:
             raise ValueError(
@@ -114,25 +114,29 @@ class Stream:
                 "before, or from a checkpoint at the end of an epoch"
             )
         self._pass = self._begin // self._length
-        self._set_mark(None)
+        self._set_mark(None, self._drawn)
 
-    def _set_mark(self, state: Any) -> None:
-        self._mark = {"pass": self._pass, "batch": self._batch, "loader": state}
-        self._marked_at = self._drawn
+    def _set_mark(self, state: Any, drawn: int) -> None:
+        """Remember the position after so many batches in total."""
+        self._mark = {"pass": self._pass, "batch": self._batch, "loader": state, "length": self._ends_at}
+        self._marked_at = drawn
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Any:
-        if self._drawn < self._begin:
-            # Drawn again to reach the position; the trial's random numbers stay those of the checkpoint.
-            with rng.seeded(self._seed):
-                while self._drawn < self._begin:
-                    self._draw()
-        return self._draw()
+        if self._drawn > self._begin:
+            return self._draw()
+        # Drawn again to reach the position; the trial's random numbers stay those of the checkpoint.
+        with rng.seeded(self._seed):
+            while self._drawn < self._begin:
+                self._draw()
+        first = self._draw()
+        self._check(first)
+        return first
 
     def _draw(self) -> Any:
-        self._is_settled = False
+        self._drawn += 1
         while True:
             batch = self._begin_pass() if self._batches is None else next(self._batches, _END)
             if batch is _END and self._batch == 0:
@@ -140,19 +144,15 @@ class Stream:
                 # torchdata does not ask it for a record that would follow.
                 batch = self._begin_pass()
             if self._continues(batch is not _END):
-                break
+                self._batch += 1
+                return batch
             if self._batch == 0:
                 raise RuntimeError(
                     "the training data is empty: the loader of build_training_data_loader() ended without a batch"
                 )
-            self._pass, self._batch, self._batches = self._pass + 1, 0, None
-        self._batch += 1
-        self._drawn += 1
-        self._is_settled = True
-        if not self._checked:
-            self._checked = True
-            self._check(batch)
-        return batch
+            self._pass, self._batch, self._batches, self._ends_at = self._pass + 1, 0, None, self._length
+            if not self._is_exact:
+                self._set_mark(None, self._drawn - 1)
 
     def _check(self, first: Any) -> None:
         """Check the loader's state at the first batch, since an error at the first checkpoint would come late; and that
@@ -161,7 +161,7 @@ class Stream:
             check_savable({"state_dict() of the training loader": self._loader.state_dict()})
         if self._peers.size > 1:
             digests = self._gather(_digest(first))[:: self._sharing]
-            if len(set(digests)) < len(digests):
+            if self._peers.rank == 0 and len(set(digests)) < len(digests):
                 self._say(
                     "several ranks have the same first batch of training data: a loader of your own must give each "
                     "rank its part, by context.distributed.get_rank(); pytorch.DataLoader does"
@@ -173,8 +173,6 @@ class Stream:
     def _begin_pass(self) -> Any:
         """Begin the next pass, or the resumed one, and draw its first batch."""
         loader, state, self._resume = self._loader, self._resume, None
-        if not self._is_exact and self._batch == 0:
-            self._set_mark(None)
         if getattr(loader, "persistent_workers", False):
             loader._iterator = None  # torchdata's: its workers would keep what a resumed run's don't have
         sources = [loader]
@@ -188,45 +186,44 @@ class Stream:
             loader.generator.manual_seed(seed)
         # Torch's loaders draw a seed for their workers here, and a generator, which starts with the first batch, its
         # order: both must be the same in a resumed run, where torchdata draws the batches before its own again here.
-        with rng.seeded(Random(f"{self._seed}:pass:{self._pass}").getrandbits(63)):
-            try:
+        try:
+            with rng.seeded(Random(f"{self._seed}:pass:{self._pass}").getrandbits(63)):
                 if state is not None:
                     loader.load_state_dict(copy.deepcopy(state))
                 self._batches = iter(loader)
-            except Exception as error:
                 if state is None:
-                    raise
-                raise ValueError(
-                    f"the training loader does not take its state in the checkpoint: {error!r}; resume with the same "
-                    "loader, data set and number of workers"
-                ) from error
+                    return next(self._batches, _END)
+            return next(self._batches, _END)
+        except Exception as error:
             if state is None:
-                return next(self._batches, _END)
-        return next(self._batches, _END)
+                raise
+            raise ValueError(
+                f"the training loader can't continue from its state in the checkpoint: {error!r}; resume with the same "
+                "loader, data set and number of workers"
+            ) from error
 
     def _continues(self, has_batch: bool) -> bool:
         """Whether the pass continues on all ranks."""
-        if self._length is None:
-            if self._peers.size == 1:
-                return has_batch
-            ranks = self._gather(has_batch)
-            if not all(ranks) and any(ranks):
+        rank, size = self._peers.rank, self._peers.size
+        if self._ends_at is None:
+            ranks = [has_batch] if size == 1 else self._gather(has_batch)
+            if rank == 0 and any(ranks) and not all(ranks):
                 self._say(
                     "ranks %s still have data at the end of the pass, which the others have trained to the end: at "
                     "least a batch each is not trained",
                     [rank for rank, has in enumerate(ranks) if has],
                 )
             return all(ranks)
-        if self._batch == self._length:
-            if has_batch and self._peers.size == 1:
+        if self._batch == self._ends_at:
+            if has_batch and _length(self._loader) == self._length:
                 self._say(
                     "the training loader has more batches than its length, %d: the rest is not trained", self._length
                 )
             return False
-        if not has_batch and self._peers.size > 1:
+        if not has_batch and size > 1:
             raise RuntimeError(
-                f"the training loader of rank {self._peers.rank} ended after {self._batch} batches, but has a length "
-                f"of {self._length}: the other ranks would wait for it; correct its length, or give it none, and set "
+                f"the training loader of rank {rank} ended after {self._batch} batches, but has a length of "
+                f"{self._length}: the other ranks would wait for it; correct its length, or give it none, and set "
                 "records_per_epoch in the config"
             )
         if not has_batch:
@@ -238,7 +235,7 @@ class Stream:
         return has_batch
 
     def _say(self, message: str, *arguments: Any) -> None:
-        if self._peers.rank == 0 and message not in self._said:
+        if message not in self._said:
             self._said.add(message)
             log.warning(message, *arguments)
 

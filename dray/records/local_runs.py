@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError, NoExperiment
 from dray.records.overview import compared_by
-from dray.records.trial_record import TrialRecord
+from dray.records.trial_record import SLOWEST_RANK, TrialRecord, straggler
 from dray.storage import CheckpointStore
 from dray.storage.manifest import MANIFEST
 from searchers import rows
@@ -130,6 +130,12 @@ class LocalRun:
                     trial.validated(name, row["batches"], row.get("epochs"), value, row["time"])
         best, batches = trial.best_metric, trial.best_batches
         return None if best is None or batches is None else (best, batches)
+
+    @property
+    def straggler(self) -> str:
+        """The rank that the others wait for, with its node; "" if none is slow, as of the last figures."""
+        figures = (each for row in reversed(self.rows) for each in (row.get("system") or {}).items())
+        return next((straggler(*each) for each in figures if each[0].startswith(SLOWEST_RANK)), "")
 
     @property
     def checkpoints(self) -> list[tuple[int, str]]:

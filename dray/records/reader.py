@@ -23,7 +23,7 @@ from dray.records.metrics import SYSTEM, numpy_of
 from dray.records.overview import ExperimentState, Heading, Overview, drawn_by
 from dray.records.ranking import RankedTrials, no_collections
 from dray.records.spending import Spending, Spent, totals_of
-from dray.records.trial_record import EndedBy, TrialRecord, unread_line
+from dray.records.trial_record import SLOWEST_RANK, EndedBy, TrialRecord, unread_line
 from dray.storage import Location
 from dray.text import counted
 from dray.training.metrics.checks import is_loss
@@ -332,6 +332,9 @@ class ExperimentReader(RankedTrials):
         np.maximum.at(last, trials, batches)
         for number in set(trials.tolist()):
             self._record(number).batches = int(last[number])
+        slowest = among(lambda kind, name: kind == SYSTEM and name.startswith(SLOWEST_RANK))
+        for number, value, code in zip(*(each[slowest].tolist() for each in (trials, values, series)), strict=True):
+            self._measured[number].slowest_rank(every[code][1], value)
         self.last.load(every, series, trials, batches, values)
         compared = among(self._is_compared)
         self.has_epochs = not np.isnan(epochs[compared]).any()
@@ -354,6 +357,8 @@ class ExperimentReader(RankedTrials):
         trial, kind, name = self._record(row["trial_id"]), row["kind"], row["name"]
         trial.batches = max(row["batches"], trial.batches)
         if kind == SYSTEM:
+            if name.startswith(SLOWEST_RANK):
+                trial.slowest_rank(name, row["value"] or 0.0)
             return
         value = math.nan if row["value"] is None else row["value"]
         self.metrics.add((kind, name))

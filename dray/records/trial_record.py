@@ -29,6 +29,9 @@ _WORDS: dict[State, str] = {
     "OUT_OF_MEMORY": "out of memory",
     "INVALID_HP": "invalid",
 }
+SLOWEST_RANK = "slowest_rank_percent/"
+"""A figure of the machine, NODE/RANK follows: by how much this rank's steps exceed the median of the other ranks."""
+STRAGGLER_PERCENT = 20
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +60,7 @@ class TrialRecord:
         best_batches, losses: its best validation, and the losses that the search compares; None without one.
         rank: the sort key of the best validation: violation of the constraints, first objective's loss, batches.
         nan: for each loss (kind, name) that is NaN or infinite, the batch since which it is.
+        straggler: the rank that the others wait for, with its node; "" if none is slow, as of the last figures.
         derived: values that views have cached; cleared with each change.
     """
 
@@ -85,6 +89,7 @@ class TrialRecord:
     losses: Losses | None = None
     rank: tuple[float, float, int] | None = None
     nan: dict[tuple[str, str], int] = field(default_factory=dict)
+    straggler: str = ""
     derived: dict[str, Any] = field(default_factory=dict)
     _hparams: dict[str, Any] | None = None
 
@@ -112,7 +117,7 @@ class TrialRecord:
     # ------------------------------------------------------------------ metrics
     def forget_metrics(self) -> None:
         self.batches, self.at, self.epochs, self.times, self.measured = 0, [], [], [], {}
-        self.best_batches, self.losses, self.rank, self.nan = None, None, None, {}
+        self.best_batches, self.losses, self.rank, self.nan, self.straggler = None, None, None, {}, ""
         self.derived.clear()
 
     def validated(self, name: str, batches: int, epochs: float | None, value: float, time: float) -> None:
@@ -151,6 +156,9 @@ class TrialRecord:
             self.nan[series] = min(batches, self.nan.get(series, batches))
         elif batches >= self.nan.get(series, batches + 1):
             del self.nan[series]
+
+    def slowest_rank(self, figure: str, percent: float) -> None:
+        self.straggler = straggler(figure, percent)
 
     # ------------------------------------------------------------------ what is derived
     @property
@@ -240,6 +248,17 @@ class TrialRecord:
             "ended": self.ended,
             "hparams": self.hparams,
         }
+
+
+def straggler(figure: str, percent: float) -> str:
+    """The slowest rank, in a sentence; "" if it is not slow. `figure`: `SLOWEST_RANK` with its node and its number.
+
+    >>> straggler("slowest_rank_percent/gpu-7/3", 38.4)
+    'rank 3 on gpu-7 takes 38% longer per step than the median of the others'
+    """
+    node, _, rank = figure.removeprefix(SLOWEST_RANK).rpartition("/")
+    slow = f"rank {rank} on {node} takes {percent:.0f}% longer per step than the median of the others"
+    return slow if percent >= STRAGGLER_PERCENT else ""
 
 
 class TrialRow(TypedDict):

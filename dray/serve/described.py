@@ -67,6 +67,7 @@ class ExperimentInFull(Standings):
         metrics: the metrics that trials have reported, by KIND.NAME.
         failures: the number of failures.
         diverged: the trials whose loss became NaN or infinite, in a sentence; empty if none did.
+        stragglers: the trials in which one rank's steps are slow, with the rank and its node; empty if there are none.
         alerts: what people were told, by ``notify`` in the config, the oldest first.
         damaged: damaged lines of its files, which are left out.
     """
@@ -86,6 +87,7 @@ class ExperimentInFull(Standings):
     metrics: list[str]
     failures: int
     diverged: str
+    stragglers: str
     alerts: list[Alert]
     damaged: list[str]
 
@@ -124,6 +126,7 @@ def described(reader: ExperimentReader, overview: Overview, submitted: Submitted
         metrics=sorted(f"{kind}.{name}" for kind, name in reader.metrics),
         failures=len(reader.failures),
         diverged=reader.divergence_summary(),
+        stragglers=reader.straggler_summary(),
         alerts=reader.alerts,
         damaged=said(reader.directory.path),
     )
@@ -161,6 +164,7 @@ class TrialInFull(TrialRow):
     best: BestOfAll | None
     varying: list[str]  # the hyperparameters that differ between trials
     trials: int  # the number of trials; they are numbered from 0
+    straggler: str  # the rank that the others wait for, with its node; empty if none is slow
     failures: list[Failure]
     checkpoints: list[CheckpointRow]
     checkpoints_error: str | None  # why they can't be listed
@@ -196,6 +200,7 @@ def _recorded(reader: ExperimentReader, trial: TrialRecord) -> TrialInFull:
         },
         "varying": reader.varying,
         "trials": len(reader.trials),
+        "straggler": trial.straggler,
         "failures": [failure_fields(each) for each in reader.failures if each["trial"] == trial.id],
         "checkpoints": [],
         "checkpoints_error": None,

@@ -38,6 +38,8 @@ class BatchLoop:
     def __post_init__(self) -> None:
         train_batch = by_name(self.rank.trial.train_batch, "batch", "epoch_idx", "batch_idx")
         self._train_batch = self.rank.optimisation.forward(train_batch)
+        if self.rank.optimisation.has_sharded:
+            self._train_batch = self.usage.steps.waiting()(self._train_batch)
         if self.usage.flops_per_record == "count":
             self._train_batch = partial(self._count_flops, self._train_batch)
         if self.profiler is not None:
@@ -67,7 +69,8 @@ class BatchLoop:
         rank, position, optimisation = self.rank, self.rank.position, self.rank.optimisation
         epoch_length = position.epoch_length or 0
         epoch_idx, batch_in_epoch = divmod(position.trained, epoch_length) if epoch_length else (0, position.trained)
-        waited_s, records, tokens = 0.0, 0, 0
+        waited_s, records, tokens, steps = 0.0, 0, 0, self.usage.steps
+        steps.begin()
         if self.agreement.stop_at <= position.trained and self.agreement.must_stop(position.trained):
             return
         try:
@@ -95,6 +98,7 @@ class BatchLoop:
                     optimisation.after_batch(batch_idx)
                 if self.profiler is not None:
                     self.profiler.step()
+                steps.end_step()
                 position.trained = batch_idx + 1
                 batch_in_epoch += 1
                 if batch_in_epoch == epoch_length:

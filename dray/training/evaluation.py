@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,14 +138,14 @@ class Evaluation:
         data: the batches; None on ranks that don't evaluate.
         full_dataset: evaluate by `evaluate_full_dataset` on the chief. With a sharded model all ranks evaluate, since
             each has a part of the weights, and the chief's metrics count.
-        spare: a batch to run, without counting its results, on a rank that has one batch less than others: all ranks
+        spare: gives batches to run, without counting their results, on a rank that has fewer than others: all ranks
             take part in a forward pass of a sharded model.
     """
 
     rank: Rank
     data: Any
     full_dataset: bool
-    spare: Any = None
+    spare: Callable[[], Iterable[Any]] | None = None
     batches: int = field(default=0, init=False)  # done in the latest validation
 
     def __post_init__(self) -> None:
@@ -180,7 +180,7 @@ class Evaluation:
         )
         if self.spare is not None and not (test_mode and rows):
             share = copy.deepcopy(share)  # reducers may change the values that they returned
-            for batch in self.spare:
+            for batch in self.spare():
                 self._evaluate_batch(batch=self._on_device(batch), batch_idx=len(rows))
         self.rank.optimisation.reshard()
         return share

@@ -114,6 +114,7 @@ class Executor:
         optimisation = rank.optimisation
         if rank.peers.size > 1 and not optimisation.has_sharded:
             optimisation.gradient_check = GradientCheck(optimisation.models)
+            optimisation.step_timer = self._usage.steps
         optimisation.begin()
         self._hints, self._others = Hints(rank), OtherMetrics()
         # Metrics not published yet.
@@ -132,7 +133,13 @@ class Executor:
         """
         steps = drive(plan, at)
         outcome: Outcome | None = None
-        with self.agreement.listening(), self._watched(), self.profiler or contextlib.nullcontext():
+        timed = self.rank.optimisation.models if self.rank.optimisation.step_timer is not None else ()
+        with (
+            self.agreement.listening(),
+            self._watched(),
+            self._usage.steps.watching(timed),
+            self.profiler or contextlib.nullcontext(),
+        ):
             while True:
                 try:
                     command = next(steps) if outcome is None else steps.send(outcome)
@@ -188,6 +195,7 @@ class Executor:
         if check is not None:
             check.begin(command.until)
         reduced, leave = agreement.section(lambda: self._batches.train(command.until), training=True)
+        self._usage.steps.synchronized()
         taken, late = agreement.catch(lambda: (metrics.take_values(), [] if check is None else check.norms()))
         leave = leave or late
         # After an abort the metrics are garbage or unreadable.

@@ -18,6 +18,7 @@ from dray.training.parallel.gradient_check import GradientCheck
 from dray.training.precision import MixedPrecision
 from dray.training.pretrained import with_shared, without_shared
 from dray.training.progress import Position
+from dray.training.step_timer import StepTimer
 from dray.training.units import is_int
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Optimisation:
         self.stepped: set[int] = set()  # ids of optimizers for which `step` was called, aggregating or not
         self.has_trained = False  # a step has used a gradient of a wrapped model
         self.gradient_check: GradientCheck | None = None
+        self.step_timer: StepTimer | None = None  # if ranks average gradients
         self._modes: list[tuple[torch.nn.Module, bool]] = []  # of each module before a validation; empty in training
         self._synchronising = True
 

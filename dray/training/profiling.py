@@ -17,6 +17,11 @@ BATCHES = 10  # the length of a window without an end
 MAX_EVENTS = 100_000  # the number of latest allocations in a snapshot of GPU memory
 
 
+def dump_memory(path: Path) -> None:
+    """Write what occupies the GPU's memory, and since `Window` began also its history, for pytorch.org/memory_viz."""
+    torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+
+
 class Window(profile):
     """Traces batches `begin_on_batch` to `end_after_batch` of a run that begins at batch `first`.
 
@@ -59,8 +64,7 @@ class Window(profile):
         try:
             tensorboard_trace_handler(str(self._directory), self._name, use_gzip=True)(self)
             if self._records_memory:
-                snapshot = str(self._directory / f"{self._name}.memory.pickle")
-                torch.cuda.memory._dump_snapshot(snapshot)  # type: ignore[no-untyped-call]
+                dump_memory(self._directory / f"{self._name}.memory.pickle")
             log.info("wrote a profile of batches %d to %d to %s", self._begin, self._end, self._directory)
         except (OSError, RuntimeError) as error:
             # A failure here must neither end the training nor hide the error that ends it.

@@ -8,16 +8,19 @@ import functools
 import logging
 import os
 import re
+import socket
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
+
+from dray.training.step_timer import StepTimer, over_ranks
 
 
 class _Rates(ctypes.Structure):
@@ -109,12 +112,18 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
+def _mean(values: list[float]) -> float:
+    """Not statistics.fmean, whose import takes 3 ms."""
+    return sum(values) / len(values)
+
+
 #: The machine usage of a rank and its DataLoader workers, with the function that reduces it over ranks.
 OVER_RANKS: dict[str, Callable[[list[Any]], float]] = {
     "cpu_cores": sum,  # seconds of CPU time per second
     "memory_gb": sum,  # resident; memory that processes share counts in each
-    # Share of the time in which a kernel ran. Not statistics.fmean: its import takes 3 ms.
-    "gpu_percent": lambda shares: sum(shares) / len(shares),
+    "host_wait_percent": _mean,  # share of the training time in which a rank waited for data
+    "device_wait_percent": _mean,  # and in which it waited for its GPU
+    "gpu_percent": _mean,  # share of the time in which a kernel ran
     "gpu_memory_gb": max,  # reserved by torch
     "gpu_peak_memory_gb": max,  # the maximum that tensors have occupied since the trial began
     "gpu_alloc_retries": sum,  # torch ran short of memory, and freed its cached blocks
@@ -129,6 +138,7 @@ class UsageShare:
     machine: Mapping[str, float]  # figures that could be measured
     records: float
     tokens: float
+    node: str = field(default_factory=socket.gethostname)
 
 
 class Usage:
@@ -136,6 +146,7 @@ class Usage:
 
     def __init__(self, device: torch.device, flops_per_record: Flops = None) -> None:
         self.flops_per_record = flops_per_record
+        self.steps = StepTimer(device)
         self._data_s = self._records = self._tokens = 0.0
         self._work = 0.0, 0.0
         self._spent = dict.fromkeys(("training", "validating", "checkpointing", "waiting"), 0.0)
@@ -147,8 +158,7 @@ class Usage:
         self._measured_at = time.monotonic()
         self._measured("cpu_cores", lambda: self._grown_cpu_s(_processes()))
         self._machine: Mapping[str, float] = {}
-        self._ranks: Sequence[Mapping[str, float]] = ()
-        self._slots = 1
+        self._ranks: Sequence[UsageShare] = ()
 
     def trained(self, records: float, tokens: float, data_s: float) -> None:
         """Add trained records and tokens, and the time `data_s` that this rank waited for data, a part of the training
@@ -156,6 +166,7 @@ class Usage:
         self._records += records
         self._tokens += tokens
         self._data_s += data_s
+        self.steps.end(data_s)
 
     def record(self, phase: str, seconds: float, batches: int = 0) -> None:
         """Add time of a phase: training, validating, or waiting (for the search or the other ranks)."""
@@ -181,6 +192,7 @@ class Usage:
             if device.type == "cuda":
                 figures.update(self._measured("gpu_memory_gb", lambda: _gpu_memory(device)) or {})
                 figures["gpu_percent"] = self._measured("gpu_percent", lambda: _gpu_percent(device))
+            figures.update(self._measured("step times", self.steps.figures) or {})
             self._machine = {name: value for name, value in figures.items() if value is not None}
             self._measured_at = now
         return self._machine
@@ -210,8 +222,7 @@ class Usage:
 
     def add_ranks(self, ranks: Sequence[UsageShare], distinct: Sequence[UsageShare]) -> None:
         """Add the shares of all ranks; `distinct` are those of ranks with different data."""
-        self._slots = len(ranks)
-        self._ranks = [share.machine for share in ranks]
+        self._ranks = ranks
         records, tokens = self._work
         self._work = records + sum(each.records for each in distinct), tokens + sum(each.tokens for each in distinct)
 
@@ -221,7 +232,7 @@ class Usage:
         It has the seconds spent in each phase: training_s, data_s (waiting for data), validating_s, checkpointing_s
         (while training waited), waiting_s. Phases that took no time are left out. The rates of batches, and of all
         ranks' records, tokens and FLOPs, are over the time of training and waiting for data. Machine usage is reduced
-        by `OVER_RANKS`.
+        by `OVER_RANKS`, and step times by `over_ranks`.
         """
         now = time.monotonic()
         if not at_once and now - self._flushed_at < REPORT_EVERY_S:
@@ -234,8 +245,9 @@ class Usage:
             figures["batches_per_second"] = self._batches / training
             figures.update(self._throughput(training))
         for name, reduce in OVER_RANKS.items():
-            if known := [machine[name] for machine in self._ranks if name in machine]:
+            if known := [each.machine[name] for each in self._ranks if name in each.machine]:
                 figures[name] = reduce(known)
+        figures.update(over_ranks([each.machine for each in self._ranks], [each.node for each in self._ranks]))
         self._data_s = 0.0
         self._spent = dict.fromkeys(self._spent, 0.0)
         self._flushed_at, self._batches, self._work = now, 0, (0.0, 0.0)
@@ -245,7 +257,7 @@ class Usage:
         records, tokens = (work / seconds for work in self._work)
         figures = {"records_per_second": records, "tokens_per_second": tokens}
         if isinstance(self.flops_per_record, int | float):
-            flops = self.flops_per_record * records / self._slots
+            flops = self.flops_per_record * records / max(1, len(self._ranks))
             figures["tflops_per_slot"] = flops / 1e12
             if self._device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(self._device))):
                 figures["mfu_percent"] = 100 * flops / peak

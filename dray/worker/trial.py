@@ -6,6 +6,7 @@ import contextlib
 import copy
 import logging
 import os
+import socket
 import sys
 import traceback
 from collections import Counter
@@ -14,6 +15,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TypeAlias
+
+import torch
 
 from dray import core, pytorch
 from dray.hosts import use_host
@@ -28,6 +31,7 @@ from dray.training import rng
 from dray.training.cluster_info import use_cluster_info
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.parallel.exchange import on_failure
+from dray.training.profiling import dump_memory
 from dray.training.units import ENDLESS
 from dray.worker.behind import Behind
 from dray.worker.exits import ProgramExits
@@ -272,9 +276,25 @@ def _departure(
             text = with_users_line(error, trace, code)
             print(text, end="", file=out)
     failure = failure_of(error, host.batches)
+    if failure.kind == "oom" and (snapshot := _memory_snapshot(log.path)):
+        print(snapshot, file=sys.stderr)
+        text += f"\n{snapshot}"
     if may_be_gpus_fault(error):
         failure = replace(failure, node=place.node)
     return Departure(outcome="errored", error=text, failure=failure)
+
+
+def _memory_snapshot(log_path: Path) -> str:
+    """Write a snapshot of the GPU's memory beside a rank's log, in place of an earlier one. Returns a line about it, or
+    "" if there is none."""
+    path = log_path.with_suffix(".memory.pickle")
+    try:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return ""
+        dump_memory(path)
+    except Exception as error:  # it must not hide the trial's own
+        return f"no snapshot of the GPU's memory: {type(error).__name__}: {one_line(error)}"
+    return f"the GPU's memory then: {path} on {socket.gethostname()}; https://pytorch.org/memory_viz shows it"
 
 
 def lost_driver(error: Exception, batches: int = -1) -> Departure:

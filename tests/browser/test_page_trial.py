@@ -184,8 +184,10 @@ def test_use_of_the_machine_is_drawn_over_time_with_units(site: Site) -> None:
         "gpu_memory_gb": [11.0, 12.0, 12.0],
         "cpu_cores": [3.0, 3.5, 2.5],
         "memory_gb": [4.0, 4.5, 5.0],
+        "step_ms": [12.0, 13.0, 11.0],
+        "host_wait_percent": [5.0, 0.0, 2.5],
     }
-    for name, values in figures.items():
+    for name, values in {**figures, "slowest_rank_percent/gpu-7/3": [3.0, 60.0, 38.4]}.items():
         log.append(
             7,
             [
@@ -212,6 +214,8 @@ def test_use_of_the_machine_is_drawn_over_time_with_units(site: Site) -> None:
         "GPU memory per rank, GB",
         "CPU cores per trial",
         "memory per trial, GB",
+        "step time, ms",
+        "waiting for data, % of training time",
     ]
     assert site.js(
         "const { y } = document.querySelector('[data-figure=gpu_percent] .lines').drawn.scales; return [y.min, y.max]"
@@ -223,6 +227,11 @@ def test_use_of_the_machine_is_drawn_over_time_with_units(site: Site) -> None:
         .get_attribute("aria-label")
         .startswith(f"starting {100 * spent['starting_s'] / total:.0f}%, training ")
     )
+    site.open("#/e/many/t/7")
+    told = "ank 3 on gpu-7 takes 38% longer per step than the median of the others."
+    site.until(lambda: site.texts(".trouble") == [f"R{told}"], "the slow rank")
+    site.open("#/e/many")
+    site.until(lambda: f"Trial 7: r{told}" in site.texts(".trouble"), "the slow rank")
     site.open("#/e/experiment/t/0/utilization")
     site.until(lambda: "a trial tells of its machine every five seconds" in site.one("main").text)
 

@@ -24,7 +24,7 @@ from dray.cli.description import as_json
 from dray.cli.reader import opened
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
-from dray.records.metrics import TAIL
+from dray.records.metrics import TAIL, MetricsLog
 from dray.records.numbering import take_number
 from dray.records.result import Result
 from searchers.journal import Journal
@@ -470,6 +470,19 @@ def test_the_lowest_value_of_a_short_training_stands_beside_the_best(home: Path,
     assert "best validation_loss 0.25 of trial 7, lowest 0.126 of trial 0" in shown
     result = Result(home / "story")
     assert (result.best_trial.trial_id, result.lowest.trial_id, result.lowest.best_by) == (7, 0, "one seed")
+
+
+def test_describe_names_a_slow_rank(home: Path, dray: Dray) -> None:
+    log = MetricsLog(happened(home / "story").metrics)
+    row = {"batches": 90, "epochs": None, "kind": "system", "name": "slowest_rank_percent/gpu-7/3", "time": 2e9}
+    log.append(2, [{**row, "value": 38.4}])
+    log.close()
+    told = "rank 3 on gpu-7 takes 38% longer per step than the median of the others"
+    assert re.search(f"slow ranks +trial 2: {told}", dray("e", "describe", "story").out)
+    assert dray("e", "describe", "story", "--json").value["stragglers"] == f"trial 2: {told}"
+    assert re.search(f"slow rank +{told}", dray("t", "describe", "story", "2").out)
+    assert dray("t", "describe", "story", "2", "--json").value["straggler"] == told
+    assert "slow rank" not in dray("t", "describe", "story", "0").out
 
 
 def test_describe_says_how_well_each_rung_ranks(digits: ExperimentDirectory, dray: Dray) -> None:

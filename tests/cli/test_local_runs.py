@@ -98,6 +98,16 @@ def test_figures_of_the_machine_are_printed_if_asked_for(script: Path, dray: Dra
     assert "records_per_second" not in dray("trial", "metrics", "train").out
 
 
+def test_a_slow_rank_of_a_run_is_named_by_its_last_figures(script: Path, dray: Dray) -> None:
+    metrics = script / "metrics.jsonl"
+    *earlier, last = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for percent, named in ((19.0, False), (38.4, True)):
+        last["system"] = {"slowest_rank_percent/gpu-7/3": percent}
+        metrics.write_text("".join(json.dumps(row) + "\n" for row in [*earlier, last]))
+        told = "rank 3 on gpu-7 takes 38% longer per step than the median of the others"
+        assert (told in dray("e", "describe", "train").out) == named
+
+
 def test_its_state_says_whether_it_runs_and_how_it_ended(script: Path, dray: Dray) -> None:
     def state() -> str:
         return str(dray("e", "describe", "train", "--json").value["state"])

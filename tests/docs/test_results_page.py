@@ -16,6 +16,7 @@ from dray.records import metrics as metrics_log
 from dray.records.timeline import PHASES
 from dray.serve import curves
 from dray.training import usage
+from dray.training.step_timer import over_ranks
 from tests.docs.pages import PAGES, blocks
 from tests.report.simulated import simulated
 
@@ -37,9 +38,11 @@ def test_columns_are_those_of_the_tables(tmp_path: Path) -> None:
 
 
 def test_machine_figures_and_phases_are_complete() -> None:
-    documented = set(re.findall(r"^\| `(\w+)` \|", section("The machine"), re.MULTILINE)) - {"name"}
+    documented = set(re.findall(r"^\| `([\w/]+)` \|", section("The machine"), re.MULTILINE)) - {"name"}
     written = set(re.findall(r'"(\w+_s|\w+_second|\w+_slot|mfu_percent)"', inspect.getsource(usage.Usage)))
     written.update(re.findall(r"\w+_s\b", str(usage.Usage.flush.__doc__)))
+    rank = {"step_ms": 1.0, "step_p99_ms": 1.0, "rank_wait_ms": 0.0}
+    written.update(name.replace("/0", "/RANK") for name in over_ranks([rank, rank], ["NODE", "NODE"]))
     assert documented == written | usage.OVER_RANKS.keys() | {"starting_s"}
     assert set(re.findall(r"`([a-z]+)`", section("The timeline"))) == set(PHASES)
 

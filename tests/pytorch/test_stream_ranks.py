@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.training import rng
-from tests.pytorch import resuming
+from tests.pytorch import resuming, sharding
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.processes import gloo_first, serve  # noqa: F401 - a fixture
 from tests.pytorch.resuming import Counted, SizedCounted
@@ -42,25 +44,39 @@ class Wrong(SizedCounted):
         return 9
 
 
+class Longer(Counted):
+    """Three batches on rank 0, two on rank 1, which says one."""
+
+    def __len__(self) -> int:
+        return 9 - 5 * self.first
+
+
 def two(kind: str, directory: Path, **fit: Any) -> dict[str, Any]:
     return resuming.run(kind, FakeHost(directory), distributed=DistributedContext.from_torch_distributed(), **fit)
 
 
+@contextmanager
+def said() -> Iterator[list[str]]:
+    """What dray logs on this rank during the block."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dray").addHandler(handler)
+    yield messages
+    logging.getLogger("dray").removeHandler(handler)
+
+
 def uneven(directory: Path) -> Any:
     resuming.KINDS["uneven"] = (Uneven, 1)
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("dray").addHandler(handler)
-    whole = two("uneven", directory / "whole")
-    logging.getLogger("dray").removeHandler(handler)
+    with said() as messages:
+        whole = two("uneven", directory / "whole")
     resumed = {}
     for cut in (1, 2, 3, 4):
         rng.seed_all(999)
         resumed[cut] = two(
             "uneven", directory / str(cut), latest_checkpoint=str(directory / "whole" / f"checkpoint_{cut}")
         )
-    return {"whole": whole, "resumed": resumed, "said": [message for message in said if "end of the pass" in message]}
+    return {"whole": whole, "resumed": resumed, "said": [each for each in messages if "end of the pass" in each]}
 
 
 def hugging_face(directory: Path) -> Any:
@@ -119,6 +135,27 @@ def wrong_length(directory: Path) -> Any:
     return str(caught.value)
 
 
+def longer(directory: Path) -> Any:
+    class Trial(resuming.Streaming):
+        data = staticmethod(lambda: Longer(17))
+
+    resuming.KINDS["longer"] = (Trial, 1)
+    with said() as messages:
+        two("longer", directory)
+    return [each for each in messages if "length" in each]
+
+
+def validated(directory: Path) -> Any:
+    """A sharded model and a whole one, validated on three batches on rank 0 and two on rank 1."""
+    uneven = {"build_validation_data_loader": lambda self: pytorch.DataLoader(Counted(17), 4)}
+    peers = DistributedContext.from_torch_distributed()
+    found = {}
+    for shard in (sharding.whole, sharding.fsdp):
+        made = sharding.run(sharding.trial(shard, **uneven), directory / shard.__name__, distributed=peers, batches=4)
+        found[shard.__name__] = [validation["validation_loss"] for _, _, validation in made["reports"] if validation]
+    return found
+
+
 def sized(directory: Path) -> Any:
     resuming.KINDS["sized"] = (Sized, 1)
     return two("sized", directory)
@@ -166,6 +203,16 @@ def test_a_rank_that_ends_before_its_length_is_an_error(ranks: list[dict[str, An
     assert "rank 1" in messages[0]
 
 
+def test_what_is_beyond_a_ranks_length_is_warned_of(ranks: list[dict[str, Any]]) -> None:
+    assert ["more batches than its length, 1" in "".join(rank["longer"]) for rank in ranks] == [False, True]
+
+
+def test_a_sharded_model_is_validated_on_a_stream_whose_parts_differ(ranks: list[dict[str, Any]]) -> None:
+    found = ranks[0]["validated"]
+    assert len(found["whole"]) == 2  # after batches 3 and 4
+    assert found["fsdp"] == pytest.approx(found["whole"], rel=1e-4)
+
+
 def test_a_stream_is_divided_anew_between_epochs(
     ranks: list[dict[str, Any]], directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,4 +240,4 @@ def test_a_stream_divided_by_record_is_divided_anew_anywhere(
 
 
 if __name__ == "__main__":
-    serve([uneven, hugging_face, leaving, wrong_length, sized])
+    serve([uneven, hugging_face, leaving, wrong_length, longer, validated, sized])

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from dray import pytorch
+from dray.core import DistributedContext
 from dray.pytorch import Batch, Epoch
+from dray.pytorch.streams import Stream
 from dray.training import rng
 from dray.training.checkpoint.plain_state import UnsavableState
 from tests.forks.process import ROOT, run_script
@@ -79,6 +81,19 @@ def test_passes_follow_one_another_and_learn_their_number(fit: Fit, host: FakeHo
     assert len(set(loader.draws)) == 3
 
 
+def test_a_position_that_was_loaded_is_saved_again_before_a_batch_is_drawn() -> None:
+    def stream(begin: int) -> Stream:
+        made = Stream(Own(), begin=begin, seed=1, peers=DistributedContext(), device=torch.device("cpu"))
+        made.agree()
+        return made
+
+    first, resumed = stream(0), stream(2)
+    next(first), next(first)
+    resumed.load_state_dict(first.state_dict(2))
+    assert resumed.state_dict(2) == first.state_dict(2)
+    assert first.state_dict(2)["loader"] == {"done": 2}
+
+
 def test_only_a_fork_that_continues_takes_the_position(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
     """A trial that starts from another's weights starts its data at the beginning."""
     fit(reading(Own()), max_length=Batch(5))
@@ -139,6 +154,30 @@ def test_a_batch_that_was_left_is_trained_again(fit: Fit, host: FakeHost, tmp_pa
     assert seen == (3 * epoch)[:8]
 
 
+@pytest.mark.parametrize(("size", "cut"), [(4, 4), (16, 5)])
+def test_another_batch_size_continues_with_the_next_record(
+    fit: Fit, host: FakeHost, tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int, cut: int
+) -> None:
+    """Also in a second run of the same pass, whose number of batches is no longer the loader's length."""
+
+    class Sized(resuming.Streaming):
+        data = resuming.SizedCounted
+
+    def init(size: int) -> dict[str, Any]:
+        return {"hparams": {"global_batch_size": size}}
+
+    fit(Sized, init=init(8), max_length=Batch(cut))
+    seen, latest = [], host.checkpoints()[-1]
+    for length in (cut + 1, cut + 5):
+        again = FakeHost(tmp_path / str(length))
+        made = fit(Sized, again, init=init(size), max_length=Batch(length), latest_checkpoint=latest)
+        seen += [records for _, _, records in made.seen]
+        latest = again.checkpoints()[-1]
+    starts = [*range(cut % 3 * 8, 20, size), *3 * list(range(0, 20, size))]
+    assert seen == [list(range(start, min(start + size, 20))) for start in starts[:5]]
+    assert not any("length" in message for message in caplog.messages)
+
+
 def test_a_checkpoint_without_a_position_is_warned_of(
     fit: Fit, host: FakeHost, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,6 +205,16 @@ def test_a_stream_outside_of_training() -> None:
     assert [[batch[0].tolist() for batch in share] for share in shares] == [[[0, 2], [4]], [[1, 3]]]
     with pytest.raises(TypeError):
         len(loader)
+
+
+class Late(Own):
+    """Looks at its state as late as Hugging Face's streams do."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from super().__iter__() if self.start == 0 else iter(self.start["done"])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state
 
 
 def resumed_with(loader: Any) -> Callable[[Fit, FakeHost], Any]:
@@ -207,7 +256,17 @@ ERRORS: dict[str, tuple[Callable[[Fit, FakeHost], Any], type[Exception], str]] =
     "another number of workers": (
         resumed_with(lambda plain, ones: plain(ones, batch_size=2, num_workers=2)),
         ValueError,
-        "does not take its state in the checkpoint.*same loader, data set and number of workers",
+        "can't continue from its state in the checkpoint.*same loader, data set and number of workers",
+    ),
+    "a state that the first record refuses": (
+        resumed_with(lambda plain, ones: Late()),
+        ValueError,
+        r"can't continue from its state in the checkpoint: KeyError\('done'\)",
+    ),
+    "a data set without a length": (
+        lambda fit, host: pytorch.DataLoader(iter(range(3))),
+        TypeError,
+        "needs a dataset with __len__ and __getitem__, or an instance of torch's IterableDataset",
     ),
     "a set that can't be divided": (
         lambda fit, host: pytorch.DataLoader(Indivisible()).get_data_loader(num_replicas=2, rank=0),

@@ -78,6 +78,27 @@ def test_system_metrics_count_as_trained_batches(tmp_path: Path, packed: bool) -
     assert set(reader.metrics) == metrics
 
 
+def slowest_rank(trial: int, *percents: float, node: str = "gpu-7", rank: int = 3) -> list[dict[str, object]]:
+    """Rows of the machine's figures, one after another."""
+    name = f"slowest_rank_percent/{node}/{rank}"
+    common = {"trial_id": trial, "epochs": None, "kind": "system", "name": name}
+    return [common | {"batches": 100 + at, "value": value, "time": 2e9 + at} for at, value in enumerate(percents)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_slow_rank_is_named_while_it_is_slow(tmp_path: Path, packed: bool) -> None:
+    directory = happened(tmp_path / "one")
+    log = MetricsLog(directory.metrics)
+    for row in [*slowest_rank(0, 50.0, 19.9), *slowest_rank(2, 3.0, 38.4), *slowest_rank(5, 19.0)]:
+        log.append(int(str(row.pop("trial_id"))), [row])
+    if packed:
+        log.close()
+    reader = StoredExperiment.here(directory).read()
+    assert reader.trials[0].straggler == reader.trials[5].straggler == ""
+    told = "rank 3 on gpu-7 takes 38% longer per step than the median of the others"
+    assert (reader.trials[2].straggler, reader.straggler_summary()) == (told, f"trial 2: {told}")
+
+
 def test_incomplete_last_line_is_read_once_it_is_rewritten(tmp_path: Path) -> None:
     directory = happened(tmp_path / "one")
     lines = directory.journal.read_bytes().splitlines(keepends=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from dray.code.load import load_entrypoint
@@ -153,6 +156,51 @@ def test_an_error_of_a_gpu_names_its_node(error: str, node: str, tmp_path: Path)
     ending, _ = left("python3 broken.py", "none", tmp_path, tmp_path / "trial")
     assert ending.failure is not None
     assert ending.failure.node == node
+
+
+OUT_OF_MEMORY = "import torch; raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')"
+
+
+def test_when_a_gpus_memory_runs_out_the_error_says_where_a_snapshot_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is of torch's private functions, so their absence makes this test fail."""
+    (tmp_path / "large.py").write_text(OUT_OF_MEMORY)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).write_text("a snapshot"))
+    ending, _ = left("python3 large.py", "none", tmp_path, tmp_path / "trial")
+    snapshot = tmp_path / "trial" / "logs" / "rank_0.memory.pickle"
+    told = f"the GPU's memory then: {snapshot} on {socket.gethostname()}; https://pytorch.org/memory_viz shows it"
+    assert ending.failure is not None
+    assert (ending.failure.kind, snapshot.read_text()) == ("oom", "a snapshot")
+    assert ending.error.startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n  large.py:1")
+    assert ending.error.endswith(f"\n{told}")
+    assert told in snapshot.with_name("rank_0.log").read_text()
+
+
+def test_without_a_snapshot_the_error_of_a_gpus_memory_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "large.py").write_text(OUT_OF_MEMORY)
+    ending, _ = left("python3 large.py", "none", tmp_path, tmp_path / "cpu")
+    assert "memory_viz" not in ending.error
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.delattr(torch.cuda.memory, "_dump_snapshot")
+    ending, _ = left("python3 large.py", "none", tmp_path, tmp_path / "gpu")
+    assert ending.error.startswith("OutOfMemoryError: CUDA out of memory.")
+    assert "\nno snapshot of the GPU's memory: AttributeError: " in ending.error
+
+
+@pytest.mark.gpu
+def test_a_snapshot_of_a_gpus_memory_shows_what_fills_it(tmp_path: Path) -> None:
+    program = "import torch; kept = torch.ones(1 << 20, device='cuda'); torch.empty(1 << 50, device='cuda')"
+    (tmp_path / "large.py").write_text(program)
+    for _ in range(2):  # the second takes the place of the first
+        ending, _ = left("python3 large.py", "none", tmp_path, tmp_path / "trial")
+        assert ending.failure is not None
+        assert (ending.failure.kind, "memory_viz" in ending.error) == ("oom", True)
+    [path] = (tmp_path / "trial" / "logs").glob("*.pickle")
+    with path.open("rb") as file:
+        segments = pickle.load(file)["segments"]
+    assert any(4 << 20 in (block["size"], block["requested_size"]) for each in segments for block in each["blocks"])
 
 
 @pytest.mark.parametrize("bug", ["before: exit 0", "core: nothing"])

@@ -15,6 +15,7 @@ export function Overview({ name, about }) {
     ${about.why && html`<p class="trouble">${clean(about.why)}</p>`}
     ${about.unread && html`<p class="trouble">${clean(about.unread)}</p>`}
     ${about.diverged && html`<p class="trouble">${capital(clean(about.diverged))}.</p>`}
+    ${about.stragglers && html`<p class="trouble">${capital(clean(about.stragglers))}.</p>`}
     ${(about.damaged ?? []).map(line => html`<p key=${line} class="trouble">${clean(line)}</p>`)}
     ${tags.length + (about.description ? 1 : 0) + (submitted?.notes ? 1 : 0) > 0 && html`<div class="notes">${tags.map(tag => html`<span key=${tag} class="tag">${tag}</span>`)}
       ${about.description && html`<p>${about.description}</p>`}${submitted?.notes && html`<p class="text">${submitted.notes}</p>`}</div>`}

@@ -52,6 +52,7 @@ function Overview({ name, trial, path, it }) {
   ];
   const live = LIVE.includes(it.state);
   return html`<${Tiles} tiles=${tiles} />
+    ${it.straggler && html`<p class="trouble">R${clean(it.straggler).slice(1)}.</p>`}
     ${it.submitted && (live || it.checkpoints.length > 0) && html`<p class="actions">
       ${live && html`<button class="danger" onclick=${() => askStopTrial(name, trial)}>Stop</button>`}
       ${it.checkpoints.length > 0 && html`<button onclick=${() => askForkTrial(name, it)}>Fork</button>`}</p>`}

@@ -7,6 +7,7 @@ ranks can still agree on how to proceed; see `dray.training.parallel.agreement`.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import inspect
 import weakref
 from collections.abc import Callable, Collection
@@ -37,6 +38,9 @@ class DDPModel(DistributedDataParallel):
 
     Copying it copies just the wrapped model. Its state dict has no prefix, as if there were no other ranks.
     """
+
+    #: The block in which the chief's buffers arrive.
+    while_syncing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
         gradients = gradients_group()
@@ -113,7 +117,11 @@ class DDPModel(DistributedDataParallel):
     def sync_buffers(self) -> None:
         """Send the chief's buffers (running means) to all ranks, as each forward pass in training does."""
         if self.connected and self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
-            self._sync_buffers()  # type: ignore[no-untyped-call]
+            self._sync_buffers()
+
+    def _sync_buffers(self) -> None:
+        with self.while_syncing():
+            super()._sync_buffers()  # type: ignore[no-untyped-call]
 
     def release(self) -> None:
         """Release the connections to the other ranks, and keep only the wrapped model."""
