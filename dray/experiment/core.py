@@ -89,7 +89,13 @@ class RunCore:
             case TrialLeft(outcome="errored"):
                 self._expect(1)
                 self._perform(ReadLogs(message))
-            case messages.LeaseGranted() | TrialLeft() | messages.LeaseOver() | messages.WorkerUnfit():
+            case (
+                messages.LeaseGranted()
+                | TrialLeft()
+                | messages.GroupFreed()
+                | messages.LeaseOver()
+                | messages.WorkerUnfit()
+            ):
                 self.driver.on(message)
 
     def logs_read(self, left: TrialLeft) -> None:

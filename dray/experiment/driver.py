@@ -65,6 +65,7 @@ class _Lease:
     # Rank 0's calls that wait for the search's decision, by the number of the result; None if the call was answered
     # early because the run is closing
     waiting: dict[int, Hashable | None] = field(default_factory=dict)
+    freed: bool = False  # its group can train another trial, while its last checkpoint is written
 
 
 class ExperimentDriver:
@@ -194,8 +195,9 @@ class ExperimentDriver:
         if held := [trial for trial in waiting if not self._may_begin(trial)]:
             self._held.update(held)
             self._to_desk("withdraw", held)
-        goals = {trial: self._goal(trial) for trial in self._current if trial not in self._held}
-        for trial in self.limits.late(goals, len(self._leases), self._now):
+        training = [lease.trial for lease in self._leases.values() if not lease.freed]
+        goals = {trial: self._goal(trial) for trial in training if trial not in self._held}
+        for trial in self.limits.late(goals, len(training), self._now):
             self._held.add(trial)
             self._answer_all(self._leases[self._current[trial]], "interrupt")
             self._to_desk("cancel", trial)
@@ -418,6 +420,9 @@ class ExperimentDriver:
                 self._granted(message)
             case messages.TrialLeft():
                 self._left(message)
+            case messages.GroupFreed(lease=lease, trial=trial):
+                self._leases[lease].freed = True
+                self.limits.leaves(trial)
             case messages.LeaseOver():
                 self._over(message.lease)
             case messages.WorkerUnfit(why=why):

@@ -400,9 +400,8 @@ class Run:
                     check_prices(self._config, [slot_type])
                 except ConfigError as error:
                     self._fail(error)
-            case TrialLeft():
+            case messages.GroupFreed() | messages.LeaseOver(freed=False):
                 self._timeline.left(message.group, message.trial, message.time)
-            case messages.LeaseOver():
                 if self._lender_shell is None:
                     self._timeline.ends(message.group, message.time)
 

@@ -60,7 +60,7 @@ class BorrowedGroups:
         match message:
             case messages.LeaseGranted(lease=lease):
                 self._leases.add(lease)
-            case messages.LeaseOver(lease=lease):
+            case messages.GroupFreed(lease=lease) | messages.LeaseOver(lease=lease):
                 self._leases.discard(lease)
         self._hear(message)
 

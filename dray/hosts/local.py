@@ -67,6 +67,7 @@ class LocalHost:
     validation_period: TrainUnit | None = None
     checkpoint_period: TrainUnit | None = None
     metrics: Sequence[str] = ()
+    behind = None
     best_supported = False
     secrets: Sequence[str] = ()
     lengths: Sequence[float] = ()

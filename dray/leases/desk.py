@@ -23,6 +23,7 @@ from dray.leases.messages import (
     Departure,
     GpuFailed,
     GroupEnded,
+    GroupFreed,
     GroupReady,
     GroupRetired,
     LeaseGranted,
@@ -39,7 +40,7 @@ PEERS_GRACE_S = 5.0
 CAUSE_GRACE = 3
 """Factor for errors in a collective: Ray may take seconds to notice the death that caused them."""
 LEAVE_S = 120.0  # how long trials may take to save after their driver has ended
-CALLS = ("arrived", "address", "broken", "next_lease", "begun", "stop_wanted", "leave")
+CALLS = ("arrived", "address", "broken", "next_lease", "begun", "stop_wanted", "waited_for", "leave")
 """Methods of `Desk` that workers may call."""
 CLIENT_CALLS = ("enqueue", "need_new", "expect", "withdraw", "cancel", "bind", "drop", "close", "remove", "gpu_failed")
 """Methods of `Desk` that the experiments of a server may call."""
@@ -98,6 +99,9 @@ class Desk:
         """End the groups that still train a client's trials."""
         if (state := self.clients.get(client)) is not None:
             for lease in list(state.leases.values()):
+                if lease.freed:  # its group may train another client's trial
+                    self._end(lease)
+                    continue
                 ended = GroupEnded(group=lease.group.name, start=lease.group.start)
                 self.group_ended(lease.group.owner.name, ended)
 
@@ -187,6 +191,8 @@ class Desk:
         lease = group.lease
         for rank, (call, after) in list(group.waiting.items()):
             if lease is None and (group.owner.closing or group.retiring):
+                if group.writing is not None:  # the first rank to end would end the others
+                    continue
                 answer = None
             elif lease is not None and lease.number > after and lease.state != "granted":
                 answer = (lease.client.name, lease.client.endpoint, lease.parameters)
@@ -217,8 +223,18 @@ class Desk:
             self._emit(Reply(lease.stop_call, stop))
             lease.stop_call = None
 
+    def waited_for(self, call: Hashable, lease: int) -> None:
+        """Reply whether another trial would get the lease's group if this one left it now."""
+        state, waits = self._leases.get(lease), False
+        if state is not None and not (state.client.closing or state.group.owner.closing or state.group.retiring):
+            state.freed = True
+            waits = bool(self._waiting(state.group.shape, used=True))
+            state.freed = False
+        self._emit(Reply(call, waits))
+
     def leave(self, call: Hashable, lease: int, rank: int, departure: Departure) -> None:
-        """Handle a rank that has left its trial. The first outcome counts; an error ends the trial on all ranks."""
+        """Handle a rank that has left its trial. The first outcome counts; an error ends the trial on all ranks. After
+        its group was freed, only rank 0 leaves once more."""
         self._emit(Reply(call, None))
         if (state := self._leases.get(lease)) is None:
             return
@@ -229,13 +245,16 @@ class Desk:
             self._try_in_new_processes(state)
         elif departure.failure is not None and departure.failure.kind == "collective":
             state.deferred = state.deferred or departure
-        elif departure.is_failure or departure.alone or rank == 0:
-            if state.state == "moving" and departure.outcome == "interrupted":
+        elif departure.outcome != "writing" and (departure.is_failure or departure.alone or rank == 0):
+            was_moved = state.state == "moving" and departure.outcome == "interrupted"
+            if was_moved or (state.state != "leaving" and departure.outcome == "yielded"):
                 state.client.enqueue([state.trial], first=True)
             self._conclude(state, departure)
-        if len(state.left) == group.size:
+        if state.freed:
+            self._end(state)
+        elif len(state.left) == group.size:
             self._conclude_deferred(state)
-            outcomes = set(state.left.values())
+            outcomes = set(state.left.values()) - {"writing"}
             # Ranks with different outcomes may never get back in step in their process group.
             if ("errored" in outcomes and group.size > 1) or len(outcomes) > 1:
                 self._retire(group)
@@ -243,7 +262,10 @@ class Desk:
                 self._retire(group)
                 retired = GroupRetired(group=group.name, trial=state.trial, reason=state.stale)
                 self._emit(Tell(group.owner.name, retired))
-            self._end(state)
+            if outcomes:
+                self._end(state)
+            else:
+                self._free(state)
         elif departure.is_failure or departure.alone:
             # The other ranks may never leave on their own.
             grace_s = PEERS_GRACE_S if state.has_outcome else CAUSE_GRACE * PEERS_GRACE_S
@@ -276,7 +298,7 @@ class Desk:
             del self._groups[ended.group]
             self._types.pop(ended.group, None)
             self._retire(state)
-            if (lease := state.lease) is not None:
+            for lease in [each for each in (state.writing, state.lease) if each is not None]:
                 if lease.state in ("granted", "bound", "moving"):
                     lease.client.enqueue([lease.trial], first=True)
                 elif lease.state in ("running", "leaving"):
@@ -482,7 +504,7 @@ class Desk:
             return
         event: LeaseEvent = "fail" if departure.is_failure else "conclude"
         lease.on(event)
-        if departure.outcome != "interrupted":
+        if departure.outcome not in ("interrupted", "yielded"):
             lease.client.new.pop(lease.trial, None)
         dead, nodes = ({}, {}) if ended is None else (ended.dead, ended.nodes)
         left = TrialLeft(
@@ -497,17 +519,30 @@ class Desk:
         if lease.group.owner is not lease.client:  # it tells the owner that the group works, or that a GPU does not
             self._emit(Tell(lease.group.owner.name, left))
 
+    def _free(self, lease: Lease) -> None:
+        """Let a lease's group train another trial, while the last checkpoint of its own is written."""
+        group = lease.group
+        lease.freed, group.lease, group.writing, group.used = True, None, lease, True
+        self._maybe_free[group.name] = group
+        self._emit(Tell(lease.client.name, GroupFreed(lease=lease.number, group=group.name, trial=lease.trial)))
+        self._answer_ranks(group)
+        self._match()
+
     def _end(self, lease: Lease) -> None:
         """End a lease: its group is free for another trial, and later messages from it are fenced off."""
         client, group = lease.client, lease.group
-        group.lease, group.used = None, group.used or lease.state != "granted"
+        if lease.freed:
+            group.writing = None
+        else:
+            group.lease, group.used = None, group.used or lease.state != "granted"
         lease.on("end")
         self._maybe_free[group.name] = group
         del self._leases[lease.number], client.leases[lease.number]
         if client.current.get(lease.trial) is lease:
             del client.current[lease.trial]
         self._answer_stop(lease, stop=False)
-        self._emit(Tell(client.name, LeaseOver(lease=lease.number, group=group.name, trial=lease.trial)))
+        over = LeaseOver(lease=lease.number, group=group.name, trial=lease.trial, freed=lease.freed)
+        self._emit(Tell(client.name, over))
         self._answer_ranks(group)
         self._forget_if_left(client)
         self._match()

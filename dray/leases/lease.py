@@ -1,7 +1,8 @@
 """The desk's state of a client, of a worker group, and of a lease of a group to a trial.
 
 A lease begins when a queued trial is matched to a free group, and is over when every rank has left the trial or the
-group's processes are gone::
+group's processes are gone. Its group may be freed before that: then another trial trains there while the last
+checkpoint of this one is written::
 
     GRANTED ──its driver binds it──▶ BOUND ──rank 0 takes it up──▶ RUNNING
        │                               ├──its group is to end──▶ MOVING ◀──┤
@@ -75,9 +76,14 @@ class Client(Claim):
             self.queue.pop(trial, None)
 
     @property
+    def held(self) -> int:
+        """The number of groups that it has."""
+        return sum(not lease.freed for lease in self.leases.values())
+
+    @property
     def slots(self) -> float:
         """GPUs or CPUs that its leases take."""
-        return len(self.leases) * self.size
+        return self.held * self.size
 
     @property
     def lead(self) -> float:
@@ -87,13 +93,13 @@ class Client(Claim):
     @property
     def groups(self) -> int:
         """The number of groups that it could use now."""
-        return len(self.queue) + len(self.leases) + self.expected
+        return len(self.queue) + self.held + self.expected
 
     @property
     def demand(self) -> Demand:
         """Its current groups and demand."""
         claim: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Claim)}
-        return Demand(groups=self.groups, has=len(self.leases), **claim)
+        return Demand(groups=self.groups, has=self.held, **claim)
 
     def next_trial(self, *, used: bool = False) -> int | None:
         """The trial for the next lease, or None. `used`: of a group whose processes have run other trials; a trial that
@@ -122,6 +128,7 @@ class Lease:
     """A departure because of an error in a collective, which another rank's end may have caused."""
     stale: str = ""  # the reason why the group's processes can't be reused
     stop_call: Hashable = None  # rank 0's call that waits for a request to save and leave
+    freed: bool = False  # its group can train another trial, while its trial's last checkpoint is written
 
     def on(self, event: LeaseEvent) -> None:
         """Move to the next state. An event that the state does not allow is an AssertionError, and changes nothing."""
@@ -144,6 +151,7 @@ class Group:
     waiting: dict[int, tuple[Hashable, int]] = field(default_factory=dict)
     """For each rank that waits for a lease: its call, and the number of the last lease that it has served."""
     lease: Lease | None = None
+    writing: Lease | None = None  # the lease whose trial's last checkpoint is still written
     used: bool = False  # its processes have run a trial
     retiring: bool = False  # it gets no more trials: its processes end, and a new group may take its place
 

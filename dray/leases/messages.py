@@ -35,8 +35,13 @@ def is_row(row: Any) -> bool:
 Reply = Literal["continue", "stop", "pause", "interrupt", "fenced"]
 """The reply to a trial's report: the search's decision; "interrupt": save and leave, to be resumed later; "fenced":
 drop everything, because the lease is over."""
-LeaseOutcome = Literal["completed", "stopped", "diverged", "paused", "interrupted", "errored", "invalid_hp", "unloaded"]
-"""How a trial has left its lease. "unloaded": its code can't be imported in this process, which had other code."""
+LeaseOutcome = Literal[
+    "completed", "stopped", "diverged", "paused", "interrupted", "errored", "invalid_hp", "unloaded", "writing",
+    "yielded",
+]  # fmt: skip
+"""How a trial has left its lease. "unloaded": its code can't be imported in this process, which had other code.
+"writing": its group can train another trial while its last checkpoint is written; it leaves a second time, with its
+outcome, once that is done. "yielded": it did so at a rung, and the search lets it go on."""
 
 
 @wire
@@ -207,12 +212,23 @@ class GpuFailed(_Event):
 
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFreed(_Event):
+    """A trial's group can train another one, while the trial's last checkpoint is written. Its lease goes on."""
+
+    lease: int
+    group: str
+    trial: int
+
+
+@wire
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOver(_Event):
     """A lease is over: later messages from its processes are fenced off."""
 
     lease: int
     group: str
     trial: int
+    freed: bool = False  # its group was freed before
 
 
 # ------------------------------------------------------------------------------------------------------ checkpoints
@@ -237,6 +253,7 @@ Message = (
     | ReportReceived
     | TrialLeft
     | GpuFailed
+    | GroupFreed
     | LeaseOver
     | CheckpointSaved
 )

@@ -22,7 +22,7 @@ from dray.groups.effects import EndGroup, StartGroup
 from dray.groups.lender import OnPool
 from dray.groups.slots import Slots
 from dray.leases.effects import Tell
-from dray.leases.messages import GroupEnded, GroupReady, LeaseGranted, LeaseOver, TrialLeft, WorkerArrived
+from dray.leases.messages import GroupEnded, GroupFreed, GroupReady, LeaseGranted, LeaseOver, TrialLeft, WorkerArrived
 from dray.serve.control import Bar, Lane, LanesView
 from dray.serve.scheduler import experiment_of
 from searchers import rows
@@ -109,11 +109,14 @@ class Lanes:
             case Tell(_, TrialLeft(lease=lease, outcome=outcome)):
                 if (bar := self.live.get(lease)) is not None:
                     bar.outcome = outcome
-            case Tell(_, LeaseOver(lease=lease)):
-                if (bar := self.live.pop(lease, None)) is not None:
+            case Tell(_, GroupFreed(lease=lease) | LeaseOver(lease=lease) as message):
+                if (bar := self.live.get(lease)) is None:
+                    return
+                if bar.ended is None:
                     bar.ended = self._clock()
-                    self._bars.append(bar)
                     self._left_at |= {(bar.kind, lane): bar.ended for lane in bar.lanes}
+                if isinstance(message, LeaseOver):
+                    self._bars.append(self.live.pop(lease))
                     self._keep(asdict(bar))
 
     def _sit(self, name: str, *, ready: bool = False) -> _Group | None:
@@ -162,7 +165,7 @@ class Lanes:
         return max((max(lanes) + 1 for lanes in itertools.chain(mine, groups) if lanes), default=0)
 
     def _lane(self, kind: Any, lane: int) -> Lane:
-        if any(bar.kind == kind and lane in bar.lanes for bar in self.live.values()):
+        if any(bar.kind == kind and lane in bar.lanes and bar.ended is None for bar in self.live.values()):
             return {"kind": kind, "lane": lane, "state": "training", "since": None}
         groups = [each for each in self._groups.values() if each.slots.kind == kind and lane in each.lanes]
         if groups and not any(each.ready for each in groups):

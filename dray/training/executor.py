@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from typing_extensions import assert_never
 
+from dray.training import cluster_info
 from dray.training.batch_loop import BatchLoop
 from dray.training.callback import Hooks
 from dray.training.checkpoint.checkpointer import Checkpointer
@@ -316,6 +317,7 @@ class Executor:
             decides=command.decides,
             final=command.final,
             interrupted=command.interrupted,
+            read=cluster_info.hparams_read,
         )
         self._training = self._validation = None
         if rank.is_chief:
@@ -340,7 +342,9 @@ class Executor:
             # Nothing is lost: the checkpoint has just been saved.
             self.agreement.raise_error()
             raise ShouldExit
-        return Outcome(stop=stop or any(row[0] for row in ranks))
+        if any(row[0] for row in ranks):
+            stop, self.checkpointer.saver.goes_on = True, False
+        return Outcome(stop=stop)
 
     def _counts(self) -> dict[str, Any]:
         return {"batches": self.rank.position.trained, "epochs": self.rank.position.epochs or 0.0}

@@ -32,8 +32,23 @@ class Report:
     checkpoint: str | None = None  # the id from `Host.commit`; None if nothing was saved or it is not committed yet
     system: Mapping[str, float] | None = None  # figures of `dray.training.usage`; only in some reports
     groups: Mapping[str, Mapping[str, object]] | None = None  # further metrics of a program with its own loop
+    read: Collection[str] | None = None  # the hyperparameters that the trial's code has read; None: unknown
     length: float | None = None  # in the search's unit, if a program states it; None: derived from batches or epochs
     compared: bool = True  # whether a search may compare this validation
+
+
+class Behind(Protocol):
+    """Lets another trial have the slots of one that leaves, while its last checkpoint is written from a copy."""
+
+    def is_wanted(self) -> bool:
+        """Whether another trial waits for these slots. Called on the chief."""
+
+    def wait(self) -> None:
+        """Wait until an earlier trial's copy is no longer needed: called before another one is made, on every rank."""
+
+    def take(self, finish: Callable[[], None], nbytes: int, *, goes_on: bool) -> None:
+        """Let this rank leave the trial. `finish` waits until the checkpoint of `nbytes` bytes is committed, and the
+        report sent, and raises their errors. `goes_on`: the trial has not asked to stop here."""
 
 
 class Host(Protocol):
@@ -74,6 +89,10 @@ class Host(Protocol):
     best_supported: bool
     #: Whether a commit goes over a network.
     is_remote: bool
+
+    @property
+    def behind(self) -> Behind | None:
+        """None if no other trial can have this one's slots before its last checkpoint is committed."""
 
     @property
     def is_changed_fork(self) -> bool:

@@ -21,6 +21,7 @@ from dray.training.host import Reached, Report
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.plan import Plan
 from dray.training.units import in_batches
+from dray.worker.behind import Behind
 from dray.worker.lease import REPORT_FILE, DriverLost, SharedSettings, TrialLease
 from dray.worker.link import TrialLink
 from dray.worker.reports import Reports
@@ -42,6 +43,7 @@ class RayHost:
     Args:
         driver, desk: the connections to the trial's driver, and to the desk that lends the worker group.
         code_dir: a directory that is copied into every checkpoint, or None.
+        behind: takes the trial's end, if other trials follow in this process.
         is_program: whether the trial is a program, which ends when the program does, not with a `fit()` in it.
     """
 
@@ -57,6 +59,7 @@ class RayHost:
         lease: TrialLease,
         settings: SharedSettings,
         code_dir: Path | None,
+        behind: Behind | None = None,
         is_program: bool = False,
     ) -> None:
         self.trial_id, self.trial_seed = lease.trial_id, lease.trial_seed
@@ -68,6 +71,7 @@ class RayHost:
         self.validation_period = in_batches(settings.validation_period, lease.batch_size)
         self.checkpoint_period = in_batches(settings.checkpoint_period, lease.batch_size)
         self.is_remote = lease.store.is_remote
+        self.behind = behind
         self.lease, self.settings, self._store = lease, settings, lease.store
         self._link = TrialLink(driver, desk, lease)
         self.reports = Reports(self._link, lease, settings, is_program=is_program)
@@ -75,7 +79,7 @@ class RayHost:
         self._progress: Callable[[], tuple[int, int]] = _not_yet
         self._begin = 0
         self._told = 0, -math.inf  # the batches that the driver knows of, and when it was told
-        self._is_saving = False
+        self._is_saving = self._has_left = False
         self._commits = 0
 
     # ------------------------------------------------------------------ the lease
@@ -103,7 +107,10 @@ class RayHost:
 
     def end(self) -> LeaseOutcome:
         """End the trial after its code has returned. Returns the outcome: completed, interrupted, or the search's
-        decision."""
+        decision; or writing, if its end was left behind."""
+        if self.behind is not None and self.behind.finish is not None:
+            self._has_left = True
+            return "writing"
         return self.reports.complete()
 
     def close(self) -> None:
@@ -144,8 +151,13 @@ class RayHost:
         return self._progress()[0]
 
     def pulse(self) -> tuple[float, ...]:
-        """A value that changes with any progress of the trial or of its transfers with the store."""
-        return *self._progress(), self._commits, self._store.transferred
+        """A value that changes with any progress of the trial or of transfers with the store, also of the trial before
+        it, for which it may wait."""
+        earlier = () if self.behind is None else self.behind.earlier_transfers()
+        return *self._progress(), *self.transfers(), *earlier
+
+    def transfers(self) -> tuple[float, ...]:
+        return self._commits, self._store.transferred
 
     @contextlib.contextmanager
     def beating(self, every_s: float = BEAT_S / 6) -> Iterator[None]:
@@ -212,7 +224,8 @@ class RayHost:
         self._link.confirm_commit()
         checkpoint = self._store.commit(staging, report.batches, known)
         self.reports.unsaved.saved = report.batches
-        log.info("saved %s", checkpoint)
+        if not self._has_left:  # another trial has the log
+            log.info("saved %s", checkpoint)
         self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.staged_at)
         self._commits += 1
         return checkpoint

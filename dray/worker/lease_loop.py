@@ -32,6 +32,7 @@ from dray.training.parallel import ddp
 from dray.training.parallel.device import GpuConflict
 from dray.training.rng import deterministic
 from dray.worker import unfit
+from dray.worker.behind import Behind
 from dray.worker.gpu_share import limit_gpu_memory, wait_for_gpu_memory
 from dray.worker.isolation.snapshot import ProcessSnapshot, settings_now
 from dray.worker.lease import SharedSettings, TrialLease
@@ -138,7 +139,7 @@ def serve_joined(
     number = 0
     has_code, is_reused = loaded is not None, False
     driver, driver_at = desk, None  # the connection to the current trial's driver; None: it is in the desk's process
-    with contextlib.closing(LogUploader()) as uploader, contextlib.ExitStack() as connected:
+    with contextlib.closing(LogUploader()) as uploader, contextlib.ExitStack() as connected, Behind(desk) as behind:
         while True:
             granted = desk.next_lease(
                 worker.owner, worker.group, worker.start, rank, distributed.size, number, worker.shape
@@ -148,12 +149,13 @@ def serve_joined(
             client, endpoint, parameters = granted
             lease: TrialLease = pickle.loads(parameters)
             number = lease.number
+            behind.begin(number, rank)
             if rank == 0:
                 # Before the code is loaded: if loading ends the process, it counts as the trial's failure.
                 desk.tell("begun", number)
             try:
                 if endpoint != driver_at:
-                    connected.close()
+                    behind.call_after(connected.pop_all().close)
                     driver, driver_at = desk, None
                     if endpoint is not None:
                         driver = connected.enter_context(contextlib.closing(Connection(endpoint)))
@@ -184,13 +186,14 @@ def serve_joined(
             if worker.shared_by > 1 and place.gpus:
                 limit_gpu_memory(worker.shared_by)
             given = loaded.program, loaded.code, lease, driver, desk, spec, distributed, place
-            run = functools.partial(run_trial, *given, is_reused=is_reused)
-            departure, leaks = snapshot.run(run, lambda departure: departure.outcome == "errored")
+            run = functools.partial(run_trial, *given, is_reused=is_reused, behind=behind)
+            departure, leaks = snapshot.run(run, lambda ended: ended.outcome == "errored", lambda: behind.nbytes)
             is_reused = True
             uploader.end(log)
             stale = "; ".join([*_reasons_to_replace(departure, settings), *leaks])
             departure = replace(departure.masked(settings.secrets), stale=stale)
             desk.tell("leave", number, rank, departure)
+            behind.start()
 
 
 def _is_shared_with_driver(lease: TrialLease) -> bool:

@@ -11,20 +11,21 @@ from dray.leases.messages import LeaseOutcome
 
 State = Literal[
     "idle", "fitting", "reporting", "fitted", "trained_enough",
-    "stopped", "paused", "interrupted", "diverged", "completed", "lost",
+    "stopped", "paused", "interrupted", "yielded", "diverged", "completed", "lost",
 ]  # fmt: skip
 """idle: no report yet. fitting, reporting: it trains in `fit()`, or in its own loop, which reports through `dray.core`.
 fitted: a program's `fit()` has ended, and the program runs on. trained_enough: a program has reached the last length,
-and should return. stopped, paused, interrupted, diverged: it should save and return, with this outcome. completed: its
+and should return. stopped, paused, interrupted, diverged: it should save and return, with this outcome. yielded: it
+has returned, so that another trial gets its group, and goes on later. completed: its
 final report has been sent. lost: it runs on other workers."""
 
 Event = Literal[
-    "fit", "report", "end_fit", "reach_end", "stop", "pause", "interrupt", "diverge", "complete", "lose"
+    "fit", "report", "end_fit", "reach_end", "stop", "pause", "interrupt", "yield", "diverge", "complete", "lose"
 ]  # fmt: skip
 """fit, report: a report from `fit()`, or through `dray.core`. end_fit: the final report of a program's `fit()`.
 reach_end: a program has reached the last of several lengths. stop, pause: the search's decisions. interrupt: the
-workers are needed elsewhere. diverge: a loss is NaN, and the config stops on that. complete: the final report was sent.
-lose: the desk has given the trial to other workers."""
+workers are needed elsewhere. yield: another trial has got its group. diverge: a loss is NaN, and the config stops on
+that. complete: the final report was sent. lose: the desk has given the trial to other workers."""
 
 _DECISIONS: dict[Event, State] = {"stop": "stopped", "pause": "paused", "interrupt": "interrupted"}
 _UNDECIDED: dict[Event, State] = {**_DECISIONS, "diverge": "diverged", "complete": "completed", "lose": "lost"}
@@ -37,7 +38,7 @@ def _settled(state: State, *events: Event) -> dict[Event, State]:
 
 TRANSITIONS: dict[State, dict[Event, State]] = {
     "idle": {"fit": "fitting", "report": "reporting", **_UNDECIDED},
-    "fitting": {"fit": "fitting", "report": "reporting", "end_fit": "fitted", **_UNDECIDED},
+    "fitting": {"fit": "fitting", "report": "reporting", "end_fit": "fitted", "yield": "yielded", **_UNDECIDED},
     "reporting": {
         "fit": "reporting", "report": "reporting", "end_fit": "fitted", "reach_end": "trained_enough", **_UNDECIDED
     },
@@ -46,6 +47,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
     "stopped": _settled("stopped", "fit", "report"),
     "paused": _settled("paused", "fit", "report"),
     "interrupted": _settled("interrupted", "fit", "report"),
+    "yielded": _settled("yielded"),
     "diverged": _settled("diverged", "fit", "report"),
     "completed": _settled("completed"),
     "lost": _settled("lost", "fit", "report"),
@@ -77,7 +79,7 @@ class Lifecycle:
     def outcome(self) -> LeaseOutcome:
         """The trial's outcome if its code returns now."""
         match self.state:
-            case "stopped" | "paused" | "interrupted" | "diverged":
+            case "stopped" | "paused" | "interrupted" | "yielded" | "diverged":
                 return self.state
             case "lost":
                 return "interrupted"

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from dray.hosts.unsaved import UnsavedRows
 from dray.leases.messages import DeskReport, LeaseOutcome, Reply
-from dray.training import cluster_info
 from dray.training.errors import TrialEnded
 from dray.training.host import Reached, Report
 from dray.training.metrics.checks import MetricChecks, time_of
@@ -77,8 +76,13 @@ class Reports:
         stop = stop or (not at_end and self._stops_after(_measured(carried)))
         return self.life.outcome if stop or carried.final else None
 
-    def complete(self) -> LeaseOutcome:
-        """Send the final report after the trial's code has returned, unless it has been sent. Returns the outcome."""
+    def complete(self, *, goes_on: bool = False) -> LeaseOutcome:
+        """Send the final report after the trial's code has returned, unless it has been sent. Returns the outcome.
+
+        `goes_on`: it has returned because another trial has its group; the search may let it go on.
+        """
+        if goes_on and self.life.state == "fitting":
+            self.life.on("yield")
         if self.life.state == "reporting":
             self.checks.check_program(None, known=self._is_known)
         if self.life.outcome == "completed" and self.life.state != "completed":
@@ -104,8 +108,7 @@ class Reports:
             if report.decides:  # it is saved without asking, and later validations must beat it
                 self._offer_best(message.value)
         if not self._is_program and (report.decides or report.final):
-            read = cluster_info.hparams_read
-            message = replace(message, read=tuple(self._lease.hparams if read is None else read))
+            message = replace(message, read=tuple(self._lease.hparams if report.read is None else report.read))
         if self.life.outcome != "completed":  # the last checkpoint of a trial that is stopping
             return self._send(message, wait=False)
         if self._is_program and report.final:

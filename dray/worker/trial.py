@@ -10,10 +10,11 @@ import socket
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 import torch
 
@@ -32,12 +33,13 @@ from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.parallel.exchange import on_failure
 from dray.training.profiling import dump_memory
 from dray.training.units import ENDLESS
+from dray.worker.behind import Behind
 from dray.worker.exits import ProgramExits
 from dray.worker.hang import RECORD, dump_collectives, exit_if_hung
 from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.isolation.handlers import redirect_handlers
 from dray.worker.lease import DriverLost, LeaseLost, TrialLease
-from dray.worker.log.trial_log import TrialLog, log_to_stderr, redirect_output, reset_logging
+from dray.worker.log.trial_log import TrialLog, appending, log_to_stderr, redirect_output, reset_logging
 from dray.worker.ranks import Place
 from dray.worker.spec import ExperimentSpec
 
@@ -62,6 +64,7 @@ def run_trial(
     place: Place,
     *,
     is_reused: bool = False,
+    behind: Behind | None = None,
 ) -> Departure:
     """Run one lease. Exceptions of the trial become part of the departure.
 
@@ -72,10 +75,11 @@ def run_trial(
         distributed: the group's ranks.
         place: where this process runs.
         is_reused: whether this process has run other trials, or had other code.
+        behind: takes the trial's end if another trial waits for its group; None: no other follows in this process.
     """
     with redirect_output(log_path(lease, distributed.rank), experiment.settings.secrets) as log:
         given = program, code, lease, driver, desk, experiment, distributed, place
-        return run_logged(*given, log, is_reused=is_reused)
+        return run_logged(*given, log, is_reused=is_reused, behind=behind)
 
 
 def run_logged(
@@ -90,16 +94,19 @@ def run_logged(
     log: TrialLog,
     *,
     is_reused: bool = False,
+    behind: Behind | None = None,
 ) -> Departure:
     """`run_trial` in a process whose output goes to a trial's log already."""
-    kind = RayProgramHost if isinstance(program, Script) else RayHost
-    host = kind(driver=driver, desk=desk, lease=lease, settings=experiment.settings, code_dir=code)
+    kind, settings = RayProgramHost if isinstance(program, Script) else RayHost, experiment.settings
+    if isinstance(program, Script) or not settings.reuse_workers:
+        behind = None
+    host = kind(driver=driver, desk=desk, lease=lease, settings=settings, code_dir=code, behind=behind)
     # torch dumps its record here when a collective times out; it appends the rank.
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(log.path.with_name(RECORD))
     failed: list[tuple[BaseException, Departure]] = []
 
     def depart(error: BaseException) -> Departure:
-        departure = _departure(error, host, code, log, place)
+        departure = _departure(error, host, code, log, place, sys.stderr)
         return replace(departure, reused=is_reused and not host.has_progressed)
 
     def fail(error: BaseException) -> None:
@@ -108,18 +115,53 @@ def run_logged(
         failed.append((error, departure))
         # A program may handle the error, unless its GPU has failed.
         if not isinstance(program, Script) or (departure.failure and departure.failure.kind == "device"):
-            desk.tell("leave", lease.number, distributed.rank, departure.masked(experiment.settings.secrets))
+            desk.tell("leave", lease.number, distributed.rank, departure.masked(settings.secrets))
 
     try:
         watched = _exit_if_hung(host, desk, distributed.rank, log)
         beating = host.beating() if distributed.rank == 0 else contextlib.nullcontext()
         with watched, beating, use_host(host, distributed), redirect_handlers(), on_failure(fail):
-            return _run(program, code, host, experiment.log_format, distributed, place)
+            departure = _run(program, code, host, experiment.log_format, distributed, place)
     except BaseException as error:  # including SystemExit: sys.exit() in a class would end the process
         departures = [departure for known, departure in failed if known is error]
-        return departures[0] if departures else depart(error)
-    finally:
+        departure = departures[0] if departures else depart(error)
+    if behind is not None and (finish := behind.finish) is not None:
+        if departure.outcome == "writing":
+            ends = None if distributed.rank > 0 else partial(host.reports.complete, goes_on=behind.goes_on)
+            behind.transfers = host.transfers
+            behind.complete = partial(_complete, finish, ends, host, code, log, place)
+            return departure
+        with contextlib.suppress(Exception):  # the error that is known comes first
+            finish()
+    host.close()
+    return departure
+
+
+def _complete(
+    finish: Callable[[], None],
+    ends: Callable[[], LeaseOutcome] | None,
+    host: RayHost,
+    code: Path | None,
+    log: TrialLog,
+    place: Place,
+) -> Departure:
+    """Finish a trial that was left behind, while another one has the output of this process. `ends`: on the chief."""
+    secrets, departure = host.settings.secrets, Departure(outcome="writing")
+    with appending(log.path, secrets) as out:
+        try:
+            finish()
+            if ends is not None:
+                departure = Departure(outcome=ends(), error=host.reports.why_diverged)
+                print(_ended(host, departure.outcome), file=out)
+        except BaseException as error:
+            departure = _departure(error, host, code, log, place, out)
         host.close()
+    return departure.masked(secrets)
+
+
+def _ended(host: RayHost, outcome: LeaseOutcome) -> str:
+    how = "leaves its group, and its checkpoint is written meanwhile," if outcome == "writing" else outcome
+    return f"trial {host.trial_id} {how} after {counted(host.batches, 'batch', ',')}"
 
 
 def _run(
@@ -151,7 +193,7 @@ def _run(
         assert isinstance(program, Script), "a trial that is a class is one fit()"
         return Departure(outcome="errored", error=program.never_trained(distributed.rank), fatal=True)
     if is_chief and not isinstance(program, Script):
-        log.info("trial %d %s after %s", host.trial_id, outcome, counted(host.batches, "batch", ","))
+        log.info(_ended(host, outcome))
     return Departure(outcome=outcome, error=host.reports.why_diverged)
 
 
@@ -206,11 +248,13 @@ def _errors_allowed_once_asked_to_stop(host: RayProgramHost) -> Iterator[None]:
         print(what, traceback.format_exc(), sep="\n", file=sys.stderr)
 
 
-def _departure(error: BaseException, host: RayHost, code: Path | None, log: TrialLog, place: Place) -> Departure:
+def _departure(
+    error: BaseException, host: RayHost, code: Path | None, log: TrialLog, place: Place, out: IO[str]
+) -> Departure:
     """Print the error of a trial, and return its departure."""
     match error:
         case TrialEnded():
-            print(error, file=sys.stderr)
+            print(error, file=out)
             return Departure(outcome=host.end(), error=host.reports.why_diverged, alone=True)
         case DriverLost():
             return lost_driver(error, host.batches)
@@ -230,7 +274,7 @@ def _departure(error: BaseException, host: RayHost, code: Path | None, log: Tria
                 else "".join(traceback.format_exception(error))
             )
             text = with_users_line(error, trace, code)
-            print(text, end="", file=sys.stderr)
+            print(text, end="", file=out)
     failure = failure_of(error, host.batches)
     if failure.kind == "oom" and (snapshot := _memory_snapshot(log.path)):
         print(snapshot, file=sys.stderr)

@@ -17,6 +17,7 @@ from dray.leases.messages import (
     Departure,
     GpuFailed,
     GroupEnded,
+    GroupFreed,
     GroupReady,
     GroupRetired,
     LeaseGranted,
@@ -300,6 +301,115 @@ def test_a_death_has_its_nodes_and_a_failed_gpu_is_told_to_all(scene: Scene) -> 
     assert (left.dead, left.nodes) == ((1,), ("n1",))
     scene.desk.gpu_failed("run", 3, "n1")
     assert [(each.trial, each.node) for each in scene.told(GpuFailed)] == [(3, "n1")]
+
+
+# ----------------------------------------------------------------- groups that train on while a checkpoint is written
+def freed(scene: Scene, trial: int, size: int = 1) -> Lease:
+    """Lend a group to a trial, which leaves it before its last checkpoint is written; another one gets the group."""
+    lease = scene.lend(trial, size=size)
+    for rank in range(size):
+        scene.leave(lease, rank, "writing")
+    return lease
+
+
+@pytest.mark.parametrize(("outcome", "continues"), [("yielded", True), ("stopped", False), ("completed", False)])
+def test_a_freed_group_trains_another_trial_before_the_first_ones_lease_is_over(
+    scene: Scene, outcome: LeaseOutcome, continues: bool
+) -> None:
+    lease = freed(scene, 3, size=2)
+    assert [(each.lease, each.trial) for each in scene.told(GroupFreed)] == [(lease.number, 3)]
+    other = scene.lend(4, size=2, after=lease.number)
+    assert (lease.state, other.group) == ("running", lease.group)
+    assert (scene.run.held, len(scene.run.leases)) == (1, 2)
+    scene.leave(lease, 0, outcome)
+    assert [each.freed for each in scene.told(LeaseOver)] == [True]
+    assert (lease.state, other.state, other.group.lease) == ("over", "running", other)
+    assert list(scene.run.queue) == ([3] if continues else [])
+
+
+def test_a_trial_whose_checkpoint_is_written_is_not_granted_again_yet(scene: Scene) -> None:
+    lease = freed(scene, 3)
+    scene.queue(3, 4)
+    scene.ask(after=lease.number)
+    assert scene.granted() == [4]
+    scene.leave(lease, 0, "stopped")
+    scene.ask("other", start=2)
+    assert scene.granted() == [3]
+
+
+def test_a_canceled_trial_that_yields_does_not_continue(scene: Scene) -> None:
+    lease = freed(scene, 3)
+    scene.desk.cancel("run", 3)
+    scene.leave(lease, 0, "yielded")
+    assert (lease.state, list(scene.run.queue)) == ("over", [])
+
+
+def test_the_death_of_a_freed_group_ends_both_leases(scene: Scene) -> None:
+    lease = freed(scene, 3)
+    scene.lend(4, after=lease.number)
+    scene.end_group()
+    assert [(each.trial, each.outcome) for each in scene.told(TrialLeft)] == [(3, "errored"), (4, "errored")]
+    assert not scene.run.leases
+
+
+def test_ranks_that_write_are_not_ended(scene: Scene) -> None:
+    lease = freed(scene, 3, size=2)
+    scene.ask(size=2, after=lease.number)
+    scene.desk.close("run")
+    assert not scene.replies()
+    scene.leave(lease, 0, "completed")
+    assert scene.replies() == {"g0": None, "g1": None}
+
+
+def test_a_client_that_takes_too_long_to_write_does_not_take_the_group_with_it(scene: Scene) -> None:
+    scene.add("a")
+    scene.add("b")
+    scene.queue(1, client="a")
+    scene.ask()
+    lease = scene.take_up(client="a")
+    scene.leave(lease, 0, "writing")
+    scene.queue(2, client="b")
+    scene.ask(after=lease.number)
+    other = scene.take_up(client="b")
+    scene.desk.remove("a")
+    scene.desk.evict("a")
+    assert "a" not in scene.desk.clients
+    assert (lease.state, other.state) == ("over", "running")
+
+
+def test_a_rank_that_failed_while_the_other_left_ends_the_lease(scene: Scene) -> None:
+    lease = scene.lend(3, size=2)
+    scene.leave(lease, 0, "writing")
+    scene.leave(lease, 1, "errored", "boom")
+    assert (lease.state, lease.group.retiring) == ("over", True)
+    assert [each.outcome for each in scene.told(TrialLeft)] == ["errored"]
+
+
+@pytest.mark.parametrize(
+    ("queued", "max_slots", "closes", "drains", "waits"),
+    [
+        ((4,), None, False, False, True),
+        ((), None, False, False, False),
+        ((3,), None, False, False, False),  # itself
+        ((4,), 1, False, False, True),
+        ((4,), None, True, False, False),
+        ((4,), None, False, True, False),
+    ],
+)
+def test_a_trial_leaves_early_only_if_another_one_would_get_its_group(
+    scene: Scene, queued: tuple[int, ...], max_slots: float | None, closes: bool, drains: bool, waits: bool
+) -> None:
+    scene.desk.set_share("run", 42, 1.0, max_slots)
+    lease = scene.lend(3)
+    scene.queue(*queued)
+    if closes:
+        scene.desk.close("run")
+    if drains:
+        scene.desk.drain("g")
+    scene.desk.waited_for("call", lease.number)
+    scene.desk.waited_for("late", 99)
+    assert scene.replies() == {"call": waits, "late": False}
+    assert scene.run.held == 1
 
 
 # --------------------------------------------------------------------------------------------- ranks that fail or hang

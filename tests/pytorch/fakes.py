@@ -38,6 +38,7 @@ class FakeHost:
     validation_period: TrainUnit | None = None
     checkpoint_period: TrainUnit | None = None
     is_remote = False
+    behind = None
 
     def __init__(
         self,

@@ -372,6 +372,8 @@ class Rank(Process):
     def __init__(self, group: Group, rank: int) -> None:
         super().__init__(group.world)
         self.group, self.rank, self.line = group, rank, Line(self, group.driver)
+        self.written = Answer()  # the last checkpoint of the trial before
+        self.written.resolve()
 
     def main(self) -> Steps:
         group, number = self.group, 0
@@ -395,7 +397,16 @@ class Rank(Process):
                 for _ in range(1, self.world.ranks):
                     self.world.at(self.world.delay(), group.signals[number].resolve, told)
             self.line.call("leave", number, self.rank, departure)
+            if not self.rank and departure.outcome == "writing":
+                self.written = Answer()
+                self.go(self._complete(trial, self.written))
         self.world.at(0.5, group.gone, {})
+
+    def _complete(self, trial: Trial, written: Answer) -> Steps:
+        """Write the last checkpoint of a trial whose group may train another one by now."""
+        departure = yield from trial.complete()
+        self.line.call("leave", trial.lease, 0, departure)
+        written.resolve()
 
 
 class Trial:
@@ -404,6 +415,8 @@ class Trial:
     def __init__(self, rank: Rank, bind: effects.Bind, run: str) -> None:
         self._rank, self._bind, self._run, self.world = rank, bind, run, rank.world
         self._trained, self._value, self._why, self._unsaved = 0, math.nan, "continue", list[Any]()
+        self.lease = bind.lease
+        self._left: Publish | None = None  # it has left its group, and this is still to be done
         self._has_value, self._stop = False, rank.line.call("stop_wanted", bind.lease)
 
     def run(self) -> Steps:
@@ -411,6 +424,19 @@ class Trial:
             return (yield from self._train_all())
         except TrialFailed as failed:
             return failed.args[0]
+
+    def complete(self) -> Steps:
+        """Write and report what was left; the steps return the departure."""
+        command, self._left = self._left, None
+        assert command is not None
+        yield self.world.random.uniform(0.1, 5.0)
+        try:
+            yield from self._publish(command)
+        except TrialFailed as failed:
+            return failed.args[0]
+        departure = self._departure()
+        goes_on = departure.outcome == "completed" and not command.final
+        return replace(departure, outcome="yielded") if goes_on else departure
 
     def _train_all(self) -> Steps:
         world, bind, call = self.world, self._bind, self._rank.line.call
@@ -456,6 +482,12 @@ class Trial:
                     is_best = command.compare and (yield call("improves", bind.lease, self._value))
                     outcome = Outcome(is_best=bool(is_best))
                 case Publish():
+                    is_last = command.save and (command.decides or command.interrupted)
+                    if is_last and world.random.random() < 0.5:
+                        yield self._rank.written
+                        if (yield call("waited_for", bind.lease)):
+                            self._left = command
+                            return Departure(outcome="writing")
                     outcome = yield from self._publish(command)
 
     def _departure(self) -> Departure:

@@ -170,6 +170,8 @@ class Facts:
         if trial in self.ended:
             self._fail(f"trial {trial} ends twice: {self.ended[trial]}, {reason}")
         self.ended[trial] = reason
+        if reason == "completed" and max(self.reported[trial], default=0) < (self._config.searcher.length or 0):
+            self._fail(f"trial {trial} was completed, and has reported {self.reported[trial]}")
         # A report before the failure may still stop the trial.
         if (reason == "canceled") != (trial in self._to_cancel):
             self._fail(f"trial {trial} was {reason}; requests have stopped {sorted(self._to_cancel)}")

@@ -50,6 +50,7 @@ from dray.training.checkpoint.joint import JointCheckpoint
 from dray.worker import trial as worker_trial
 from dray.worker.host import RayHost
 from dray.worker.link import TrialLink
+from dray.worker.reports import Reports
 from searchers.asha import ASHA
 from searchers.journal import Journal
 from searchers.rung import Rung
@@ -129,6 +130,23 @@ MISTAKES = {
     ),
     "a drained trial lost": Mistake(
         Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', 120
+    ),
+    "a trial lost that has let another one have its group": Mistake(
+        Desk,
+        "leave",
+        'was_moved or (state.state != "leaving" and departure.outcome == "yielded")',
+        "was_moved",
+        0,
+        "alone",
+    ),
+    "a lease that outlives its group": Mistake(
+        Desk, "group_ended", "(state.writing, state.lease)", "(state.lease,)", 25, "alone"
+    ),
+    "a group taken from the trial that trains": Mistake(
+        Desk, "_end", "group.writing = None", "group.lease = group.writing = None", 19, "alone"
+    ),
+    "a trial completed that has let another one have its group": Mistake(
+        Reports, "complete", 'if goes_on and self.life.state == "fitting":', "if False:", 1
     ),
     "a closed terminal that hung": Mistake(
         ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", None

@@ -56,7 +56,8 @@ class CheckedCore(ServerCore):
         leases = {number for client in clients for number in client.leases}
         if (live := self.lanes.live.keys()) != leases:
             fail(f"the lanes show leases {sorted(live)}, and there are {sorted(leases)}")
-        places = [(each.kind, lane, each.part) for each in self.lanes.live.values() for lane in each.lanes]
+        training = [each for each in self.lanes.live.values() if each.ended is None]
+        places = [(each.kind, lane, each.part) for each in training for lane in each.lanes]
         if len(places) != len(set(places)):
             fail(f"two trials are on the same lane: {sorted(places)}")
         for client in clients:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 from dray import core
 from dray.code.factory import FromDirectory
@@ -48,7 +49,7 @@ class OwnProcess:
     def load(self, load: Callable[[], Any]) -> Any:
         return load()
 
-    def run(self, trial: Callable[[], Any], has_failed: Callable[[Any], bool]) -> tuple[Any, list[str]]:
+    def run(self, trial: Callable[[], Any], *_: object) -> tuple[Any, list[str]]:
         return trial(), []
 
 
@@ -63,6 +64,12 @@ def _joined(ranks: Ranks, place: Place, meet: Callable[[tuple[str, int]], object
 def _logged(path: Path, secrets: object) -> Iterator[TrialLog]:
     """In place of `redirect_output`: simulated processes share their output."""
     yield TrialLog(path, -1, flush=lambda: None)
+
+
+@contextlib.contextmanager
+def _appending(path: Path, secrets: object) -> Iterator[IO[str]]:
+    """In place of `appending`."""
+    yield io.StringIO()
 
 
 class Trials:
@@ -215,7 +222,9 @@ class _Training:
                 texts={"progress.json": progress, "weights": str(self._trained).encode()},
                 nbytes=BIG if self._random.random() < 0.5 else 0,
             )
-            if (saved := self._saver.save(contents, report, at_once=command.final)) is not None:
+            may_leave = (command.decides or command.interrupted) and self._random.random() < 0.5
+            saved = self._saver.save(contents, report, at_once=command.final, may_leave=may_leave)
+            if saved is not None:
                 report = replace(report, checkpoint=saved)
         stop = self._saver.publish(report)
         if command.decides:
@@ -268,7 +277,12 @@ def replaced(trials: Trials, root: Path) -> dict[Any, dict[str, Any]]:
     here = SimpleNamespace(get_temp_dir=lambda: root.with_name("ray"), get_session_name=lambda: "session")
     ranks = SimpleNamespace(from_torch_distributed=lambda address: DistributedContext())
     return {
-        worker_trial: {"train_class": trials.train, "redirect_output": _logged, "use_cluster_info": use_info},
+        worker_trial: {
+            "train_class": trials.train,
+            "redirect_output": _logged,
+            "appending": _appending,
+            "use_cluster_info": use_info,
+        },
         lease_loop: {
             "os": SimpleNamespace(chdir=nothing, environ={"MASTER_ADDR": ""}),
             "gc": SimpleNamespace(enable=nothing),

@@ -25,6 +25,25 @@ from dray.training.host import Report
 from dray.training.progress import Progress
 
 
+class NextTrial:
+    """Implements `dray.training.host.Behind`."""
+
+    def __init__(self, *, waits: bool = True) -> None:
+        self.waits = waits
+        self.calls: list[str] = []
+        self.finish: Callable[[], None] | None = None
+
+    def is_wanted(self) -> bool:
+        return self.waits
+
+    def wait(self) -> None:
+        self.calls.append("wait")
+
+    def take(self, finish: Callable[[], None], nbytes: int, *, goes_on: bool) -> None:
+        self.calls.append(f"take {nbytes} {goes_on}")
+        self.finish = finish
+
+
 class SlowHost:
     """The part of a host that a saver speaks to: it commits when it is let.
 
@@ -34,12 +53,14 @@ class SlowHost:
     """
 
     is_remote = False
+    behind: NextTrial | None = None
 
     def __init__(self, directory: Path, *, free: bool = True) -> None:
         self.store = CheckpointStore(directory)
         self.gate = threading.Event()
         self.begun = threading.Event()
         self.committed: list[int] = []
+        self.published: list[Report] = []
         self.threads: list[threading.Thread] = []
         self.fault: BaseException | None = None
         self.stops = False
@@ -50,6 +71,7 @@ class SlowHost:
         return self.store.stage(batches)
 
     def publish(self, report: Report) -> bool:
+        self.published.append(report)
         return self.stops
 
     def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
@@ -157,6 +179,49 @@ def test_a_stop_that_comes_after_a_background_write_is_heard(host: SlowHost) -> 
     host.gate.set()
     assert mine.answer()
     assert not mine.answer()
+
+
+def test_a_trial_for_whose_slots_another_waits_leaves_before_its_checkpoint_is_written(host: SlowHost) -> None:
+    host.behind = NextTrial()
+    mine = Saver(host)
+    report = Report(batches=1, decides=True, final=True)
+    assert mine.save(of({"x": torch.zeros(3)}), report, at_once=True, may_leave=True) is None
+    assert mine.publish(report), "it leaves"
+    mine.finish()
+    assert host.behind.calls == ["wait", "take 12 True"]
+    assert host.committed == host.published == []
+    host.gate.set()
+    assert host.behind.finish is not None
+    host.behind.finish()
+    assert (host.committed, [each.checkpoint for each in host.published]) == ([1], [host.store.id_of(1)])
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_checkpoint_that_was_left_behind_and_fails_is_not_reported(host: SlowHost, code: int) -> None:
+    """Not even if the disk is full: nothing is trained after it, which could be saved later."""
+    host.behind = NextTrial()
+    mine = Saver(host)
+    host.fault = OSError(code, "no")
+    host.gate.set()
+    report = Report(batches=1, decides=True)
+    mine.save(of({"x": torch.zeros(3)}), report, at_once=False, may_leave=True)
+    mine.publish(report)
+    mine.finish()
+    assert host.behind.finish is not None
+    with pytest.raises(OSError, match="no"):
+        host.behind.finish()
+    assert host.published == []
+
+
+def test_a_trial_for_whose_slots_none_waits_stays(host: SlowHost) -> None:
+    host.gate.set()
+    host.behind = NextTrial(waits=False)
+    mine = Saver(host)
+    report = Report(batches=1, decides=True, final=True)
+    assert mine.save(of({"x": torch.zeros(3)}), report, at_once=True, may_leave=True) == host.store.id_of(1)
+    assert not mine.publish(report)
+    mine.finish()
+    assert host.behind.calls == []
 
 
 def test_callers_that_ask_for_it_wait(host: SlowHost) -> None:

@@ -14,6 +14,7 @@ from dray import core
 from dray.leases.messages import DeskReport, Reply
 from dray.rpc.calls import PeerUnreachable
 from dray.storage import checkpoints
+from dray.training import cluster_info
 from dray.training.cluster_info import note_hparams_read, use_cluster_info
 from dray.training.host import Report
 from dray.worker.host import RayHost
@@ -152,7 +153,7 @@ def test_a_trial_that_may_have_read_all_hyperparameters_has_read_them(tmp_path: 
         host = host_in(tmp_path, desk, hparams=hparams)
         with use_cluster_info(info):
             note_hparams_read(name)
-            host.publish(Report(batches=1, training=None, validation={"loss": 0.5}, decides=True))
+            host.publish(Report(batches=1, validation={"loss": 0.5}, decides=True, read=cluster_info.hparams_read))
         assert desk.reports[0].read == read
 
 

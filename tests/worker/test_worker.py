@@ -347,7 +347,7 @@ def test_a_rank_names_groups_as_the_others_do_although_it_left_the_trial_before_
     def name_after(made: int) -> str:
         trials: list[list[str]] = []
 
-        def trial(*_: object, is_reused: bool) -> Departure:
+        def trial(*_: object, **__: object) -> Departure:
             trials.append([dist.new_group([0]).group_name for _ in range(1 if trials else made)])
             return Departure(outcome="invalid_hp")
 

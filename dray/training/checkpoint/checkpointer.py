@@ -53,11 +53,14 @@ class Saver:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self.snapshots = Snapshots()
+        self.snapshots = Snapshots() if host.behind is None else Snapshots(host.behind.wait)
         self._side: DistributedContext | None = None
         self._writing: Future[str | None] | None = None
         self._answer: Future[bool] | None = None
         self._full: OSError | None = None
+        self._frees = False  # the last checkpoint is written after this rank has left the trial
+        self._nbytes = 0
+        self.goes_on = True  # the trial has not asked to stop
         self._leaving = threading.Event()  # set when training has failed
 
     def save(
@@ -67,15 +70,18 @@ class Saver:
         *,
         at_once: bool,
         copy_first: bool = False,
+        may_leave: bool = False,
         written: Callable[[Path], None] | None = None,
         peers: DistributedContext | None = None,
     ) -> str | None:
         """Save a checkpoint, and return its id; None if it is not committed yet, or the disk is full.
 
         Args:
-            at_once: commit before returning.
+            at_once: commit before returning, unless the trial leaves.
             copy_first: copy the state also if it is written at once, which is faster from a GPU: torch would copy one
                 tensor after another into new memory that is not pinned.
+            may_leave: if another trial waits for these slots, write the checkpoint in the background, and let the trial
+                leave.
             written: called on the chief with the directory, between writing and committing.
             peers: the ranks that write, which call this together; None for this one alone.
         """
@@ -88,9 +94,12 @@ class Saver:
             return None
         # Small states are written at once: see `AT_ONCE_BYTES`.
         is_small = contents.nbytes < AT_ONCE_BYTES and (report.decides or not self._host.is_remote)
-        waits = at_once or is_small or written is not None
-        copied = None if is_small or (waits and not copy_first) else self._copy(peers, contents, report)
+        leaves = may_leave and written is None and self._is_wanted(peers)
+        waits = written is not None or (not leaves and (at_once or is_small))
+        is_copied = leaves or not (is_small or (waits and not copy_first))
+        copied = self._copy(peers, contents, report) if is_copied else None
         waits = waits or copied is None
+        self._frees, self._nbytes = leaves and not waits, contents.nbytes
         copy, complete = copied or (contents, lambda: None)
 
         def write() -> dict[str, Listed]:
@@ -104,8 +113,13 @@ class Saver:
             name = peers.broadcast(joint.staging.name)
             self._side = peers.over(SideTransport(peers, name, self._leaving))
         behind = partial(self._background, replace(joint, peers=self._side or peers), write)
-        self._writing = _in_thread("dray-saver", on_this_gpu(behind))
+        self._writing = in_thread("dray-saver", on_this_gpu(behind))
         return None
+
+    def _is_wanted(self, peers: DistributedContext) -> bool:
+        """Whether another trial waits for the slots of these ranks."""
+        behind = self._host.behind
+        return behind is not None and peers.broadcast(peers.rank == 0 and behind.is_wanted())
 
     def _copy(
         self, peers: DistributedContext, contents: Contents, report: Report
@@ -148,7 +162,7 @@ class Saver:
         return saved
 
     def _disk_full(self, error: OSError, report: Report) -> None:
-        if is_full(error) is None:
+        if is_full(error) is None or self._frees:
             raise error
         self._full = error
         log.warning("the checkpoint at batch %d was not saved; training continues: %s", report.batches, error)
@@ -158,17 +172,18 @@ class Saver:
 
         Raises the error of an earlier checkpoint that has failed.
         """
-        if report.final:
-            self.finish()
-        elif self._writing is not None and self._writing.done():
-            self.wait()
-        if not report.decides or (writing := self._writing) is None:
+        if not self._frees:
+            if report.final:
+                self.finish()
+            elif self._writing is not None and self._writing.done():
+                self.wait()
+        if not (report.decides or self._frees) or (writing := self._writing) is None:
             return self._host.publish(report)
         self._writing = None  # `answer` raises its error
-        self._answer = _in_thread(
+        self._answer = in_thread(
             "dray-report", lambda: self._host.publish(replace(report, checkpoint=writing.result()))
         )
-        return False
+        return self._frees
 
     def answer(self) -> bool:
         """Wait for the answer to a report that is published in the background: whether the trial stops there."""
@@ -186,6 +201,13 @@ class Saver:
             writing.result()
 
     def finish(self) -> None:
+        """Wait until all is committed and published; or leave that behind, so that another trial gets the slots."""
+        if self._frees and (behind := self._host.behind) is not None:
+            behind.take(self._finish, self._nbytes, goes_on=self.goes_on)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
         self.answer()
         self.wait()
         full, self._full = self._full, None
@@ -196,12 +218,12 @@ class Saver:
         """Wait for the last checkpoint, and only log its error, since another one is about to be raised."""
         self._leaving.set()
         try:
-            self.finish()
+            self._finish()
         except Exception as error:
             log.error("the last checkpoint was not saved: %s", error)
 
 
-def _in_thread(name: str, work: Callable[[], T]) -> Future[T]:
+def in_thread(name: str, work: Callable[[], T]) -> Future[T]:
     """Call a function in a new thread. A program that ends meanwhile waits for it."""
     pool = ThreadPoolExecutor(1, name)
     future = pool.submit(work)
@@ -238,11 +260,13 @@ class Checkpointer:
         # Training waits for the checkpoint at the end of the trial. It also waits where the search decides, unless
         # copying the state is much faster than writing it: most trials stop there, and drop all batches trained since.
         copies_fast = self.rank.device.type == "cuda" or self.host.is_remote
+        is_last = command.decides or command.interrupted  # it may be, before the search has answered
         save = partial(
             self.saver.save,
             report=report,
             at_once=command.final or (command.decides and not copies_fast),
             copy_first=self.rank.device.type == "cuda",
+            may_leave=copies_fast and is_last,
             written=self._written if self.hooks.checkpoints else None,
         )
         if self.rank.optimisation.has_sharded:

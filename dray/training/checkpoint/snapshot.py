@@ -34,10 +34,12 @@ class NotCopied(TypeError):
 class Snapshots:
     """Makes one copy after another in the same buffers, so that only the first one allocates memory.
 
-    A copy is valid until the next one is made.
+    A copy is valid until the next one is made. `wait` is called before memory is allocated: it waits until an earlier
+    trial's copy has freed its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
+        self._wait = wait
         self.buffers: dict[tuple[int, bool], list[torch.Tensor]] = {}  # of the last copy, by (size, is pinned)
         self._allocating: threading.Thread | None = None
 
@@ -50,6 +52,7 @@ class Snapshots:
         sizes, _ = packed([storage.nbytes() for storage in storages if is_on_gpu(storage)])
 
         def allocate() -> None:
+            self._wait()
             # Without memory, `take` raises the error.
             with contextlib.suppress(RuntimeError):
                 for nbytes in sizes:
@@ -63,6 +66,7 @@ class Snapshots:
         training continues, but before later operations in the current stream."""
         if self._allocating is not None:
             self._allocating.join()
+        self._wait()
         pickled, storages = _pickled(value)
         on_gpus = [storage for storage in storages if is_on_gpu(storage)]
         others = [storage for storage in storages if not is_on_gpu(storage)]

@@ -46,9 +46,9 @@ class Leaks:
         """Whether a trial's child process is running."""
         return bool(children(self._children))
 
-    def clean_up(self) -> list[str]:
-        """End child processes, and free memory that has grown. Returns the reasons not to run another trial in this
-        process."""
+    def clean_up(self, kept: int = 0) -> list[str]:
+        """End child processes, and free memory that has grown, but for `kept` bytes. Returns the reasons not to run
+        another trial in this process."""
         threads = self._threads_in_users_code()
         # Ended children count too: their ends of pipes and queues in this process may be unusable.
         ended = end_children(spare=self._children)
@@ -57,7 +57,7 @@ class Leaks:
         ]
         if len(running) > MAX_NAMED:
             running[MAX_NAMED:] = [f"{len(running) - MAX_NAMED} more processes were still running"]
-        return [*threads, *running, *self._grown_memory()]
+        return [*threads, *running, *self._grown_memory(kept)]
 
     def _threads_in_users_code(self) -> list[str]:
         """Threads that are running the user's code. Many libraries keep a waiting thread for the whole process."""
@@ -75,7 +75,7 @@ class Leaks:
             time.sleep(0.01)
         return []
 
-    def _grown_memory(self) -> list[str]:
+    def _grown_memory(self, kept: int) -> list[str]:
         memory, gpu_memory = bytes_without_kept()
         if self._owns_gpu and gpu_in_use():
             # Includes memory outside of torch's allocator, such as NCCL's communicators.
@@ -83,15 +83,16 @@ class Leaks:
             gpu_memory += total - free - torch.cuda.memory_reserved()
         if self._memory is None:
             # Measured after the first trial, whose imports and caches serve later ones too.
-            self._memory = memory, gpu_memory
+            self._memory = memory - kept, gpu_memory
         reasons, limit = [], MAX_GROWTH * MACHINE_MEMORY
-        grown = memory - self._memory[0]
+        before = self._memory[0] + kept
+        grown = memory - before
         if grown > limit:  # only then, because it takes time
             give_back()
-            grown = bytes_without_kept()[0] - self._memory[0]
+            grown = bytes_without_kept()[0] - before
         if grown > limit and drop_all():  # cached values may have grown since they were made
             give_back()
-            grown = bytes_without_kept()[0] - self._memory[0]
+            grown = bytes_without_kept()[0] - before
         if grown > limit:
             why = "something keeps trials' objects alive"
             reasons.append(f"its memory has grown by {size(grown)} since its first trial: {why}")

@@ -74,13 +74,19 @@ class ProcessSnapshot:
         self._settings = settings_now()
         return loaded
 
-    def run(self, trial: Callable[[], T], has_failed: Callable[[T], bool] = lambda _: False) -> tuple[T, list[str]]:
+    def run(
+        self,
+        trial: Callable[[], T],
+        has_failed: Callable[[T], bool] = lambda _: False,
+        kept: Callable[[], int] = lambda: 0,
+    ) -> tuple[T, list[str]]:
         """Run a trial in a new thread, then restore this process. Exceptions of the trial are raised here.
 
         Args:
             has_failed: returns whether a result is a failure. The process groups of a failed trial are not ended: a
             rank
                 that failed alone would wait for collectives that others have not begun.
+            kept: returns how many bytes the trial has left in memory on purpose.
 
         Returns:
             The trial's result, and the reasons not to run another trial in this process; [] if it is clean.
@@ -103,10 +109,11 @@ class ProcessSnapshot:
             thread.join()
             logging.captureWarnings(False)
         del thread
-        reasons = self._restore(groups_of_trial(groups), result.exception() is not None or has_failed(result.result()))
+        failed = result.exception() is not None or has_failed(result.result())
+        reasons = self._restore(groups_of_trial(groups), failed, kept())
         return result.result(), reasons
 
-    def _restore(self, groups: list[Any], failed: bool) -> list[str]:
+    def _restore(self, groups: list[Any], failed: bool, kept: int) -> list[str]:
         if groups:
             forget_operations()
         # Collected first, because garbage may own worker processes, threads, files and memory.
@@ -126,7 +133,7 @@ class ProcessSnapshot:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
                 torch.cuda.reset_accumulated_memory_stats()
-            return reasons + self._leaks.clean_up()
+            return reasons + self._leaks.clean_up(kept)
         except RuntimeError as error:  # after an error on the device, every call fails
             return [*reasons, f"the GPU fails: {error}"]
 

@@ -122,6 +122,17 @@ def redirect_output(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLo
         log_writer.flush(is_over=True)
 
 
+@contextlib.contextmanager
+def appending(path: Path, secrets: Sequence[str] = ()) -> Iterator[IO[str]]:
+    """A stream whose text is appended to ``path`` like redirected output, while that goes elsewhere."""
+    descriptor = log_writer.pipe_to(path, secrets)
+    try:
+        with text_stream(descriptor) as stream:
+            yield stream
+    finally:
+        os.close(descriptor)
+
+
 def text_stream(descriptor: int) -> IO[str]:
     """A stream for the text that a trial prints."""
     return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
