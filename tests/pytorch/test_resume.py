@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import logging
 import os
@@ -300,6 +301,7 @@ def is_mapped(name: str) -> bool:
 
 def test_a_resume_maps_the_state_and_keeps_nothing_that_is_in_the_file(fit: Fit, host: FakeHost) -> None:
     """So that the ranks of a machine share one copy in the page cache, and the file may go."""
+    gc.collect()  # what earlier tests have mapped
     fit(Keeping, max_length=Batch(2))
     trial = fit(Keeping, max_length=Batch(4), latest_checkpoint=host.checkpoints()[-1])
     assert trial.mapped
