@@ -17,7 +17,8 @@ from _measure import stamp
 from part import DEVICE, ON_GPU, Child, attempt, check, classified, clock, figure, mib, note, raised, stamps, used, well
 
 from dray.training.parallel import ddp
-from dray.training.parallel.mesh import MeshShape, device_mesh
+from dray.training.parallel.mesh import device_mesh
+from dray.training.parallel.mesh_shape import mesh_shape
 
 BACKEND = "cpu:gloo,cuda:nccl" if ON_GPU else "gloo"
 LIMIT = timedelta(seconds=8)
@@ -89,7 +90,7 @@ def main(tiny: bool) -> None:
         figure("bytes left of these after destroy_process_group", mib(used() - before))
     with attempt("dray's groups"):
         before = used()
-        gradients, mesh = ddp.gradients_group(), device_mesh(MeshShape(), DEVICE)
+        gradients, mesh = ddp.gradients_group(), device_mesh(mesh_shape(None, 1), DEVICE)
         check("sums of dray's groups", [total(gradients.group), total(mesh["dp_shard"].get_group())], [1.0, 1.0])
         check("collectives are queued", ddp.queues_collectives(DEVICE), ON_GPU)
         figure("bytes of dray's groups of a sharded trial", mib(used() - before))

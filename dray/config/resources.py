@@ -49,23 +49,6 @@ class SlotRange(Section):
     max: int = Field(ge=1, le=defaults.MAX_SLOTS, description="maximum number of workers", examples=[4])
 
 
-class MeshSizes(Section):
-    """The layout of a trial's slots, for models larger than a slot, with torchtitan's names."""
-
-    place: ClassVar[str] = "resources.mesh"
-
-    tp: int = Field(
-        default=1, ge=1, le=defaults.MAX_SLOTS, description="slots of a tensor-parallel group", examples=[2]
-    )
-    dp_replicate: int = Field(
-        default=1,
-        ge=1,
-        le=defaults.MAX_SLOTS,
-        description="copies of the model, each sharded over the other slots",
-        examples=[2],
-    )
-
-
 def _share(number: float) -> float:
     """Exactly 1/n of a slot, for a number that is close to it: a third for 0.33."""
     trials = 1 / number if 1 / MAX_SHARES <= number < 1 else 0.0
@@ -146,9 +129,10 @@ class Resources(Section):
         examples=[["A100", "L4"]],
     )
     cpus_per_slot: int = Field(default=1, ge=1, description="number of CPUs of each slot", examples=[1])
-    mesh: MeshSizes | None = Field(
+    mesh: dict[str, Annotated[int, Field(ge=1)]] | None = Field(
         default=None,
-        description="dimensions of context.device_mesh; slots_per_trial divided by their product is dp_shard",
+        description="sizes of the dimensions of context.device_mesh by name, see docs/large-models.md; without dp or "
+        "dp_shard, slots_per_trial divided by their product is dp_shard",
         examples=[{"tp": 2}],
     )
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(

@@ -18,6 +18,7 @@ from dray.config.search import AUTO_SAMPLER, LIMITS, sampling_faults
 from dray.config.searcher import COUNTED, MAX_POINTS, METHODS, SamplerChoice, Searcher, objectives_of
 from dray.errors import Fault
 from dray.script import Script
+from dray.training.parallel.mesh_shape import MeshShape, mesh_shape
 from dray.training.plan import FIRST_TRACED, window_fault
 from searchers.domains import Categorical, Const
 from searchers.errors import FieldError, did_you_mean
@@ -189,7 +190,7 @@ def _length(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
 
 def _batch_size(given: Mapping[str, Any]) -> Iterator[Fault]:
     """Each possible ``global_batch_size`` is divided among a trial's slots, and must give every slot a record."""
-    hyperparameters, asked = given.get("hyperparameters", {}), given.get(_SLOTS, 1)
+    hyperparameters = given.get("hyperparameters", {})
     if "global_batch_size" not in hyperparameters:
         lengths = [given.get(f) for f in ("searcher.max_length", "min_validation_period", "min_checkpoint_period")]
         if any(isinstance(length, Length) and length.unit == "records" for length in lengths):
@@ -202,8 +203,8 @@ def _batch_size(given: Mapping[str, Any]) -> Iterator[Fault]:
             f"must be a constant with pbt and lengths in {length.unit}, since trials continue at their sources' batch"
         )
         yield Fault(_BATCH, f"{what}; make it one, or give max_length and interval in batches")
-    # The slots of a tensor-parallel group get the same data.
-    slots = asked // given.get("resources.mesh.tp", 1) if isinstance(asked, int) else 1
+    shape = _mesh_shape(given)
+    slots = shape.replicas if isinstance(shape, MeshShape) else 1  # that get different records
     for value in _batch_sizes(hyperparameters["global_batch_size"]):
         if isinstance(value, bool) or not isinstance(value, int):
             yield Fault(_BATCH, f"must be an integer, got {value!r}; for example global_batch_size: 64")
@@ -249,18 +250,21 @@ def _slot_range(given: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _mesh(given: Mapping[str, Any]) -> Iterator[Fault]:
-    sizes = {name: given.get(f"resources.mesh.{name}", 1) for name in ("dp_replicate", "tp")}
-    asked, product = given.get(_SLOTS, 1), math.prod(sizes.values())
-    if product == 1:
-        return
-    if not isinstance(asked, int):
+    product = math.prod((given.get("resources.mesh") or {}).values())
+    if not isinstance(given.get(_SLOTS, 1), int) and product > 1:
         what = f"can't be given with a range of slots, or with trials that share a slot ({_SLOTS}); give one number"
         yield Fault("resources.mesh", f"{what} of slots, such as {product}")
-    elif asked % product:
-        told = " * ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-        yield Fault(
-            "resources.mesh", f"{told} must divide {_SLOTS}, which is {asked}; set that to a multiple of {product}"
-        )
+    elif isinstance(shape := _mesh_shape(given), str):
+        yield Fault("resources.mesh", shape)
+
+
+def _mesh_shape(given: Mapping[str, Any]) -> MeshShape | str:
+    """The mesh of a trial, or what is wrong with it. A range of slots, or a part of one, counts as one slot."""
+    asked = given.get(_SLOTS, 1)
+    try:
+        return mesh_shape(given.get("resources.mesh"), asked if isinstance(asked, int) else 1)
+    except ValueError as error:
+        return str(error)
 
 
 def _sandbox(given: Mapping[str, Any]) -> Iterator[Fault]:

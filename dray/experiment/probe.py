@@ -39,7 +39,7 @@ from dray.experiment.interrupts import Interrupts
 from dray.experiment.isolation_check import reject_sandbox
 from dray.leases.failure import LOG_TAIL
 from dray.records.secrets import check_secrets
-from dray.training.parallel.mesh import mesh_shape
+from dray.training.parallel.mesh_shape import mesh_shape
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +93,7 @@ def probe(
         raise ConfigError([("hyperparameters.global_batch_size", "missing required field; for example 64")])
     gpu = checked.resources.slot != "cpu" and torch.cuda.is_available()
     slots = _slots(checked, gpu=gpu)
-    mesh = checked.resources.mesh
-    replicas = mesh_shape(None if mesh is None else mesh.model_dump(), slots).replicas
+    replicas = mesh_shape(checked.resources.mesh, slots).replicas
     with contextlib.redirect_stdout(sys.stderr):  # standard output is for the result
         run_startup_hook(code)
     environment: dict[str, str | None] = {

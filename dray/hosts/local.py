@@ -244,8 +244,8 @@ class LocalHost:
         path = self._store.id_of(batches)
         return path if self._store.is_remote else f"{self.directory.name}/{Path(path).name}"
 
-    def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
-        return self._store.add(staging, batches)
+    def add_to_checkpoint(self, staging: Path, batches: int, known: Mapping[str, Listed]) -> dict[str, Listed]:
+        return self._store.add(staging, batches, known)
 
     def delete_checkpoint(self, checkpoint: str) -> None:
         for batches, path in self._store.listed():

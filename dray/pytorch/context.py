@@ -19,7 +19,7 @@ from dray.pytorch.trial_run import TrialRun
 from dray.training.cluster_info import note_hparams_read
 from dray.training.lr_scheduler import LRScheduler
 from dray.training.optimisation import bare
-from dray.training.parallel.ddp import checked_ddp_kwargs, data_parallel
+from dray.training.parallel.ddp import check_same_parameters, checked_ddp_kwargs, data_parallel
 from dray.training.parallel.device import backend_for
 from dray.training.parallel.fully_shard import FullyShard, check_arguments, fully_sharded, whole
 from dray.training.parallel.mesh import device_mesh
@@ -334,11 +334,11 @@ class PyTorchTrialContext:
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The slots as a `torch.distributed.device_mesh.DeviceMesh` with the dimensions `dp_replicate`, `dp_shard` and
-        `tp`, of which all exist: `context.device_mesh["tp"]`.
+        """The slots as a `torch.distributed.device_mesh.DeviceMesh` with the dimensions of `resources.mesh` or
+        `pytorch.init(mesh=...)`, and always `dp_replicate`, `dp_shard` and `tp`: `context.device_mesh["tp"]`.
 
-        The sizes come from `resources.mesh` or `pytorch.init(mesh=...)`; `dp_shard` is the number of slots divided by
-        the other sizes. All ranks first access the mesh together, in the trial's constructor.
+        All ranks first access the mesh together, in the trial's constructor. See docs/large-models.md for the order of
+        the dimensions, and for what dray does along each.
         """
         if not dist.is_initialized():
             store = dist.HashStore()  # type: ignore[attr-defined]
@@ -365,9 +365,9 @@ class PyTorchTrialContext:
         Raises:
             TypeError: the model is not a module; ddp_kwargs is not a dict, or names an argument that
                 DistributedDataParallel lacks; parallel is not a FullyShard.
-            ValueError: the model is wrapped already; ddp_kwargs or gradient_compression is used with a sharded model; a
-                unit does not exist in the model, or shares a parameter with another unit; the model is only
-                tensor-parallel, but its gradients must be averaged over several ranks.
+            ValueError: the model is wrapped already, or has other parameters on other ranks; ddp_kwargs or
+                gradient_compression is used with a sharded model; a unit does not exist in the model, or shares a
+                parameter with another unit; the model has DTensors, but nothing averages its gradients.
 
         Returns:
             The model, in DistributedDataParallel if there is more than one process; its attributes stay reachable.
@@ -380,10 +380,13 @@ class PyTorchTrialContext:
         unshare(each for each in model.parameters() if each.requires_grad)
         compress = self._run.section("optimizations").get("gradient_compression", False)
         # A rank may still be downloading data. Wait for it here, rather than in a collective with a timeout.
-        self.distributed.allgather(None)
+        check_same_parameters(model, self.distributed.allgather)
+        model_parallel = self._run.mesh_shape.model_parallel
         if parallel is not None or is_sharded(model):
-            size, replicas = self.distributed.size, self._run.replicas
-            check_arguments(model, parallel, ddp_kwargs, compress=compress, ranks=size, replicas=replicas)
+            averaging = self.distributed.size // model_parallel
+            check_arguments(
+                model, parallel, ddp_kwargs, compress=compress, ranks=self.distributed.size, averaging=averaging
+            )
             if parallel is None:
                 connect(model)
             elif not self._run.shards:
@@ -397,7 +400,10 @@ class PyTorchTrialContext:
             return model
         model = model.to(self.device)
         if self.distributed.size > 1:
-            model = cast(M, data_parallel(model, self.device, ddp_kwargs, compress_gradients=compress))
+            wrapped = data_parallel(
+                model, self.device, ddp_kwargs, compress_gradients=compress, model_parallel=model_parallel
+            )
+            model = cast(M, wrapped)
         self.models.append(model)
         return model
 

@@ -57,7 +57,7 @@ def describe(trial: PyTorchTrial, run: TrialRun, division: Division | None) -> D
         division=division,
         epoch_length=run.position.epoch_length,
         total_batches=run.total_batches,
-        sharing=run.mesh_shape.tp,
+        sharing=run.mesh_shape.sharing,
     )
 
 

@@ -61,12 +61,13 @@ def init(
         max_length: the length of the training as in `Trainer.fit()`, needed here if the trial's constructor calls
             `context.get_total_batches()`. In an experiment, a max_length of the searcher takes precedence.
         mesh: sizes of the dimensions of `context.device_mesh`, such as `{"tp": 2}`. Default: the config's
-            `resources.mesh`. `dp_shard` is the number of slots divided by the other sizes. Ranks of a tensor-parallel
-            group get the same batches.
+            `resources.mesh`. Without `dp` and `dp_shard`, `dp_shard` is the number of slots divided by the other sizes.
+            Ranks that differ along `dp`, `dp_shard` or `dp_replicate` get different batches, and gradients are averaged
+            over these dimensions and `cp`. The others are the trial's own.
 
     Raises:
         ValueError: global_batch_size is not an int, or is below the number of slots; aggregation_frequency is below 1;
-            mesh does not divide the slots, or has a dimension other than dp_replicate, dp_shard and tp.
+            mesh does not divide the slots, or has a name that is no identifier.
         TypeError: max_length is neither Batch nor Epoch.
         RuntimeError: `distributed` has several processes, but torch.distributed is not initialised for them; or two of
             them would train on the same GPU.

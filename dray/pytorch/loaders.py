@@ -45,7 +45,7 @@ def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingD
             seed=run.seed,
             peers=run.peers,
             device=run.device,
-            sharing=run.mesh_shape.tp,
+            sharing=run.mesh_shape.sharing,
             global_batch=None if is_own else global_batch(given, run.replicas),
         )
         return TrainingData(batches=stream, division=None, begin=begin)
@@ -120,7 +120,7 @@ def validation_data(
         _check_undivided(loader, run, "build_validation_data_loader")
         loader.seed = run.seed
     if full_dataset:
-        if sharded or run.peers.rank == 0:
+        if run.optimisation.validates_together or run.peers.rank == 0:
             return (loader if is_own else loader.get_data_loader()), None
         return None, None
     if is_own or loader._is_stream:

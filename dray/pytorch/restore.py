@@ -131,7 +131,7 @@ def restore(
     if stream is not None:
         _restore_position(run, resumed, stream)
     # The RNG state comes last, so that random numbers drawn while loading don't count.
-    saved = files.read_rank(directory, state, run.peers.rank, run.peers.size, run.mesh_shape.tp)
+    saved = files.read_rank(directory, state, run.peers.rank, run.peers.size, run.mesh_shape.sharing)
     if saved is not None and saved.gradients is not None:
         run.optimisation.restore_gradients(_gradients(run, directory, saved.gradients))
     if saved is not None and saved.rng:

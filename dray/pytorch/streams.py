@@ -39,7 +39,7 @@ class Stream:
     Args:
         begin: the number of batches that were trained before.
         seed: the trial's, from which a loader's own draws at the start of a pass follow.
-        sharing: the number of neighbouring ranks with the same data, by tensor parallelism.
+        sharing: the number of neighbouring ranks with the same data.
         global_batch: records of a global batch, if these are always the next ones of the whole stream.
     """
 

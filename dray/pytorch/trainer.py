@@ -195,7 +195,7 @@ class Trainer:
             # Called for each batch, so without the method's frame if the trial does not override it.
             batch_length=trial.get_batch_length if overrides(trial, "get_batch_length") else data_length,
             batch_tokens=trial.get_batch_tokens if overrides(trial, "get_batch_tokens") else None,
-            sharing=run.mesh_shape.tp,
+            mesh=run.mesh_shape,
         )
 
     def _profiler(self, first: int) -> torch.profiler.profile | None:

@@ -16,7 +16,8 @@ from dray.training.host import Host
 from dray.training.metrics.reducers import ReducerRegistry
 from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.optimisation import Optimisation
-from dray.training.parallel.mesh import global_batch_size, mesh_shape
+from dray.training.parallel.mesh import global_batch_size
+from dray.training.parallel.mesh_shape import mesh_shape
 from dray.training.plan import POLICIES, Plan, Policy, Schedule, batches_of, check_length, check_unit, schedule_of
 from dray.training.progress import Position, Progress
 from dray.training.units import ENDLESS, TrainUnit
@@ -62,8 +63,8 @@ class TrialRun:
     def __post_init__(self) -> None:
         self.seed = self.host.trial_seed
         self.length = self.max_length if self.host.max_length is None else self.host.max_length
-        sizes = self.section("resources").get("mesh") if self.mesh is None else self.mesh
-        self.mesh_shape = mesh_shape(sizes if self.shards else None, self.peers.size)
+        sizes = (self.section("resources").get("mesh") if self.mesh is None else self.mesh) or {}
+        self.mesh_shape = mesh_shape(sizes if self.shards else dict.fromkeys(sizes, 1), self.peers.size)
         self.replicas, self.replica = self.mesh_shape.replicas, self.mesh_shape.replica(self.peers.rank)
         self.global_batch_size = global_batch_size(self.hparams, self.replicas)
         given = (self.hparams or {}).get("global_batch_size")
@@ -72,7 +73,8 @@ class TrialRun:
                         given, self.global_batch_size, self.replicas)  # fmt: skip
         self.tensorboard = TensorBoard(self.host.tensorboard_path, self.enable_tensorboard_logging, self.hparams)
         averages = self.section("optimizations").get("average_aggregated_gradients", True)
-        self.optimisation = Optimisation(Position(), self.aggregation_frequency, averages)
+        shares = self.mesh_shape.sharing > 1
+        self.optimisation = Optimisation(Position(), self.aggregation_frequency, averages, shares)
         self.reducers = ReducerRegistry(self.device)
         self.to_device = ToDevice(self.device)
         self.at_end = contextlib.ExitStack()  # closed at the end of `pytorch.init()`

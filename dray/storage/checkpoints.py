@@ -103,8 +103,9 @@ class CheckpointStore:
             staging.rename(target)
         return str(target)
 
-    def add(self, staging: Path, batches: int) -> dict[str, Listed]:
-        """Upload this machine's part of a checkpoint that another machine will commit. Remote stores only."""
+    def add(self, staging: Path, batches: int, known: Mapping[str, Listed]) -> dict[str, Listed]:
+        """Upload this machine's part of a checkpoint that another machine will commit, and return the entries of its
+        files; `known` as in `write_manifest`. Remote stores only."""
         raise AssertionError("parts of a checkpoint in a directory are staged together")
 
     def force_to_disk(self, batches: int) -> None:
@@ -259,9 +260,9 @@ class RemoteStore(CheckpointStore):
         shutil.rmtree(staging, ignore_errors=True)
         return self.id_of(batches)
 
-    def add(self, staging: Path, batches: int) -> dict[str, Listed]:
+    def add(self, staging: Path, batches: int, known: Mapping[str, Listed]) -> dict[str, Listed]:
         self._remote(self._at(batches)).add(staging, without=MANIFEST)
-        return listed_in(staging, {})
+        return listed_in(staging, known)
 
     def force_to_disk(self, batches: int) -> None:
         """No-op: an acknowledged upload is durable."""

@@ -136,8 +136,8 @@ class Evaluation:
 
     Args:
         data: the batches; None on ranks that don't evaluate.
-        full_dataset: evaluate by `evaluate_full_dataset` on the chief. With a sharded model all ranks evaluate, since
-            each has a part of the weights, and the chief's metrics count.
+        full_dataset: evaluate by `evaluate_full_dataset` on the chief, or on all ranks if they validate together; the
+            chief's metrics count.
         spare: gives batches to run, without counting their results, on a rank that has fewer than others: all ranks
             take part in a forward pass of a sharded model.
     """
@@ -211,9 +211,9 @@ class Evaluation:
 
     def combine(self, shares: Sequence[Share]) -> dict[str, Any]:
         """Combine the shares of all ranks, in rank order, into the metrics. Every rank does so, without an exchange."""
-        # With a sharded model, all ranks have evaluated the same full dataset.
-        same = self.full_dataset and self.rank.optimisation.has_sharded
-        shares = shares[:1] if same else self.rank.distinct(shares)
+        # Ranks that validate together have all evaluated the same full dataset.
+        same = self.full_dataset and self.rank.optimisation.validates_together
+        shares = shares[:1] if same else self.rank.averaged(shares)
         reduced = jsonable(
             self.rank.reducers.cross_slot([share.reduced for share in shares], training=False), source="a reducer"
         )

@@ -112,8 +112,9 @@ class Executor:
             after_step=self.checkpointer.reserve if rank.device.type == "cuda" else None,
         )
         optimisation = rank.optimisation
+        if rank.peers.size > 1 and (rank.mesh.model_parallel > 1 or not optimisation.has_sharded):
+            optimisation.gradient_check = GradientCheck(optimisation.models, rank.mesh)
         if rank.peers.size > 1 and not optimisation.has_sharded:
-            optimisation.gradient_check = GradientCheck(optimisation.models)
             optimisation.step_timer = self._usage.steps
         optimisation.begin()
         self._hints, self._others = Hints(rank), OtherMetrics()
@@ -216,9 +217,10 @@ class Executor:
             norms=norms,
         )
         ranks = agreement.exchange(share, leave)
-        distinct = rank.distinct(ranks)
-        self._usage.add_ranks([each.usage for each in ranks], [each.usage for each in distinct])
-        scalars = [each.scalars for each in distinct if each.scalars]
+        averaged = rank.averaged(ranks)
+        usages = [each.usage for each in ranks]
+        self._usage.add_ranks(usages, usages[:: rank.mesh.sharing])
+        scalars = [each.scalars for each in averaged if each.scalars]
         if metrics.keep_times and scalars and not ranks[0].stopped:
             self.scalars.write_batches(first, metrics.times, rows_of(scalars))
         leave = agreement.agree([each.leave for each in ranks], training=True)
@@ -233,12 +235,12 @@ class Executor:
                 self._hints.warn()
         averages: dict[str, Any] = {}
         if leave is None or not leave.aborted:
-            averages.update(average_sums([each.sums for each in distinct]))
+            averages.update(average_sums([each.sums for each in averaged]))
         if leave is not None or position.trained < command.until:
             self._training = averages or None
             save = leave is None or self._may_save(leave, torn=len({each.steps for each in ranks}) > 1)
             return Outcome(batches=position.trained, leave=True, save_on_leave=save, interrupted=leave is None)
-        reduced_metrics = rank.reducers.cross_slot([each.reduced or [] for each in distinct], training=True)
+        reduced_metrics = rank.reducers.cross_slot([each.reduced or [] for each in averaged], training=True)
         check_names(reduced_metrics, averages, "train_batch()")
         averages.update({name: to_numpy(value) for name, value in reduced_metrics.items()})
         self._training = averages
@@ -264,21 +266,21 @@ class Executor:
         return not lost
 
     def _workload_end(self, averages: dict[str, Any]) -> None:
-        batches = average_batches(self.rank.distinct(self.rank.peers.allgather(self._metrics.take_batches())))
+        batches = average_batches(self.rank.averaged(self.rank.peers.allgather(self._metrics.take_batches())))
         for callback in self.rank.callbacks.values():
             callback.on_training_workload_end({**self._counts(), **averages}, batches)
 
     def validate(self, command: Validate) -> Outcome:
-        evaluation = self.evaluation
+        evaluation, optimisation = self.evaluation, self.rank.optimisation
         with torch.no_grad():
             if not evaluation.full_dataset:
-                for model in self.rank.optimisation.models:
+                for model in optimisation.models:
                     if isinstance(model, DDPModel):
                         model.sync_buffers()
                     elif is_sharded(model):
                         sync_buffers(model)
             shares, leave = self.agreement.on_all(
-                lambda: evaluation.share(test_mode=command.test_mode), training=self.rank.optimisation.has_sharded
+                lambda: evaluation.share(test_mode=command.test_mode), training=optimisation.validates_together
             )
             if leave is None:
                 metrics = evaluation.combine(shares)

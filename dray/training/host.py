@@ -108,9 +108,9 @@ class Host(Protocol):
         """Commit the files in `staging` as the checkpoint at `report.batches`, all or nothing, and return its id.
         `known` has the files whose checksums are known, including those from `add_to_checkpoint` on other machines."""
 
-    def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
+    def add_to_checkpoint(self, staging: Path, batches: int, known: Mapping[str, Listed]) -> dict[str, Listed]:
         """Upload this machine's part of a checkpoint to a remote store, and return its files, with which the chief on
-        another machine calls `commit`."""
+        another machine calls `commit`. `known` has the files whose checksums are known."""
 
     def open_checkpoint(self, checkpoint: str) -> Path:
         """Verify a checkpoint, and return its directory. Called on the first rank of each machine, or on every rank.

@@ -29,20 +29,25 @@ class Optimisation:
     """The models, optimizers and LR schedulers of a trial.
 
     Gradients are summed over `aggregation_frequency` batches before an optimizer steps, and divided by that number with
-    `average_aggregated_gradients`.
+    `average_aggregated_gradients`. `shares_records`: other ranks have the same records as this one.
 
     Raises:
         ValueError: aggregation_frequency is below 1.
     """
 
     def __init__(
-        self, position: Position, aggregation_frequency: int = 1, average_aggregated_gradients: bool = True
+        self,
+        position: Position,
+        aggregation_frequency: int = 1,
+        average_aggregated_gradients: bool = True,
+        shares_records: bool = False,
     ) -> None:
         if not is_int(aggregation_frequency) or aggregation_frequency < 1:
             raise ValueError(f"aggregation_frequency must be an int >= 1, got {aggregation_frequency!r}")
         self.position = position
         self.aggregation_frequency = aggregation_frequency
         self.average_aggregated_gradients = average_aggregated_gradients
+        self._shares_records = shares_records
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.lr_schedulers: list[LRScheduler] = []
@@ -61,6 +66,11 @@ class Optimisation:
         """Whether a model is sharded, so that forward passes are collectives, in training and in validation. First used
         after all models are wrapped."""
         return any(map(sharding.is_sharded, self.models))
+
+    @property
+    def validates_together(self) -> bool:
+        """Whether forward passes may be collectives in validation too: of a sharded model, or of the trial's code."""
+        return self.has_sharded or self._shares_records
 
     @cached_property
     def _fsdp_modules(self) -> list[FSDPModule]:

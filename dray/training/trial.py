@@ -14,6 +14,7 @@ from dray.training.callback import PyTorchCallback
 from dray.training.metrics.reducers import ReducerRegistry
 from dray.training.optimisation import Optimisation
 from dray.training.parallel.distributed import DistributedContext
+from dray.training.parallel.mesh_shape import MeshShape
 from dray.training.progress import Position
 
 log = logging.getLogger(__name__)
@@ -91,11 +92,11 @@ class Rank:
     peers: DistributedContext  # the ranks of the trial
     batch_length: Callable[[Any], int]  # the trial's `get_batch_length`
     batch_tokens: Callable[[Any], int] | None = None  # the trial's `get_batch_tokens`, if it has one
-    sharing: int = 1  # the number of neighbouring ranks that get the same data, by tensor parallelism
+    mesh: MeshShape
 
-    def distinct(self, ranks: Sequence[T]) -> Sequence[T]:
-        """The values of ranks with different data, from those of all ranks."""
-        return ranks[:: self.sharing]
+    def averaged(self, ranks: Sequence[T]) -> Sequence[T]:
+        """The values of ranks whose metrics are averaged, as their gradients are, from those of all ranks."""
+        return ranks[:: self.mesh.model_parallel]
 
     @property
     def is_chief(self) -> bool:

@@ -217,9 +217,9 @@ class RayHost:
         self._commits += 1
         return checkpoint
 
-    def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
+    def add_to_checkpoint(self, staging: Path, batches: int, known: Mapping[str, Listed]) -> dict[str, Listed]:
         self._link.confirm_commit()
-        return self._store.add(staging, batches)
+        return self._store.add(staging, batches, known)
 
     def open_checkpoint(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
         return self._store.open(checkpoint, only=only)

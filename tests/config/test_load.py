@@ -212,12 +212,14 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
         ({"searcher__max_length": {"epochs": 1, "batches": 2}}, "searcher.max_length", "exactly one of"),
         ({"searcher__max_length": {"epochs": 0}}, "searcher.max_length", "must be at least 1, got 0 epochs"),
         ({"searcher__max_length": {"epochs": 1.5}}, "searcher.max_length", "must be a whole number"),
-        ({"resources": {"slots_per_trial": 4, "mesh": {"tp": 3}}}, "resources.mesh", "tp 3 must divide resources.slot"),
+        ({"resources": {"slots_per_trial": 4, "mesh": {"tp": 3}}}, "resources.mesh", "tp 3 does not divide the tr"),
         (
             {"resources": {"slots_per_trial": 4, "mesh": {"tp": 2, "dp_replicate": 4}}},
             "resources.mesh",
-            "dp_replicate 4 * tp 2 must divide resources.slots_per_trial, which is 4; set that to a multiple of 8",
+            "tp 2 * dp_replicate 4 does not divide the trial's 4 slot(s); change the number of slots, or the mesh",
         ),
+        ({"resources": {"slots_per_trial": 4, "mesh": {"cp": 0}}}, "resources.mesh.cp", "must be >= 1, got 0"),
+        ({"resources": {"slots_per_trial": 4, "mesh": {"c p": 2}}}, "resources.mesh", "must be an identifier"),
         ({"resources": {"slots_per_trial": 0.5, "mesh": {"tp": 2}}}, "resources.mesh", "can't be given with a range"),
         ({"resources": {"slots_per_trial": 0, "slot": "gpu"}}, "resources.slots_per_trial", "must be >= 1, got 0"),
         (

@@ -206,7 +206,7 @@ def test_tests_of_sharded_models_exist() -> None:
     tests = "".join(
         (DOCS.parent / f"tests/{name}.py").read_text()
         for name in (
-            *(f"pytorch/test_{each}" for each in ("fsdp", "sharded_ranks", "elastic_ranks")),
+            *(f"pytorch/test_{each}" for each in ("fsdp", "sharded_ranks", "elastic_ranks", "mesh_ranks")),
             *(f"ray/test_{each}" for each in ("sharded", "fault_matrix")),
         )
     )

@@ -84,8 +84,8 @@ class FakeHost:
         self.committed.append(report)
         return self.store.commit(staging, report.batches, known)
 
-    def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
-        return self.store.add(staging, batches)
+    def add_to_checkpoint(self, staging: Path, batches: int, known: Mapping[str, Listed]) -> dict[str, Listed]:
+        return self.store.add(staging, batches, known)
 
     def open_checkpoint(self, checkpoint: str) -> Path:
         self.opened.append(checkpoint)

@@ -16,7 +16,7 @@ from dray.hosts import use_host
 from dray.memory import machine_cores
 from dray.pytorch import CheckpointLoadContext, FullyShard
 from dray.training.parallel import fully_shard
-from dray.training.parallel.mesh import MeshShape, mesh_shape
+from dray.training.parallel.mesh_shape import mesh_shape
 from tests.pytorch.fakes import FakeHost, OneWeight
 
 pytestmark = pytest.mark.slow  # FullyShard imports FSDP, a quarter of the time to collect the fast tests
@@ -135,9 +135,9 @@ def test_an_optimizer_that_was_made_before_the_shards_is_refused(tmp_path: Path,
 def test_sharding_over_several_slots_with_an_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", torch_version.TorchVersion("2.10.0+cpu"))
     model = nn.Linear(1, 1)
-    fully_shard.check_arguments(model, FullyShard(), {}, compress=False, ranks=1, replicas=1)
+    fully_shard.check_arguments(model, FullyShard(), {}, compress=False, ranks=1, averaging=1)
     with pytest.raises(RuntimeError, match=r"over 2 slots needs torch 2\.11 or newer, but this is torch 2\.10\.0"):
-        fully_shard.check_arguments(model, FullyShard(), {}, compress=False, ranks=2, replicas=2)
+        fully_shard.check_arguments(model, FullyShard(), {}, compress=False, ranks=2, averaging=2)
 
 
 def test_settings_of_ddp_are_refused(context: pytorch.PyTorchTrialContext, tmp_path: Path) -> None:
@@ -154,29 +154,35 @@ def test_settings_of_ddp_are_refused(context: pytorch.PyTorchTrialContext, tmp_p
 @pytest.mark.parametrize(
     ("asked", "ranks", "shape"),
     [
-        (None, 4, MeshShape(dp_shard=4)),
-        ({"tp": 2}, 4, MeshShape(dp_shard=2, tp=2)),
-        ({"tp": 4}, 4, MeshShape(tp=4)),
-        ({"tp": 2, "dp_replicate": 2}, 8, MeshShape(dp_replicate=2, dp_shard=2, tp=2)),
+        (None, 4, {"dp_replicate": 1, "dp_shard": 4, "tp": 1}),
+        ({"tp": 2}, 4, {"dp_replicate": 1, "dp_shard": 2, "tp": 2}),
+        ({"tp": 4}, 4, {"dp_replicate": 1, "dp_shard": 1, "tp": 4}),
+        ({"tp": 2, "dp_replicate": 2}, 8, {"dp_replicate": 2, "dp_shard": 2, "tp": 2}),
+        ({"pp": 2, "cp": 2, "dp": 2}, 8, {"dp_replicate": 1, "dp": 2, "dp_shard": 1, "cp": 2, "pp": 2, "tp": 1}),
         ({"tp": 3}, 4, r"tp 3 does not divide the trial's 4 slot\(s\)"),
         ({"tp": 8}, 4, r"tp 8 does not divide the trial's 4 slot\(s\)"),
         ({"dp_shard": 2}, 4, r"dp_shard 2 is not the trial's 4 slot\(s\)"),
+        ({"dp": 2}, 4, r"dp 2 is not the trial's 4 slot\(s\)"),
         ({"tp": 0}, 4, "tp must be an int >= 1, got 0"),
-        ({"pp": 2}, 4, "takes the sizes of dp_replicate, dp_shard, tp"),
+        ({"p p": 2}, 4, "must be an identifier, such as tp, got 'p p'"),
+        ({2: 2}, 4, "must be an identifier, such as tp, got 2"),
     ],
 )
-def test_sizes_of_a_mesh_are_those_of_the_ranks(asked: Any, ranks: int, shape: MeshShape | str) -> None:
-    if isinstance(shape, MeshShape):
-        assert mesh_shape(asked, ranks) == shape
+def test_sizes_of_a_mesh_are_those_of_the_ranks(asked: Any, ranks: int, shape: dict[str, int] | str) -> None:
+    if isinstance(shape, dict):
+        assert mesh_shape(asked, ranks).dims == tuple(shape.items())
     else:
         with pytest.raises(ValueError, match=shape):
             mesh_shape(asked, ranks)
 
 
-def test_ranks_of_a_tensor_parallel_group_share_their_data() -> None:
-    shape = MeshShape(dp_replicate=2, dp_shard=2, tp=2)
+def test_only_ranks_along_the_dimensions_of_the_data_have_different_records() -> None:
+    shape = mesh_shape({"tp": 2, "dp_replicate": 2}, 8)
     assert [shape.replica(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert shape.replicas == 4
+    assert (shape.replicas, shape.sharing, shape.model_parallel) == (4, 2, 2)
+    shape = mesh_shape({"ep": 2, "cp": 2}, 8)
+    assert [shape.replica(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert (shape.replicas, shape.sharing, shape.model_parallel) == (2, 4, 2)
 
 
 def test_mesh_of_one_process_has_all_dimensions(context: pytorch.PyTorchTrialContext) -> None:

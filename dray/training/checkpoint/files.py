@@ -77,7 +77,7 @@ class Description:
     division: Division | None = None  # of the data among processes; None with a loader of the user's own
     epoch_length: int | None = None  # in batches; None for one endless epoch
     total_batches: int | None = None  # to train; None if unknown
-    sharing: int = 1  # number of ranks with the same data (a tensor-parallel group)
+    sharing: int = 1  # number of neighbouring ranks with the same data
 
     @cached_property
     def texts(self) -> Mapping[str, bytes]:

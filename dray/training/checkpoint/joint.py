@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,7 +84,7 @@ class JointCheckpoint:
 
         def work() -> dict[str, Listed]:
             known.update(write())
-            return known if self.peers.rank > 0 else {}  # only the chief needs them
+            return known if self.peers.rank > 0 else {}  # for the chief, and for the rank that uploads them
 
         with self.writing():
             for part in _on_all(self.peers, "writing its part of a checkpoint", work):
@@ -92,7 +93,8 @@ class JointCheckpoint:
 
     def commit(self, known: dict[str, Listed], written: Callable[[Path], None] | None) -> str:
         """Commit the parts of all ranks, in the block `writing`. `known` has the files whose checksums are known."""
-        uploads = _on_all(self.peers, "uploading its part of a checkpoint", self._upload) if self.per_machine else []
+        upload = partial(self._upload, known)
+        uploads = _on_all(self.peers, "uploading its part of a checkpoint", upload) if self.per_machine else []
 
         def commit() -> str:
             if self.peers.rank > 0:
@@ -106,11 +108,11 @@ class JointCheckpoint:
 
         return _on_all(self.peers, "committing a checkpoint", commit)[0]
 
-    def _upload(self) -> dict[str, Listed]:
+    def _upload(self, known: dict[str, Listed]) -> dict[str, Listed]:
         """Upload this machine's part, unless the chief runs here."""
         if not self.owns_staging or self.peers.rank == 0:
             return {}
-        listed = self.host.add_to_checkpoint(self.staging, self.report.batches)
+        listed = self.host.add_to_checkpoint(self.staging, self.report.batches, known)
         shutil.rmtree(self.staging, ignore_errors=True)
         return listed
 

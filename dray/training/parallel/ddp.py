@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import inspect
 import weakref
 from collections.abc import Callable, Collection
@@ -20,6 +21,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.utils import _replace_by_prefix, _sync_module_states
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
 
 from dray.training.pretrained import shared_parameters
 
@@ -142,25 +144,46 @@ def _add_prefix(state: dict[str, Any], prefix: str, *_: Any) -> None:
 
 
 def data_parallel(
-    model: torch.nn.Module, device: torch.device, ddp_kwargs: dict[str, Any], *, compress_gradients: bool
+    model: torch.nn.Module,
+    device: torch.device,
+    ddp_kwargs: dict[str, Any],
+    *,
+    compress_gradients: bool,
+    model_parallel: int = 1,
 ) -> torch.nn.Module:
     """Give a model the chief's weights on all ranks and, if it is trained, averaged gradients (in float16 with
-    `compress_gradients`)."""
+    `compress_gradients`). `model_parallel`: see `MeshShape`."""
     shared = shared_parameters(model)
     trains = any(parameter.requires_grad for parameter in model.parameters())
-    if shared or not trains:
+    if shared or not trains or model_parallel > 1:
         broadcast_weights(model, leave_out=shared)
     if not trains:
         return model
     device_ids = [device] if device.type == "cuda" else None
     # As views of buckets, gradients are in memory only once.
     options = {"device_ids": device_ids, "init_sync": not shared, "gradient_as_bucket_view": True}
-    wrapped = DDPModel(model, **{**options, **ddp_kwargs})
+    group = gradients_group().averaging(model_parallel)
+    wrapped = DDPModel(model, **{**options, "process_group": group, **ddp_kwargs})
     if compress_gradients:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
         wrapped.register_comm_hook(wrapped.process_group, fp16_compress_hook)
     return wrapped
+
+
+def check_same_parameters(model: torch.nn.Module, allgather: Callable[[str], list[str]]) -> None:
+    """Check that all ranks, which call this together, have built a model with the same parameters."""
+    shapes = [
+        (name, None if isinstance(each, UninitializedParameter) else tuple(each.shape))
+        for name, each in model.named_parameters()
+    ]
+    digests = allgather(hashlib.sha256(repr(shapes).encode()).hexdigest())
+    if others := [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]:
+        raise ValueError(
+            f"wrap_model: on rank {', '.join(others)} the model's parameters have other names or shapes than on rank "
+            "0, whose would be saved; build the same model on all ranks, and if each has a part of it, such as its "
+            "own experts or layers, make the parts DTensors on context.device_mesh"
+        )
 
 
 def broadcast_weights(model: torch.nn.Module, leave_out: Collection[str] = ()) -> None:
@@ -200,6 +223,11 @@ class _Group:
 
     def has(self, group: Any) -> bool:
         return any(group is own for own in (self.group, *self.subgroups))
+
+    def averaging(self, model_parallel: int) -> Any:
+        """The group in which this rank's gradients are averaged. All ranks call this together."""
+        rows = [range(first, dist.get_world_size(), model_parallel) for first in range(model_parallel)]
+        return [self.make(tuple(row)) for row in rows][dist.get_rank() % model_parallel]
 
     def make(self, ranks: tuple[int, ...]) -> Any:
         """The subgroup of these ranks, which all ranks of the trial together make at its first use."""

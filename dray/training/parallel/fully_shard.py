@@ -15,7 +15,9 @@ from torch import nn
 
 from dray.memory import machine_cores
 from dray.training import pretrained
-from dray.training.parallel.sharding import UNSYNCED, broadcast, connect, fsdp_modules, is_dtensor
+from dray.training.parallel.mesh import averaging_mesh
+from dray.training.parallel.mesh_shape import AVERAGED
+from dray.training.parallel.sharding import UNSYNCED, broadcast, connect, fsdp_modules, is_dtensor, local
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -168,9 +170,9 @@ def check_arguments(
     *,
     compress: bool,
     ranks: int,
-    replicas: int,
+    averaging: int,
 ) -> None:
-    """Check the arguments of `wrap_model` for a sharded model, with the data divided among `replicas`."""
+    """Check the arguments of `wrap_model` for a sharded model, with gradients to be averaged over `averaging` ranks."""
     if ranks > 1 and torch.__version__ < SHARDS_SINCE:
         raise RuntimeError(
             f"wrap_model: a model that is sharded over {ranks} slots needs torch {SHARDS_SINCE} or newer, but this is "
@@ -193,16 +195,16 @@ def check_arguments(
             "wrap_model: fully_shard was applied to the model already; pass parallel=FullyShard(...) or call "
             "fully_shard, not both"
         )
-    if parallel is None and replicas > 1 and not fsdp_modules(model):
+    if parallel is None and averaging > 1 and not fsdp_modules(model):
         raise ValueError(
-            f"wrap_model: the model is tensor-parallel, but its {replicas} replicas would never average "
-            "their gradients; pass parallel=FullyShard(...) too, or make resources.mesh.tp (pytorch.init(mesh="
-            '{"tp": n})) the number of slots'
+            f"wrap_model: the model has DTensors, and its {averaging} copies would never average their gradients; pass "
+            "parallel=FullyShard(...) too, or a mesh with all slots in dimensions that your code handles (resources."
+            'mesh, pytorch.init(mesh={"tp": n}))'
         )
 
 
 def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, device: torch.device) -> None:
-    """Shard a model in place, over the data-parallel dimensions of a mesh. All ranks call this together."""
+    """Shard a model in place, over the ranks of a mesh that average gradients. All ranks call this together."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     units = parallel._find(model)
@@ -214,7 +216,7 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
             _recompute(unit, selective=parallel.activation_checkpointing == "selective")
         if parallel.compile:
             unit.compile()
-    over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
+    over = averaging_mesh(mesh)
     # For a model on the CPU there is nothing to pin memory for.
     if parallel.cpu_offload and device.type != "cpu":
         torch.set_num_threads(max(torch.get_num_threads(), threads_for_offload(os.environ, machine_cores())))
@@ -385,9 +387,8 @@ def _broadcast_chief_values(modules: list[nn.Module], mesh: DeviceMesh, device: 
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         for tensor in tensors:
             if is_dtensor(tensor):
-                part: Any = tensor
-                for dim in ("dp_shard", "dp_replicate"):
-                    broadcast([part.detach().to_local()], mesh.get_group(dim))
+                for dim in (name for name in mesh.mesh_dim_names or () if name in AVERAGED):
+                    broadcast([local(tensor.detach())], mesh.get_group(dim))
             else:
                 tensor.data = tensor.data.to(device)
                 if not hasattr(tensor, pretrained.MARK):

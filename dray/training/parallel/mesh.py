@@ -2,68 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dray.training.parallel import ddp
+from dray.training.parallel.mesh_shape import AVERAGED, MeshShape
 from dray.training.units import is_int
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-NAMES = ("dp_replicate", "dp_shard", "tp")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshShape:
-    """The number of ranks in each dimension of a trial's mesh. The last one varies fastest."""
-
-    dp_replicate: int = 1
-    dp_shard: int = 1
-    tp: int = 1
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        return self.dp_replicate, self.dp_shard, self.tp
-
-    @property
-    def replicas(self) -> int:
-        return self.dp_replicate * self.dp_shard  # each has its own share of the data
-
-    def replica(self, rank: int) -> int:
-        return rank // self.tp
-
-
-def mesh_shape(sizes: Mapping[str, Any] | None, ranks: int) -> MeshShape:
-    """The mesh of a number of ranks with these sizes. The default of `dp_shard` is `ranks` divided by the others.
-
-    Raises:
-        ValueError: the sizes are invalid, or don't divide the ranks.
-    """
-    sizes = {} if sizes is None else sizes
-    if sizes.keys() - set(NAMES):
-        raise ValueError(f"mesh takes the sizes of {', '.join(NAMES)}, such as {{'tp': 2}}; got {sizes!r}")
-    for name, size in sizes.items():
-        if not is_int(size) or size < 1:
-            raise ValueError(f"mesh: {name} must be an int >= 1, got {size!r}")
-    fixed = sizes.get("dp_replicate", 1) * sizes.get("tp", 1)
-    shard = sizes.get("dp_shard", ranks // fixed)
-    if fixed * shard != ranks:
-        product = " * ".join(f"{name} {size}" for name, size in sizes.items())
-        raise ValueError(
-            f"mesh: {product} {'does not divide' if 'dp_shard' not in sizes else 'is not'} the trial's {ranks} "
-            "slot(s); change the number of slots, or the sizes"
-        )
-    return MeshShape(dp_replicate=sizes.get("dp_replicate", 1), dp_shard=shard, tp=sizes.get("tp", 1))
-
-
 def device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
-    """The mesh of all ranks with the three named dimensions, which all ranks together make at its first use.
+    """The mesh of all ranks, which they make together at its first use.
 
     Its process groups are kept for later trials. A rank that leaves closes them with that of the gradients.
     """
@@ -81,9 +36,22 @@ def device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
             by_ranks = {tuple(row): gradients.make(tuple(row)) for row in rows}
             groups.append(next(group for row, group in by_ranks.items() if dist.get_rank() in row))
         forget_operations()
-        gradients.meshes[shape] = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=NAMES)
+        gradients.meshes[shape] = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=shape.names)
     mesh: DeviceMesh = gradients.meshes[shape]
     return mesh
+
+
+def averaging_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The part of a trial's mesh over which gradients are averaged, for `fully_shard`: its shards, or with
+    `dp_replicate` > 1 replicas and shards."""
+    sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
+    shards = [name for name, size in sizes.items() if name in AVERAGED[1:] and size > 1] or ["dp_shard"]
+    shard = "_".join(shards)
+    if len(shards) > 1:  # `fully_shard` takes them as one dimension
+        merged = {"dp_replicate": sizes["dp_replicate"], shard: math.prod(sizes[name] for name in shards)}
+        others = {name: size for name, size in sizes.items() if name not in AVERAGED}
+        mesh = device_mesh(MeshShape(tuple({**merged, **others}.items())), torch.device(mesh.device_type))
+    return mesh[shard] if sizes["dp_replicate"] == 1 else mesh["dp_replicate", shard]
 
 
 def forget_operations() -> None:

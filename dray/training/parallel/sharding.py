@@ -43,6 +43,16 @@ def local(tensor: Any) -> Any:
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
+def part_of(tensor: torch.Tensor) -> int:
+    """The number of this rank's part of a tensor; the same on ranks with equal parts."""
+    part = 0
+    if is_dtensor(tensor):
+        mesh = tensor.device_mesh
+        for size, at, placement in zip(mesh.shape, mesh.get_coordinate() or (), tensor.placements, strict=True):
+            part = part * size + (0 if placement.is_replicate() else at)
+    return part
+
+
 def connect(model: torch.nn.Module) -> None:
     """Arrange for a sharded model's connections to be closed with those for gradients. All ranks call this together."""
     if dist.is_initialized():
