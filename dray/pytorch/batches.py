@@ -314,9 +314,10 @@ def set_epoch(dataset: Any, epoch: int, seed: int) -> None:
 
     Its random draws are the same in all processes and in a resumed run, and leave the global RNGs unchanged.
     """
-    with rng.seeded(Random(f"{seed}:dataset:{epoch}").getrandbits(63)):
-        for each in _with_epochs(dataset, set()):
-            each.set_epoch(epoch)
+    if found := list(_with_epochs(dataset, set())):
+        with rng.seeded(Random(f"{seed}:dataset:{epoch}").getrandbits(63)):
+            for each in found:
+                each.set_epoch(epoch)
 
 
 def _with_epochs(dataset: Any, seen: set[int]) -> Iterator[Any]:

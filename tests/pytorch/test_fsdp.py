@@ -910,7 +910,7 @@ def test_shards_of_tensor_parallel_ranks_train_as_two_processes(two: list[Runs],
 
 def test_tensor_parallel_model_whose_gradients_nothing_averages_is_refused(two: list[Runs]) -> None:
     for rank in two:
-        assert "its 2 replicas would never average their gradients" in rank["without_replicas"]["error"]
+        assert "its 2 copies would never average their gradients" in rank["without_replicas"]["error"]
 
 
 @pytest.mark.parametrize("where", ["forward", "step", "validation"])
