@@ -72,7 +72,7 @@ PARTS = {
     "tp": ("Tensor parallelism of size 1, with a plan for some of the layers", 18),
     "marked_tests": ("Tests marked `gpu`", 58),
     "loader": ("Images from a loader", 32),
-    "rung": ("The stall at a rung, in a search on Ray", 34),
+    "rung": ("The stall at a rung, and the next trial, in a search on Ray", 49),
     "quarters": ("Four trials on one GPU, in a search on Ray", 73),
 }
 """The title of each module in bench/on_gpu, and the most seconds that it may take, in order of worth. All of them fit

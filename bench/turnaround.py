@@ -60,6 +60,8 @@ class Case:
         quiet: the search creates no trial for `PAUSE_S`, while one trial is still training.
         busy: the search gives no answer for `PAUSE_S`.
         sleep_s: how long each trial sleeps in its first batch, so that there is a middle, and CPU time for all groups.
+        upload_s: how long the upload of a checkpoint takes to an object store on this machine; 0: they are in a
+            directory.
         more: a multiple of ``--trials``, for the number of trials.
         groups: expected at the end; None: as many as this machine has room for.
     """
@@ -72,6 +74,7 @@ class Case:
     quiet: bool = False
     busy: bool = False
     sleep_s: float = 0.0
+    upload_s: float = 0.0
     more: float = 1.0
     groups: int | None = None
 
@@ -88,6 +91,7 @@ CASES = {
     "killed-handle": Case(label="a Tune handle killed", kill_handle=True, sleep_s=0.2, more=2),
     "added-group": Case(label="a group added", cpus=1, added=1, sleep_s=0.5, more=2, groups=2),
     "late-groups": Case(label="eight groups, two of them late", cpus=6, added=2, sleep_s=4.0, more=3, groups=8),
+    "slow-uploads": Case(label="uploads of 2 s", upload_s=2.0, sleep_s=2.5, more=0.25, cpus=1, groups=1),
     "quiet-search": Case(label=f"a search that creates nothing for {PAUSE_S:g} s", quiet=True, sleep_s=0.1, more=2),
     "busy-search": Case(label=f"a search that answers nothing for {PAUSE_S:g} s", busy=True, sleep_s=0.1, more=2),
 }
@@ -102,7 +106,8 @@ def child(name: str, directory: Path, trials: int) -> None:
     method = _disturbed(case, config) if case.quiet or case.busy else None
     import dray
 
-    with _cluster(case) as (address, add_node):
+    with _object_store(case.upload_s) as store, _cluster(case) as (address, add_node):
+        config |= store
         where = {"model_dir": BENCH / "model", "path": directory / "experiment", "address": address}
         experiment = dray.Experiment(config, method=method, **where)
         experiment.run(on_message=_Middle(case, trials, add_node, lambda: experiment.last_run.driver.handle))
@@ -120,6 +125,32 @@ def _config(case: Case, trials: int) -> dict[str, Any]:
     if case.quiet:
         config["hyperparameters"] |= {"slow_trials": [trials // 2], "slow_s": PAUSE_S}
     return config
+
+
+@contextlib.contextmanager
+def _object_store(upload_s: float) -> Iterator[dict[str, Any]]:
+    """The part of a config for an S3 server whose uploads of a checkpoint take this long."""
+    if not upload_s:
+        yield {}
+        return
+    os.environ |= {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
+    from moto import server
+
+    from tests.storage.s3 import LocalS3
+
+    dispatch = server.DomainDispatcherApplication.__call__
+
+    def slow(self: Any, environ: dict[str, Any], respond: Any) -> Any:
+        if environ["REQUEST_METHOD"] == "PUT" and environ["PATH_INFO"].endswith("manifest.json"):
+            time.sleep(upload_s)
+        return dispatch(self, environ, respond)
+
+    server.DomainDispatcherApplication.__call__ = slow
+    store = LocalS3()
+    try:
+        yield {"checkpoint_storage": {"storage_path": store.uri("bench")}}
+    finally:
+        store.stop()
 
 
 @contextlib.contextmanager
