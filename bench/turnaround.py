@@ -122,6 +122,8 @@ def _config(case: Case, trials: int) -> dict[str, Any]:
     config["searcher"]["max_trials"] = trials
     config["resources"]["slots_per_trial"] = case.slots
     config["hyperparameters"]["sleep_s"] = case.sleep_s
+    if case.upload_s:  # at rungs and ends only: a trial's own earlier upload would delay them
+        config["checkpoint_policy"] = "none"
     if case.quiet:
         config["hyperparameters"] |= {"slow_trials": [trials // 2], "slow_s": PAUSE_S}
     return config
