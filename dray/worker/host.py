@@ -79,7 +79,8 @@ class RayHost:
         self._progress: Callable[[], tuple[int, int]] = _not_yet
         self._begin = 0
         self._told = 0, -math.inf  # the batches that the driver knows of, and when it was told
-        self._is_saving = self._has_left = False
+        self._is_saving = False
+        self.late: list[str] | None = None  # what to log once the trial, which was left behind, has ended
         self._commits = 0
 
     # ------------------------------------------------------------------ the lease
@@ -109,7 +110,7 @@ class RayHost:
         """End the trial after its code has returned. Returns the outcome: completed, interrupted, or the search's
         decision; or writing, if its end was left behind."""
         if self.behind is not None and self.behind.finish is not None:
-            self._has_left = True
+            self.late = []
             return "writing"
         return self.reports.complete()
 
@@ -190,11 +191,17 @@ class RayHost:
     def publish(self, report: Report) -> bool:
         for did, metrics in (("trained to", report.training), ("validated at", report.validation)):
             if metrics is not None:
-                log.info("%s batch %d: %s", did, report.batches, metrics_text(metrics))
+                self._say(f"{did} batch {report.batches}: {metrics_text(metrics)}")
         try:
             return self.reports.from_fit(report)
         finally:
             self._told, self._is_saving = (self.batches, time.monotonic()), False
+
+    def _say(self, line: str) -> None:
+        if self.late is None:
+            log.info(line)
+        else:
+            self.late.append(line)
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
         return self.reports.reached(validation)
@@ -224,8 +231,7 @@ class RayHost:
         self._link.confirm_commit()
         checkpoint = self._store.commit(staging, report.batches, known)
         self.reports.unsaved.saved = report.batches
-        if not self._has_left:  # another trial has the log
-            log.info("saved %s", checkpoint)
+        self._say(f"saved {checkpoint}")
         self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.staged_at)
         self._commits += 1
         return checkpoint

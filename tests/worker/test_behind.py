@@ -1,0 +1,155 @@
+"""A trial leaves its group before its last checkpoint is committed; the next one trains in this process meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.code.load import load_entrypoint
+from dray.config.entrypoint import parse_entrypoint
+from dray.config.load import load_config
+from dray.leases.messages import Departure, DeskReport
+from dray.storage.checkpoints import CheckpointStore
+from dray.storage.errors import StorageError
+from dray.storage.manifest import Listed
+from dray.training.parallel.distributed import DistributedContext
+from dray.training.units import Batch
+from dray.worker.behind import Behind
+from dray.worker.log.trial_log import log_writer
+from dray.worker.ranks import Place
+from dray.worker.trial import run_trial
+from tests.bugs import CLASS, model_dir
+from tests.model_code import imports_undone
+from tests.ray.harness import recorded
+from tests.workers import SETTINGS, connected, experiment_spec, lease_in, links
+
+
+class FarStore(CheckpointStore):
+    """Commits once the gate is open, or fails."""
+
+    is_remote = True
+
+    def __init__(self, directory: Path, gate: threading.Event, fault: StorageError | None) -> None:
+        super().__init__(directory)
+        self._gate, self._fault = gate, fault
+
+    def commit(self, staging: Path, batches: int, known: Mapping[str, Listed] | None = None) -> str:
+        assert self._gate.wait(60)
+        if self._fault is not None:
+            raise self._fault
+        return super().commit(staging, batches, known)
+
+
+class Desk:
+    """Another trial waits for the group of lease 1. What is told of each lease, in order, is in `told`."""
+
+    def __init__(self, verdict: str) -> None:
+        self.verdict = verdict
+        self.told: dict[int, list[str]] = {1: [], 2: []}
+
+    def waited_for(self, lease: int) -> bool:
+        return lease == 1
+
+    def may_commit(self, lease: int) -> bool:
+        return True
+
+    def improves(self, lease: int, score: float) -> bool:
+        return True
+
+    def stop_wanted(self, lease: int) -> bool:
+        return False
+
+    def saved(self, trial: int, checkpoint: str, batches: int, value: float | None, seconds: float | None) -> None:
+        self.told[trial].append(f"saved {batches}")
+
+    def report(self, lease: int, report: DeskReport, decides: bool) -> str:
+        if decides:
+            self.told[lease].append(f"reported {report.step}{' final' * report.final}")
+        return self.verdict if decides else "continue"
+
+    def leave(self, lease: int, rank: int, departure: Departure) -> None:
+        self.told[lease].append(departure.outcome)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with imports_undone():
+        yield model_dir(tmp_path_factory.mktemp("behind"))
+
+
+class Process:
+    """A worker process, whose desk answers each decided report with this verdict."""
+
+    def __init__(self, model: Path, directory: Path, verdict: str = "continue") -> None:
+        self.desk = Desk(verdict)
+        self.behind = Behind(connected(self.desk))
+        self._model, self._directory = model, directory
+        self._gates = {number: threading.Event() for number in (1, 2)}
+        self._gates[2].set()
+
+    def run(self, number: int, fault: StorageError | None = None) -> str:
+        """Run a lease of the trial with its number; returns the outcome with which it leaves."""
+        directory = self._directory / f"trial_{number}"
+        record = str(self._directory / "record")
+        config = load_config(recorded(record, trials=1, batches=8, entrypoint=CLASS))
+        rungs = (Batch(4), Batch(8))
+        settings = replace(SETTINGS, config=config.to_dict(), metric="error", max_length=Batch(8), rungs=rungs)
+        hparams: dict[str, Any] = {"global_batch_size": 8, "lr": 0.1, "record": record, "pause_s": 0, "bug": "none"}
+        lease = replace(
+            lease_in(directory, hparams=hparams),
+            number=number,
+            trial_id=number,
+            store=FarStore(directory, self._gates[number], fault),
+        )
+        program = load_entrypoint(parse_entrypoint(CLASS), self._model)
+        given = {"experiment": experiment_spec(settings), "distributed": DistributedContext()}
+        self.behind.begin(number, 0)
+        links_ = links(self.desk)
+        left = run_trial(
+            program, self._model, lease, **links_, **given, place=Place("a", "127.0.0.1"), behind=self.behind
+        )
+        self.desk.leave(number, 0, left)
+        self.behind.start()
+        return left.outcome
+
+    def write(self) -> None:
+        """Let the checkpoint that was left behind be committed, or fail."""
+        self._gates[1].set()
+        self.behind.wait()
+
+    def log(self, number: int) -> str:
+        log_writer.flush()
+        return (self._directory / f"trial_{number}" / "logs" / "rank_0.log").read_text()
+
+
+@pytest.mark.parametrize(("verdict", "outcome"), [("continue", "yielded"), ("stop", "stopped"), ("pause", "paused")])
+def test_the_next_trial_trains_to_its_end_before_the_last_ones_checkpoint_is_committed(
+    verdict: str, outcome: str, model: Path, tmp_path: Path
+) -> None:
+    process = Process(model, tmp_path, verdict)
+    assert process.run(1) == "writing"
+    assert process.behind.nbytes > 0
+    assert process.run(2) == ("completed" if verdict == "continue" else outcome)
+    assert process.desk.told[1] == ["writing"], "nothing is reported before it is committed"
+    process.write()
+    assert process.desk.told[1] == ["writing", "saved 4", "reported 4", outcome]
+    assert process.behind.nbytes == 0
+    lines = [line.partition(" ")[2] for line in process.log(1).splitlines()[2:]]
+    assert [line.split()[0] for line in lines] == ["saved", "trained", "validated", "trial"]
+    assert lines[-1] == f"trial 1 {outcome} after 4 batches"
+    assert "trial_1" not in process.log(2), "each has its own log"
+
+
+def test_a_trial_whose_checkpoint_could_not_be_stored_has_failed(model: Path, tmp_path: Path) -> None:
+    process = Process(model, tmp_path)
+    assert process.run(1, StorageError("the store is gone")) == "writing"
+    assert process.run(2) == "completed"
+    process.write()
+    assert process.desk.told[1] == ["writing", "errored"]
+    assert "StorageError: the store is gone" in process.log(1)
+    assert "the store is gone" not in process.log(2)
