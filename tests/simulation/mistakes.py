@@ -109,7 +109,7 @@ MISTAKES = {
         Desk, "next_lease", "client is None or start in self._ended_starts", "client is None", None, "alone"
     ),
     "a request read twice": Mistake(
-        ExperimentDriver, "request", "if request.id in self._requested or", "if", 41, "alone", "requests"
+        ExperimentDriver, "request", "if request.id in self._requested or", "if", 30, "alone", "requests"
     ),
     "a drained trial lost that another rank has left alone": Mistake(
         Desk,
@@ -164,7 +164,7 @@ MISTAKES = {
         "_left",
         "has_ended = self.search.trials[trial].ended or self._results.ends(trial)",
         "has_ended = False",
-        6,
+        16,
         "alone",
         "requests",
     ),
@@ -177,16 +177,16 @@ MISTAKES = {
         "alone",
     ),
     "a drained trial lost that has saved": Mistake(
-        Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted"', "if False", 18
+        Desk, "leave", 'state.state == "moving" and departure.outcome == "interrupted"', "False", 72
     ),
     "a trial that restarted, and waits for what was decided": Mistake(
         ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", None
     ),
     "a fork's source deleted": Mistake(
-        Retention, "_prune", "(trial, each.batches) in sources", "False", 0, options="requests"
+        Retention, "_prune", "(trial, each.batches) in sources", "False", 1, options="requests"
     ),
     "a fork's source kept only until its own checkpoint is written": Mistake(
-        Retention, "saved", "self._prune()", "self.unpin(trial); self._prune()", 0, options="requests"
+        Retention, "saved", "self._prune()", "self.unpin(trial); self._prune()", 1, options="requests"
     ),
     "a canceled trial that was stopped by the method": Mistake(
         open_search,
@@ -231,7 +231,7 @@ MISTAKES = {
     "results decided without their number": Mistake(
         PendingResults, "awaits", " and self._of[trial][0].number == number", "", None
     ),
-    "a fork with other code": Mistake(Search, "code_of", "self._origin(trial)", "trial", 5, options="requests"),
+    "a fork with other code": Mistake(Search, "code_of", "self._origin(trial)", "trial", 13, options="requests"),
     # ------------------------------------------------------------------ what carries a driver's decisions out
     "decisions carried out before they are written": Mistake(
         RunCore,
@@ -281,12 +281,12 @@ MISTAKES = {
     ),
     "a report under an old lease counts": Mistake(ExperimentDriver, "report", '"fenced"', '"continue"', None),
     "a lost driver hides how a trial left": Mistake(
-        RayHost, "close", "with contextlib.suppress(DriverLost):", "if True:", 5, "commit"
+        RayHost, "close", "with contextlib.suppress(DriverLost):", "if True:", 136, "commit"
     ),
     "a report before its checkpoint is committed": Mistake(
         Saver,
         "publish",
-        "if not report.decides or (writing := self._writing) is None:",
+        "if not (report.decides or self._frees) or (writing := self._writing) is None:",
         "if (writing := self._writing) is None or True:",
         0,
         "commit",
