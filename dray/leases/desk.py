@@ -251,6 +251,7 @@ class Desk:
                 state.client.enqueue([state.trial], first=True)
             self._conclude(state, departure)
         if state.freed:
+            self._conclude_deferred(state)
             self._end(state)
         elif len(state.left) == group.size:
             self._conclude_deferred(state)

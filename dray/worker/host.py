@@ -80,6 +80,7 @@ class RayHost:
         self._begin = 0
         self._told = 0, -math.inf  # the batches that the driver knows of, and when it was told
         self._is_saving = self._has_left = False
+        self.unprinted: list[str] = []  # lines for the trial's log, from after it has left its group
         self._commits = 0
 
     # ------------------------------------------------------------------ the lease
@@ -190,11 +191,18 @@ class RayHost:
     def publish(self, report: Report) -> bool:
         for did, metrics in (("trained to", report.training), ("validated at", report.validation)):
             if metrics is not None:
-                log.info("%s batch %d: %s", did, report.batches, metrics_text(metrics))
+                self._note(f"{did} batch {report.batches}: {metrics_text(metrics)}")
         try:
             return self.reports.from_fit(report)
         finally:
             self._told, self._is_saving = (self.batches, time.monotonic()), False
+
+    def _note(self, line: str) -> None:
+        """Log a line, or keep it if another trial has this process's output."""
+        if self._has_left:
+            self.unprinted.append(line)
+        else:
+            log.info("%s", line)
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
         return self.reports.reached(validation)
@@ -224,8 +232,7 @@ class RayHost:
         self._link.confirm_commit()
         checkpoint = self._store.commit(staging, report.batches, known)
         self.reports.unsaved.saved = report.batches
-        if not self._has_left:  # another trial has the log
-            log.info("saved %s", checkpoint)
+        self._note(f"saved {checkpoint}")
         self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.staged_at)
         self._commits += 1
         return checkpoint

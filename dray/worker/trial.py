@@ -152,7 +152,7 @@ def _complete(
             finish()
             if ends is not None:
                 departure = Departure(outcome=ends(), error=host.reports.why_diverged)
-                print(_ended(host, departure.outcome), file=out)
+                print(*host.unprinted, _ended(host, departure.outcome), sep="\n", file=out)
         except BaseException as error:
             departure = _departure(error, host, code, log, place, out)
         host.close()

@@ -352,6 +352,13 @@ def test_the_death_of_a_freed_group_ends_both_leases(scene: Scene) -> None:
     assert not scene.run.leases
 
 
+def test_a_driver_learns_that_another_rank_could_not_write_what_was_left(scene: Scene) -> None:
+    lease = freed(scene, 3, size=2)
+    scene.leave(lease, 0, "errored", failure=COLLECTIVE)
+    assert [(each.trial, each.failure) for each in scene.told(TrialLeft)] == [(3, COLLECTIVE)]
+    assert lease.state == "over"
+
+
 def test_ranks_that_write_are_not_ended(scene: Scene) -> None:
     lease = freed(scene, 3, size=2)
     scene.ask(size=2, after=lease.number)
