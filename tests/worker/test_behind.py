@@ -35,3 +35,17 @@ def test_a_rank_that_learns_late_that_all_is_written_leaves_the_files_of_the_tri
     assert behind.complete is not None
     behind.complete()
     assert [each.exists() for each in downloads] == [False, True]
+
+
+def test_the_desk_learns_of_an_end_that_its_log_could_not_take() -> None:
+    left: list[Departure] = []
+    behind = Behind(connected(SimpleNamespace(leave=lambda lease, rank, departure: left.append(departure))))
+    behind.begin(7, 0)
+
+    def complete() -> Departure:
+        raise BrokenPipeError("the writer was killed")
+
+    behind.complete = complete
+    behind.start()
+    behind.wait()
+    assert [(each.outcome, each.failure and each.failure.kind) for each in left] == [("errored", "error")]
