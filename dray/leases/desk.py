@@ -317,6 +317,8 @@ class Desk:
         state = self._groups.get(group)
         if state is not None and not state.retiring:
             self._retire(state)
+            if state.writing is not None and state.writing.state == "running":
+                state.writing.on("move")  # if the node is gone before it has written, it is not its failure
             self._move(state)
 
     def retire_idle(self, owner: str, count: int) -> None:

@@ -359,6 +359,13 @@ def test_a_driver_learns_that_another_rank_could_not_write_what_was_left(scene: 
     assert lease.state == "over"
 
 
+def test_a_drained_group_that_ends_before_all_is_written_is_no_failure(scene: Scene) -> None:
+    freed(scene, 3)
+    scene.desk.drain("g")
+    scene.end_group()
+    assert (scene.told(TrialLeft), list(scene.run.queue)) == ([], [3])
+
+
 def test_ranks_that_write_are_not_ended(scene: Scene) -> None:
     lease = freed(scene, 3, size=2)
     scene.ask(size=2, after=lease.number)
