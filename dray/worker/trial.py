@@ -127,11 +127,10 @@ def run_logged(
         departure = departures[0] if departures else depart(error)
     if behind is not None and (finish := behind.finish) is not None:
         if departure.outcome == "writing":
-            ends = partial(host.reports.complete, goes_on=behind.goes_on)
-            if distributed.rank > 0:
+            ends = None if distributed.rank > 0 else partial(host.reports.complete, goes_on=behind.goes_on)
+            if ends is None:
                 # Now: when this rank sees that all is committed, the trial may have a new lease on this machine.
                 host.close()
-                ends = None
             behind.transfers = host.transfers
             behind.complete = partial(_complete, finish, ends, host, code, log, place)
             return departure
