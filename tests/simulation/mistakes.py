@@ -177,7 +177,11 @@ MISTAKES = {
         "alone",
     ),
     "a drained trial lost that has saved": Mistake(
-        Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted"', "if False", 18
+        Desk,
+        "leave",
+        'was_moved = state.state == "moving" and departure.outcome == "interrupted"',
+        "was_moved = False",
+        18,
     ),
     "a trial that restarted, and waits for what was decided": Mistake(
         ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", None
