@@ -290,7 +290,7 @@ MISTAKES = {
     "a report before its checkpoint is committed": Mistake(
         Saver,
         "publish",
-        "if not report.decides or (writing := self._writing) is None:",
+        "if not (report.decides or self._frees) or (writing := self._writing) is None:",
         "if (writing := self._writing) is None or True:",
         0,
         "commit",
