@@ -14,9 +14,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dray.leases.effects import After, Effect, Reply, Tell
+from dray.leases.failure import Failure
 from dray.leases.lease import Client, Group, Lease, LeaseEvent
 from dray.leases.messages import (
     ClientLeft,
@@ -251,6 +253,7 @@ class Desk:
                 state.client.enqueue([state.trial], first=True)
             self._conclude(state, departure)
         if state.freed:
+            self._conclude_deferred(state)
             self._end(state)
         elif len(state.left) == group.size:
             self._conclude_deferred(state)
@@ -305,6 +308,8 @@ class Desk:
                     # The other ranks know the number of batches.
                     failure = None if lease.deferred is None else lease.deferred.failure
                     departure = state.death(ended, -1 if failure is None else failure.batches)
+                    if lease is state.writing and state.lease is not None:  # the other trial may be to blame
+                        departure = replace(departure, failure=Failure(kind="node"))
                     self._conclude(lease, departure, ended)
                 self._end(lease)
         self._forget_renewal(ended.group, ended.start)
@@ -316,6 +321,8 @@ class Desk:
         state = self._groups.get(group)
         if state is not None and not state.retiring:
             self._retire(state)
+            if state.writing is not None and state.writing.state == "running":
+                state.writing.on("move")  # if the node is gone before it has written, it is not its failure
             self._move(state)
 
     def retire_idle(self, owner: str, count: int) -> None:

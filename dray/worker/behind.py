@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from dray.leases.failure import failure_of
 from dray.leases.messages import Departure
 from dray.rpc.calls import PeerUnreachable
 from dray.rpc.connection import Connection
@@ -67,7 +69,11 @@ class Behind:
         lease, rank = self._lease, self._rank
 
         def end() -> None:
-            departure = complete()
+            try:
+                departure = complete()
+            except BaseException as error:  # of its log, for example: the desk waits for its end
+                text = "".join(traceback.format_exception(error))
+                departure = Departure(outcome="errored", error=text, failure=failure_of(error, -1))
             if rank == 0:
                 self._desk.tell("leave", lease, rank, departure)
 

@@ -128,6 +128,9 @@ def run_logged(
     if behind is not None and (finish := behind.finish) is not None:
         if departure.outcome == "writing":
             ends = None if distributed.rank > 0 else partial(host.reports.complete, goes_on=behind.goes_on)
+            if ends is None:
+                # Now: when this rank sees that all is committed, the trial may have a new lease on this machine.
+                host.close()
             behind.transfers = host.transfers
             behind.complete = partial(_complete, finish, ends, host, code, log, place)
             return departure
@@ -155,7 +158,8 @@ def _complete(
                 print(*(host.late or ()), _ended(host, departure.outcome), sep="\n", file=out)
         except BaseException as error:
             departure = _departure(error, host, code, log, place, out)
-        host.close()
+        if ends is not None:
+            host.close()
     return departure.masked(secrets)
 
 

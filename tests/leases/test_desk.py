@@ -348,8 +348,23 @@ def test_the_death_of_a_freed_group_ends_both_leases(scene: Scene) -> None:
     lease = freed(scene, 3)
     scene.lend(4, after=lease.number)
     scene.end_group()
-    assert [(each.trial, each.outcome) for each in scene.told(TrialLeft)] == [(3, "errored"), (4, "errored")]
+    left = [(each.trial, each.outcome, each.failure and each.failure.kind) for each in scene.told(TrialLeft)]
+    assert left == [(3, "errored", "node"), (4, "errored", "died")], "the one that was written is not to blame"
     assert not scene.run.leases
+
+
+def test_a_driver_learns_that_another_rank_could_not_write_what_was_left(scene: Scene) -> None:
+    lease = freed(scene, 3, size=2)
+    scene.leave(lease, 0, "errored", failure=COLLECTIVE)
+    assert [(each.trial, each.failure) for each in scene.told(TrialLeft)] == [(3, COLLECTIVE)]
+    assert lease.state == "over"
+
+
+def test_a_drained_group_that_ends_before_all_is_written_is_no_failure(scene: Scene) -> None:
+    freed(scene, 3)
+    scene.desk.drain("g")
+    scene.end_group()
+    assert (scene.told(TrialLeft), list(scene.run.queue)) == ([], [3])
 
 
 def test_ranks_that_write_are_not_ended(scene: Scene) -> None:

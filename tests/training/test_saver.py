@@ -224,6 +224,16 @@ def test_a_trial_for_whose_slots_none_waits_stays(host: SlowHost) -> None:
     assert host.behind.calls == []
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_trial_with_a_small_state_leaves_only_for_an_upload(host: SlowHost, is_remote: bool) -> None:
+    checkpointer.AT_ONCE_BYTES = 13  # put back by the fixture
+    host.gate.set()
+    host.behind, host.is_remote = NextTrial(), is_remote
+    report = Report(batches=1, decides=True)
+    saved = Saver(host).save(of({"x": torch.zeros(3)}), report, at_once=False, may_leave=True)
+    assert (saved is None) == is_remote
+
+
 def test_callers_that_ask_for_it_wait(host: SlowHost) -> None:
     """Small ones wait, too, unless the store is far away; and whoever looks at the files."""
     host.gate.set()

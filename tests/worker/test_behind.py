@@ -6,10 +6,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dray import pytorch
 from dray.code.load import load_entrypoint
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
@@ -19,8 +21,9 @@ from dray.storage.errors import StorageError
 from dray.storage.manifest import Listed
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.units import Batch
+from dray.worker import trial
 from dray.worker.behind import Behind
-from dray.worker.log.trial_log import log_writer
+from dray.worker.log.trial_log import TrialLog, log_writer
 from dray.worker.ranks import Place
 from dray.worker.trial import run_trial
 from tests.bugs import CLASS, model_dir
@@ -153,3 +156,38 @@ def test_a_trial_whose_checkpoint_could_not_be_stored_has_failed(model: Path, tm
     assert process.desk.told[1] == ["writing", "errored"]
     assert "StorageError: the store is gone" in process.log(1)
     assert "the store is gone" not in process.log(2)
+
+
+def test_a_rank_that_learns_late_that_all_is_written_leaves_the_files_of_the_trials_next_lease_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, ranks, place = connected(object()), SimpleNamespace(rank=1, size=2), SimpleNamespace()
+    downloads = [tmp_path / f".opened-{lease}" for lease in (1, 2)]
+    behind = Behind(desk)
+
+    def leaves(*_: object) -> Departure:
+        downloads[0].mkdir()
+        behind.take(lambda: None, 0, goes_on=True)
+        return Departure(outcome="writing")
+
+    monkeypatch.setattr(trial, "_run", leaves)
+    given: Any = pytorch.PyTorchTrial, None, lease_in(tmp_path), desk, desk, experiment_spec(SETTINGS), ranks, place
+    trial.run_logged(*given, TrialLog(tmp_path / "rank_1.log", -1), behind=behind)
+    downloads[1].mkdir()
+    assert behind.complete is not None
+    behind.complete()
+    assert [each.exists() for each in downloads] == [False, True]
+
+
+def test_the_desk_learns_of_an_end_that_its_log_could_not_take() -> None:
+    left: list[Departure] = []
+    behind = Behind(connected(SimpleNamespace(leave=lambda lease, rank, departure: left.append(departure))))
+    behind.begin(7, 0)
+
+    def complete() -> Departure:
+        raise BrokenPipeError("the writer was killed")
+
+    behind.complete = complete
+    behind.start()
+    behind.wait()
+    assert [(each.outcome, each.failure and each.failure.kind) for each in left] == [("errored", "error")]

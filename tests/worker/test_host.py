@@ -63,6 +63,19 @@ def test_the_log_of_a_trial_that_prints_nothing_says_how_far_it_came(
     assert caplog.messages == [f"saved {saved}", "trained to batch 4: loss=0.5", "validated at batch 4: loss=0.25"]
 
 
+def test_a_trial_that_has_left_prints_nothing_to_the_next_ones_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    behind: Any = SimpleNamespace(finish=lambda: None)
+    host = RayHost(**links(Judge()), lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None, behind=behind)
+    with caplog.at_level("INFO"):
+        assert host.end() == "writing"
+        saved = host.commit(host.new_checkpoint(4), report := Report(batches=4, validation={"loss": 0.25}), {})
+        host.publish(report)
+    assert caplog.messages == []
+    assert host.late == [f"saved {saved}", "validated at batch 4: loss=0.25"]
+
+
 @pytest.mark.parametrize("answer", [True, PeerUnreachable("lost")], ids=["a request", "the desk is lost"])
 def test_a_request_to_stop_is_heard_for_good_and_a_lost_desk_is_none(tmp_path: Path, answer: Any) -> None:
     """The next report fails of a trial that has lost its desk, with a better error."""

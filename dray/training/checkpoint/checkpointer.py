@@ -94,7 +94,9 @@ class Saver:
             return None
         # Small states are written at once: see `AT_ONCE_BYTES`.
         is_small = contents.nbytes < AT_ONCE_BYTES and (report.decides or not self._host.is_remote)
-        leaves = may_leave and written is None and self._is_wanted(peers)
+        # Writing a small state to a directory takes less time than resuming, if the search lets the trial go on.
+        is_brief = is_small and not self._host.is_remote
+        leaves = may_leave and written is None and not is_brief and self._is_wanted(peers)
         waits = written is not None or (not leaves and (at_once or is_small))
         is_copied = leaves or not (is_small or (waits and not copy_first))
         copied = self._copy(peers, contents, report) if is_copied else None
