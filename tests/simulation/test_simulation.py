@@ -67,7 +67,18 @@ def test_other_searches_survive_schedules_of_faults(options: str) -> None:
     assert not failures(range(2), options=options)
 
 
+LONG = "a used group for a trial that needs a new one"
+"""Its schedules end only after all their steps, which takes 46 s."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, mistake in MISTAKES.items() if mistake.seed is not None])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if name == LONG else [])
+        for name, mistake in MISTAKES.items()
+        if mistake.seed is not None
+    ],
+)
 def test_a_mistake_in_the_code_is_found(name: str) -> None:
     assert MISTAKES[name].find()
