@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import logging
 import os
@@ -265,6 +264,7 @@ class Keeping(OneWeight):
     """All of its parts keep the tensors that they load, instead of copying them."""
 
     mapped: bool
+    directory: Path
 
     def at_init(self) -> None:
         class Assigns(nn.Linear):
@@ -285,29 +285,31 @@ class Keeping(OneWeight):
                 self.state = state
 
             def on_checkpoint_load_start(kept, checkpoint: dict[str, Any]) -> None:
-                self.mapped = is_mapped("state-dict.pth")
+                self.mapped = is_mapped(self.directory)
 
         self.model = self.context.wrap_model(Assigns(1, 1, bias=False))
         self.optimizer = self.context.wrap_optimizer(torch.optim.Adam(self.model.parameters()))
         self.callbacks["kept"] = Kept()
 
     def at_batch(self, batch_idx: int) -> None:
-        assert not is_mapped("state-dict.pth"), "something is still in the file"
+        assert not is_mapped(self.directory), "something is still in the file"
 
 
-def is_mapped(name: str) -> bool:
-    return any(line.rstrip().endswith(name) for line in Path("/proc/self/maps").read_text().splitlines())
+def is_mapped(directory: Path) -> bool:
+    """Whether the state of a checkpoint in this directory is mapped. Other tests may have left those of others."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return any(f" {directory}/" in line and line.endswith("state-dict.pth") for line in lines)
 
 
 def test_a_resume_maps_the_state_and_keeps_nothing_that_is_in_the_file(fit: Fit, host: FakeHost) -> None:
     """So that the ranks of a machine share one copy in the page cache, and the file may go."""
-    gc.collect()  # what earlier tests have mapped
+    Keeping.directory = host.store.trial_dir
     fit(Keeping, max_length=Batch(2))
     trial = fit(Keeping, max_length=Batch(4), latest_checkpoint=host.checkpoints()[-1])
     assert trial.mapped
     loaded = pytorch.load_trial_from_checkpoint_path(host.checkpoints()[-1], trial_class=Keeping)
     assert torch.equal(loaded.model.weight, trial.model.weight)
-    assert not is_mapped("state-dict.pth")
+    assert not is_mapped(host.store.trial_dir)
 
 
 SAVED_BATCHES = 7  # of 5 an epoch
