@@ -281,7 +281,7 @@ def _departure(
             print(text, end="", file=out)
     failure = failure_of(error, host.batches)
     if failure.kind == "oom" and (snapshot := _memory_snapshot(log.path)):
-        print(snapshot, file=sys.stderr)
+        print(snapshot, file=out)
         text += f"\n{snapshot}"
     if may_be_gpus_fault(error):
         failure = replace(failure, node=place.node)
