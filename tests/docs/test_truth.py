@@ -1,4 +1,4 @@
-"""What the pages say of the code and of measurements: environment variables exist, numbers are in the results they name."""
+"""What the pages say is true: numbers are in the results that they name, environment variables exist."""
 
 from __future__ import annotations
 
