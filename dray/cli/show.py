@@ -56,9 +56,9 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Se
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     before = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    texts = [place for place, heading in enumerate(headings[:-1]) if heading in left]
-    if texts and (over := before + min(widths[-1], LEAST) - room) > 0:
-        widest = max(texts, key=widths.__getitem__)
+    cuttable = [place for place, heading in enumerate(headings[:-1]) if heading in left]
+    if cuttable and (over := before + min(widths[-1], LEAST) - room) > 0:
+        widest = max(cuttable, key=widths.__getitem__)
         width = max(min(widths[widest], LEAST), widths[widest] - over)
         before, widths[widest] = before - widths[widest] + width, width
         for row in cells:
