@@ -63,7 +63,7 @@ hyperparameters:
 A range is a mapping with a `type`. The names of nested hyperparameters are joined by dots in `points`, on the command
 line and in results: `model.layers`.
 
-| `type` | draws | fields |
+| type | draws | fields |
 |---|---|---|
 | `const` | always the same value | `val` |
 | `categorical` | one of several values, all equally likely | `vals`: values, or [mappings](search.md#hyperparameters) |

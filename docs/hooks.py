@@ -58,7 +58,7 @@ def with_anchors(markdown: str) -> str:
     for line in markdown.splitlines():
         if heading := re.match(r"## `?([\w.\[\]]+)", line):
             section = "" if heading[1] == "The" else heading[1].replace("[]", "").lower() + "."
-        lines.append(re.sub(r"^\| `(?!type`)(\w+)` \|", rf"| [`\1`](#{section}\1){{#{section}\1}} |", line))
+        lines.append(re.sub(r"^\| `(\w+)` \|", rf"| [`\1`](#{section}\1){{#{section}\1}} |", line))
     return "\n".join(lines)
 
 
