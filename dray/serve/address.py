@@ -112,7 +112,8 @@ def token_for(host: str, results: Path) -> str:
     given = token_of_environment()
     if given:
         if len(given) < MIN_TOKEN and not is_loopback(host):
-            what = f"has {counted(len(given), 'character')}; at {host}, it must be hard to guess: give at least {MIN_TOKEN}"
+            has = f"has {counted(len(given), 'character')}"
+            what = f"{has}; at {host}, it must be hard to guess: give at least {MIN_TOKEN}"
             raise ConfigError([(TOKEN, what)], _HERE)
         return given
     if not is_loopback(host):
