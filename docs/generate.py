@@ -1,5 +1,5 @@
 """Write docs/config.md from the config's JSON Schema, docs/commands.md from the command's help, the table of
-Determined's fields in docs/migration.md, and the API's description from the server's routes:
+Determined's fields in docs/determined-reference.md, and the API's description from the server's routes:
 ``python docs/generate.py``. The Python API needs no such step: mkdocstrings reads it from the docstrings."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dray.text import one_line
 
 COMMANDS_PAGE = Path(__file__).parent / "commands.md"
 CONFIG_PAGE = Path(__file__).parent / "config.md"
-MIGRATION_PAGE = Path(__file__).parent / "migration.md"
+DETERMINED_PAGE = Path(__file__).parent / "determined-reference.md"
 #: The fields of Determined's experiment file, by its JSON schemas.
 DETERMINED_FIELDS = Path(__file__).parents[1] / "tests" / "config" / "determined_fields.txt"
 
@@ -154,7 +154,7 @@ def _table(place: str, schema: dict[str, Any], anchors: dict[str, str]) -> list[
     rows = [columns, ["---"] * len(columns)]
     for name, field in model.model_fields.items():
         forms = {kind: each["properties"][name] for kind, each in definitions.items() if name in each["properties"]}
-        # Determined's that are ignored are in docs/migration.md.
+        # Determined's that are ignored are in docs/determined-reference.md.
         forms = {kind: form for kind, form in forms.items() if not form.get("deprecated")}
         form = next(iter(forms.values()))
         is_required = all(name in definitions[kind].get("required", ()) for kind in forms)
@@ -230,10 +230,10 @@ def determined_fields() -> dict[str, tuple[str, str]]:
     return dict(sorted(found.items()))
 
 
-def migration_page() -> str:
+def determined_page() -> str:
     """The page, with its table regenerated."""
     begin, end = "<!-- fields -->\n", "<!-- end of fields -->"
-    before, rest = MIGRATION_PAGE.read_text().split(begin)
+    before, rest = DETERMINED_PAGE.read_text().split(begin)
     lines = ["| field | here | what it does, or what to use instead |", "|---|---|---|"]
     for path, (state, what) in determined_fields().items():
         section, _, name = path.partition(".")
@@ -248,7 +248,12 @@ def main() -> None:
     import openapi
 
     api = openapi.as_text(openapi.document()) + "\n"
-    pages = {CONFIG_PAGE: config_page(), COMMANDS_PAGE: commands_page(), MIGRATION_PAGE: migration_page(), OPENAPI: api}
+    pages = {
+        CONFIG_PAGE: config_page(),
+        COMMANDS_PAGE: commands_page(),
+        DETERMINED_PAGE: determined_page(),
+        OPENAPI: api,
+    }
     for file, text in pages.items():
         file.write_text(text)
         print(f"wrote {file}")

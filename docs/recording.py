@@ -1,5 +1,6 @@
-"""Record a real `dray demo` in a terminal, as the animated picture docs/demo.svg of README.md and the first page:
-``make recording``. It needs pyte, a terminal emulator."""
+"""Make the pictures of README.md and the first page from a real `dray demo`, with ``make pictures``: docs/demo.svg, a
+recording of the terminal (with pyte, a terminal emulator), and docs/page.png, the page of its experiment (in Chromium).
+"""
 
 from __future__ import annotations
 
@@ -7,22 +8,25 @@ import codecs
 import fcntl
 import os
 import pty
+import shutil
 import struct
+import subprocess
 import sys
 import tempfile
 import termios
 import time
 from collections.abc import Iterator
 from html import escape
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pyte
 
 ROWS, COLUMNS = 26, 96
-#: Between two frames: shorter ones are skipped, and what takes longer, such as the start of Ray, is shortened to this.
-LEAST_S, MOST_S = 0.25, 1.0
-END_S = 5.0
+#: How long the run is shown, and its end; and how long each frame at least.
+RUN_S, END_S, FRAME_S = 15.0, 5.0, 0.15
+#: Longer waits, such as for the start of Ray, are shortened to this before the run is made to fit.
+MOST_S = 2.0
 #: Pixels.
 WIDTH, HEIGHT, BASE, MARGIN = 8.4, 18, 13, 12
 COLORS = {
@@ -30,7 +34,7 @@ COLORS = {
     "blue": "#61afef", "magenta": "#c678dd", "cyan": "#56b6c2", "white": "#d4d7dd",
 }  # fmt: skip
 STYLE = "text{font:14px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;white-space:pre}"
-PICTURE = Path(__file__).parent / "demo.svg"
+DEMO, PAGE = (Path(__file__).parent / name for name in ("demo.svg", "page.png"))
 
 
 def record(command: list[str], environment: dict[str, str]) -> Iterator[tuple[float, str]]:
@@ -49,20 +53,26 @@ def record(command: list[str], environment: dict[str, str]) -> Iterator[tuple[fl
     assert os.waitpid(process, 0)[1] == 0, f"{command} has failed"
 
 
-def frames(printed: Iterator[tuple[float, str]], prompt: str) -> Iterator[tuple[float, list[str]]]:
+def frames(printed: list[tuple[float, str]], prompt: str) -> Iterator[tuple[float, list[str]]]:
     """The lines of the terminal, and how long they are shown."""
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.Stream(screen)
     stream.feed(f"$ {prompt}\r\n")
-    shown, since = [line(screen, row) for row in range(ROWS)], None
-    for now, text in printed:
+    waits = [min(now - before, MOST_S) for (before, _), (now, _) in pairwise(printed)]
+    speed = max(1.0, sum(waits) / RUN_S)
+    shown, seconds = lines_of(screen), 0.0
+    for (_, text), wait in zip(printed, [*waits, 0.0], strict=True):
         stream.feed(text)
-        lines = [line(screen, row) for row in range(ROWS)]
-        since = since or now
-        if lines != shown and now - since >= LEAST_S:
-            yield min(now - since, MOST_S), shown
-            shown, since = lines, now
-    yield END_S, [line(screen, row) for row in range(ROWS)]
+        if lines_of(screen) != shown and seconds >= FRAME_S:
+            yield seconds, shown
+            shown, seconds = lines_of(screen), 0.0
+        seconds += wait / speed
+    yield END_S, lines_of(screen)
+
+
+def lines_of(screen: pyte.Screen) -> list[str]:
+    """The lines of the terminal as SVG."""
+    return [line(screen, row) for row in range(ROWS)]
 
 
 def line(screen: pyte.Screen, row: int) -> str:
@@ -116,19 +126,43 @@ def svg(shown: list[tuple[float, list[str]]]) -> str:
     )
 
 
+def photograph(command: list[str], view: str, environment: dict[str, str]) -> bytes:
+    """A view of the page that this command serves, as PNG."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(shutil.which("chromium"))
+    for argument in ("--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=1280,860"):
+        options.add_argument(argument)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split()[-1]
+            driver = webdriver.Chrome(options, webdriver.ChromeService(str(shutil.which("chromedriver"))))
+            driver.get(f"{url}&to={view}")
+            time.sleep(5)  # until all is drawn
+            picture = driver.get_screenshot_as_png()
+            driver.quit()
+        finally:
+            server.terminate()
+    return picture
+
+
 def main() -> None:
-    """Write the picture."""
-    command = [str(Path(sys.executable).parent / "dray"), "demo"]
+    """Write the pictures."""
+    dray = str(Path(sys.executable).parent / "dray")
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "HOME": home, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
         environment.pop("DRAY_HOME", None)
         # As it is for people who have installed dray.
         code, installed = f"{Path(__file__).parents[1]}/examples/digits", "~/.venv/lib/dray/demo"
-        printed = (
-            (at, text.replace(code, installed).replace(home, "~")) for at, text in record(command, environment)
-        )
-        PICTURE.write_text(svg(list(frames(printed, "dray demo"))))
-    print(f"wrote {PICTURE}")
+        printed = [
+            (at, text.replace(code, installed).replace(home, "~")) for at, text in record([dray, "demo"], environment)
+        ]
+        DEMO.write_text(svg(list(frames(printed, "dray demo"))))
+        [path] = Path(home).glob("dray_results/digits-asha-*")
+        PAGE.write_bytes(photograph([dray, "ui"], f"/e/{path.name}/curves", environment))
+    print(f"wrote {DEMO} and {PAGE}")
 
 
 if __name__ == "__main__":

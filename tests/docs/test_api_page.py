@@ -1,4 +1,4 @@
-"""docs/pytorch-api.md documents every public name; docs/config.md is what the config's schema says."""
+"""docs/pytorch-api.md and searchers-api.md have every public name; docs/config.md is what the config's schema says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from dray.config.storage import SECRETS
 from searchers import events
 
 DOCS = Path(__file__).parents[2] / "docs"
-DIRECTIVES = re.findall(r"^::: ([\w.]+)$", (DOCS / "pytorch-api.md").read_text(), flags=re.MULTILINE)
+API = "".join((DOCS / name).read_text() for name in ("pytorch-api.md", "searchers-api.md"))
+DIRECTIVES = re.findall(r"^::: ([\w.]+)$", API, flags=re.MULTILINE)
 ALIASES = {name for name in core.__all__ if name.startswith("Dummy")}
 """Determined's names for its classes outside of a cluster; each is one of those that the page has."""
 RENAMED = {"LegacyTrial", "TrialContext", "__version__"}

@@ -1,4 +1,4 @@
-"""docs/hooks.py: what it does with the Markdown of the pages."""
+"""docs/hooks.py: what it does with the Markdown of the pages; what holds for the form of all pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from dray.config.faults import SECTIONS
-from tests.docs.pages import DOCS, PAGES, ROOT
+from tests.docs.pages import DOCS, PAGES, ROOT, blocks
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +52,29 @@ def test_each_page_begins_with_a_sentence_that_describes_it(hooks: ModuleType, p
 def test_each_page_is_in_the_navigation() -> None:
     named = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
     assert sorted(named) == sorted({*PAGES, "contributing.md", "changelog.md"} - {"README.md"})
+
+
+REFERENCE = {
+    *(
+        "cli.md",
+        "commands.md",
+        "json.md",
+        "config.md",
+        "pytorch-api.md",
+        "searchers-api.md",
+        "server-api.md",
+        "machine.md",
+    ),
+    *("sharding-reference.md", "determined-reference.md", "troubleshooting.md"),
+}
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.keys() - REFERENCE))
+def test_pages_to_be_read_are_short(page: str) -> None:
+    assert len(PAGES[page].split()) <= 1500
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_fits_its_column(page: str) -> None:
+    lines = [line for block in blocks(page=page) if block.language != "text" for line in block.text.splitlines()]
+    assert [line for line in lines if len(line) > 88] == []
