@@ -430,8 +430,8 @@ class Reading:
         """Read dray's documentation. Page "agents" says how to work with these tools; read it first.
 
         Args:
-            page: one of agents, concepts, pytorch-api, core-api, config, search, early-stopping, budgets, steering,
-                results, faults, serve, cli.
+            page: agents, concepts, pytorch-api, core-api, config, search, budgets, steering, results, faults, serve,
+                cli, or another one; an unknown name lists all.
             section: a section of a long page, by its heading in lower case with dashes.
         """
         return docs.read(page, section)

@@ -152,7 +152,7 @@ def commands(text: str) -> Iterator[list[str]]:
     for line in text.splitlines():
         words = shlex.split(line, comments=True)
         while words:
-            end = words.index("&&") if "&&" in words else len(words)
+            end = min((n for n, word in enumerate(words) if word in ("&&", "|")), default=len(words))
             one, words = words[:end], words[end + 1 :]
             one = one[: one.index(">")] if ">" in one else one
             while re.match(r"[A-Z_]+=", one[0]):
@@ -204,7 +204,7 @@ def check(words: list[str], page: str) -> None:
             parse(cli, words)
         case ["kubectl", *_, file] | ["sbatch", file] if file.startswith("clusters/"):
             assert (ROOT / file).exists()
-        case ["chmod", "600", _] | ["kubectl" | "scancel", *_]:
+        case ["chmod", "600", _] | ["mkdir", "-p", _] | ["kubectl" | "scancel" | "jq" | "git", *_]:
             pass
         case _:
             raise AssertionError(f"{page}: unknown command {words}")
