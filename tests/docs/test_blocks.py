@@ -103,8 +103,8 @@ def test_every_language_is_tested() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_all_code_is_fenced(page: str) -> None:
-    text = re.sub(r"^!!! .*\n(?:    .*\n)+", "", PAGES[page], flags=re.MULTILINE)
-    outside = re.sub(r"^```.*?^```$|^    options: .*$", "", text, flags=re.MULTILINE | re.DOTALL)
+    outside = re.sub(r"^```.*?^```$|^    options: .*?$", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+    outside = re.sub(r"^!!! \w+(?: \".*\")?\n(?:(?:    .*)?\n)+", "", outside, flags=re.M)  # admonitions
     assert "```" not in outside
     assert re.findall(r"^(?:    |\t).*$", outside, flags=re.MULTILINE) == [], "code by indentation: fence it"
 
