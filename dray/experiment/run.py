@@ -217,7 +217,12 @@ class Run:
         if server is not None:
             hear = functools.partial(self._loop.post, core.hear)
             return BorrowedGroups(server, self._name, workers.kind, self._loop.endpoint, workers.share, hear)
-        plan = GroupsPlan(max_slots=workers.max_slots, sizes=workers.sizes, own_cluster=self._cluster.own)
+        plan = GroupsPlan(
+            max_slots=workers.max_slots,
+            sizes=workers.sizes,
+            own_cluster=self._cluster.own,
+            share_done=self._display.share_done,
+        )
         view, emit = self._ray.look(self._ray.limits()), core.effects.append
         lender = Lender(view, time.monotonic, plan=plan, emit=emit, counts=self.driver.counts)
         self._lender_shell = LenderShell(
