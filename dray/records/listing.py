@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import dray
 from dray import private
+from dray._version import __version__
 from dray.errors import NoExperiment
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.driver_lock import PATIENCE_S, read_driver
@@ -125,7 +125,7 @@ def _kept_overview(of: StoredExperiment) -> Overview:
     directory, kept = of.directory, of.directory.path / KEPT
     read = [directory.config_file, directory.journal, *sorted(directory.metrics.glob("*"))]
     try:
-        files = [dray.__version__, *([path.name, (at := path.stat()).st_size, at.st_mtime_ns] for path in read)]
+        files = [__version__, *([path.name, (at := path.stat()).st_size, at.st_mtime_ns] for path in read)]
     except FileNotFoundError:  # it has not begun, or it runs
         return of.overview()
     with suppress(OSError, ValueError, LookupError, TypeError):
