@@ -189,11 +189,10 @@ def serve_joined(
             run = functools.partial(run_trial, *given, is_reused=is_reused, behind=behind)
             departure, leaks = snapshot.run(run, lambda ended: ended.outcome == "errored", lambda: behind.nbytes)
             is_reused = True
-            uploader.end(log)
             stale = "; ".join([*_reasons_to_replace(departure, settings), *leaks])
             departure = replace(departure.masked(settings.secrets), stale=stale)
             desk.tell("leave", number, rank, departure)
-            behind.start()
+            behind.start(functools.partial(uploader.end, log))
 
 
 def _is_shared_with_driver(lease: TrialLease) -> bool:

@@ -31,7 +31,7 @@ from dray.experiment.retention import Retention
 from dray.experiment.run import Run
 from dray.groups.lender_shell import GroupsShell, LenderShell
 from dray.leases.desk import Desk
-from dray.leases.lease import Client
+from dray.leases.lease import Client, Lease
 from dray.records.spending import Spending
 from dray.rpc.connection import Session
 from dray.rpc.event_loop import EventLoop
@@ -132,9 +132,9 @@ MISTAKES = {
         Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', 120
     ),
     "a trial lost that has let another one have its group": Mistake(
-        Desk,
-        "leave",
-        'was_moved or (state.state != "leaving" and departure.outcome == "yielded")',
+        Lease,
+        "goes_on",
+        'was_moved or (self.state != "leaving" and outcome == "yielded")',
         "was_moved",
         0,
         "alone",
@@ -177,7 +177,7 @@ MISTAKES = {
         "alone",
     ),
     "a drained trial lost that has saved": Mistake(
-        Desk, "leave", 'state.state == "moving" and departure.outcome == "interrupted"', "False", 72
+        Lease, "goes_on", 'self.state == "moving" and outcome == "interrupted"', "False", 72
     ),
     "a trial that restarted, and waits for what was decided": Mistake(
         ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", None
@@ -275,7 +275,7 @@ MISTAKES = {
     "a call that comes before the decider is lost": Mistake(EventLoop, "_take", "self._early.append(call)", "pass", 38),
     "a burst that is not settled": Mistake(EventLoop, "call", "self._loop.call_soon(self._settle)", "pass", 0),
     # ------------------------------------------------------------------ the path of a commit
-    "a commit without permission": Mistake(RayHost, "commit", "self._link.confirm_commit()", "pass", 0, "commit"),
+    "a commit without permission": Mistake(CheckpointStore, "commit", "    confirm()\n", "", 0, "commit"),
     "a permission that outlives a reconnect": Mistake(
         TrialLink, "confirm_commit", "while time.monotonic() > asked_at + FRESH_S:", "if True:", 32, "commit"
     ),
@@ -293,7 +293,7 @@ MISTAKES = {
     ),
     "an answer that is not awaited": Mistake(Saver, "answer", "answer is not None and answer.result()", "False", None),
     "a checkpoint that is renamed before its manifest": Mistake(
-        CheckpointStore, "commit", "write_manifest(staging, known or {})\n    target", "target", 0, "commit"
+        CheckpointStore, "commit", "write_manifest(staging, known or {})\n", "pass\n", 0, "commit"
     ),
     "a manifest that lists nothing": Mistake(
         checkpoints, "write_manifest", "for name, each in listed}", "for name, each in listed[:0]}", 0, "commit"

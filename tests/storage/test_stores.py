@@ -310,10 +310,10 @@ def test_an_unreachable_store_is_retried_until_it_is_back(
 
         def emit(self, record: logging.LogRecord) -> None:
             s3.start()
-            logging.getLogger("dray.storage.remote").removeHandler(self)
+            logging.getLogger("dray.storage").removeHandler(self)
 
     s3.stop()
-    logging.getLogger("dray.storage.remote").addHandler(Returns())
+    logging.getLogger("dray.storage").addHandler(Returns())
     assert save(store, 10) == store.latest()
     assert [batches for batches, _ in store.listed()] == [10, 9]
     assert (store.open(before) / "state-dict.pth").read_bytes() == STATE

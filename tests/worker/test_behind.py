@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,10 @@ from dray.config.load import load_config
 from dray.leases.messages import Departure, DeskReport
 from dray.storage.checkpoints import CheckpointStore
 from dray.storage.errors import StorageError
-from dray.storage.manifest import Listed
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.units import Batch
 from dray.worker import trial
-from dray.worker.behind import Behind
+from dray.worker.behind import Behind, Left
 from dray.worker.log.trial_log import TrialLog, log_writer
 from dray.worker.ranks import Place
 from dray.worker.trial import run_trial
@@ -41,11 +41,11 @@ class FarStore(CheckpointStore):
         super().__init__(directory)
         self._gate, self._fault = gate, fault
 
-    def commit(self, staging: Path, batches: int, known: Mapping[str, Listed] | None = None) -> str:
+    def commit(self, *args: Any, **options: Any) -> str:
         assert self._gate.wait(60)
         if self._fault is not None:
             raise self._fault
-        return super().commit(staging, batches, known)
+        return super().commit(*args, **options)
 
 
 class Desk:
@@ -91,6 +91,7 @@ class Process:
     def __init__(self, model: Path, directory: Path, verdict: str = "continue") -> None:
         self.desk = Desk(verdict)
         self.behind = Behind(connected(self.desk))
+        self.behind.write_s = math.inf
         self._model, self._directory = model, directory
         self._gates = {number: threading.Event() for number in (1, 2)}
         self._gates[2].set()
@@ -117,7 +118,7 @@ class Process:
             program, self._model, lease, **links_, **given, place=Place("a", "127.0.0.1"), behind=self.behind
         )
         self.desk.leave(number, 0, left)
-        self.behind.start()
+        self.behind.start(lambda: self.desk.told[number].append("log"))
         return left.outcome
 
     def write(self) -> None:
@@ -140,7 +141,7 @@ def test_the_next_trial_trains_to_its_end_before_the_last_ones_checkpoint_is_com
     assert process.run(2) == ("completed" if verdict == "continue" else outcome)
     assert process.desk.told[1] == ["writing"], "nothing is reported before it is committed"
     process.write()
-    assert process.desk.told[1] == ["writing", "saved 4", "reported 4", outcome]
+    assert process.desk.told[1] == ["writing", "saved 4", "reported 4", "log", outcome], "its log is complete"
     assert process.behind.nbytes == 0
     lines = [line.partition(" ")[2] for line in process.log(1).splitlines()[2:]]
     assert [line.split()[0] for line in lines] == ["saved", "trained", "validated", "trial"]
@@ -153,7 +154,7 @@ def test_a_trial_whose_checkpoint_could_not_be_stored_has_failed(model: Path, tm
     assert process.run(1, StorageError("the store is gone")) == "writing"
     assert process.run(2) == "completed"
     process.write()
-    assert process.desk.told[1] == ["writing", "errored"]
+    assert process.desk.told[1] == ["writing", "log", "errored"]
     assert "StorageError: the store is gone" in process.log(1)
     assert "the store is gone" not in process.log(2)
 
@@ -164,6 +165,7 @@ def test_a_rank_that_learns_late_that_all_is_written_leaves_the_files_of_the_tri
     desk, ranks, place = connected(object()), SimpleNamespace(rank=1, size=2), SimpleNamespace()
     downloads = [tmp_path / f".opened-{lease}" for lease in (1, 2)]
     behind = Behind(desk)
+    behind.begin(1, 1)
 
     def leaves(*_: object) -> Departure:
         downloads[0].mkdir()
@@ -174,8 +176,8 @@ def test_a_rank_that_learns_late_that_all_is_written_leaves_the_files_of_the_tri
     given: Any = pytorch.PyTorchTrial, None, lease_in(tmp_path), desk, desk, experiment_spec(SETTINGS), ranks, place
     trial.run_logged(*given, TrialLog(tmp_path / "rank_1.log", -1), behind=behind)
     downloads[1].mkdir()
-    assert behind.complete is not None
-    behind.complete()
+    behind.start(lambda: None)
+    behind.wait()
     assert [each.exists() for each in downloads] == [False, True]
 
 
@@ -187,7 +189,7 @@ def test_the_desk_learns_of_an_end_that_its_log_could_not_take() -> None:
     def complete() -> Departure:
         raise BrokenPipeError("the writer was killed")
 
-    behind.complete = complete
-    behind.start()
+    behind.left = Left(lambda: None, 0, goes_on=True, complete=complete)
+    behind.start(lambda: None)
     behind.wait()
     assert [(each.outcome, each.failure and each.failure.kind) for each in left] == [("errored", "error")]
