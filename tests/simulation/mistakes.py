@@ -146,7 +146,7 @@ MISTAKES = {
         Desk, "_end", "group.writing = None", "group.lease = group.writing = None", 19, "alone"
     ),
     "a trial completed that has let another one have its group": Mistake(
-        Reports, "complete", 'if goes_on and self.life.state == "fitting":', "if False:", 1
+        Reports, "complete", 'if goes_on and self.life.state == "fitting":', "if False:", 3
     ),
     "a closed terminal that hung": Mistake(
         ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", None
@@ -409,7 +409,7 @@ MISTAKES = {
         processes, "_receive", "os.kill(os.getpid(), signal.SIGKILL)", "return", 15, options="token"
     ),
     "a damaged checkpoint comes back": Mistake(
-        Retention, "examined", "each.checkpoint not in self._damaged and ", "", None
+        Retention, "_add_listed", "each.checkpoint not in self._damaged and ", "", None
     ),
     "a damaged checkpoint comes back after a restart": Mistake(
         Retention, "recover", 'if record.get("event") == "damaged"', "if False", None

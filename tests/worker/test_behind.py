@@ -11,18 +11,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import DistNetworkError
 
 from dray import pytorch
 from dray.code.load import load_entrypoint
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
 from dray.leases.messages import Departure, DeskReport
+from dray.script import Script
 from dray.storage.checkpoints import CheckpointStore
 from dray.storage.errors import StorageError
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.units import Batch
 from dray.worker import trial
 from dray.worker.behind import Behind, Left
+from dray.worker.host import RayHost
 from dray.worker.log.trial_log import TrialLog, log_writer
 from dray.worker.ranks import Place
 from dray.worker.trial import run_trial
@@ -193,3 +196,82 @@ def test_the_desk_learns_of_an_end_that_its_log_could_not_take() -> None:
     behind.start(lambda: None)
     behind.wait()
     assert [(each.outcome, each.failure and each.failure.kind) for each in left] == [("errored", "error")]
+
+
+class Asked:
+    """A desk, at which these answers come to the question whether another trial waits."""
+
+    def __init__(self, *answers: bool) -> None:
+        self.left, self.outcomes = list(answers), list[str]()
+
+    def waited_for(self, lease: int) -> bool:
+        return self.left.pop(0)
+
+    def leave(self, lease: int, rank: int, departure: Departure) -> None:
+        self.outcomes.append(departure.outcome)
+
+
+@pytest.mark.parametrize(
+    ("write_s", "returns", "wanted"),
+    [(0.0, False, True), (0.0, True, False), (-1.0, True, False), (math.inf, True, True)],
+)
+def test_a_trial_that_goes_on_later_leaves_only_if_writing_takes_longer_than_starting(
+    write_s: float, returns: bool, wanted: bool
+) -> None:
+    behind = Behind(connected(Asked(True)))
+    behind.begin(7, 0)
+    behind.trains()
+    behind.write_s = write_s
+    assert behind.is_wanted(returns=returns) == wanted
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_it_is_asked_again_whether_another_trial_waits_once_the_earlier_copy_is_written(still: bool) -> None:
+    desk, gate = Asked(True, still, still), threading.Event()
+    behind = Behind(connected(desk))
+    behind.begin(7, 0)
+
+    def complete() -> Departure:
+        assert gate.wait(60)
+        return Departure(outcome="completed")
+
+    behind.left = Left(lambda: None, 0, goes_on=False, complete=complete)
+    behind.start(lambda: None)
+    threading.Timer(0.05, gate.set).start()
+    assert behind.is_wanted(returns=False) == still
+    assert desk.outcomes == ["completed"]
+
+
+def test_a_program_begins_once_the_copy_of_the_trial_before_is_written(model: Path, tmp_path: Path) -> None:
+    process = Process(model, tmp_path)
+    assert process.run(1) == "writing"
+    threading.Timer(0.05, process.write).start()
+    desk, ranks, place = connected(object()), DistributedContext(), SimpleNamespace()
+    program = Script(command="true", file="program.py")
+    began: list[list[str]] = []
+
+    def run(*_: object) -> Departure:
+        began.append([*process.desk.told[1]])
+        return Departure(outcome="completed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "_run", run)
+        lease = lease_in(tmp_path / "trial_3")
+        run_trial(program, None, lease, desk, desk, experiment_spec(SETTINGS), ranks, place, behind=process.behind)  # type: ignore[arg-type]
+    assert [told[-1] for told in began] == ["yielded"]
+
+
+def test_a_rank_whose_store_has_ended_with_the_chief_prints_no_error(tmp_path: Path) -> None:
+    """It asks for the last time whether all is committed, when the chief knows and has ended."""
+    host = RayHost(**links(object()), lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
+
+    def finish() -> None:
+        raise DistNetworkError("connection closed")
+
+    for is_chief in (False, True):
+        host.late = []
+        log = TrialLog(tmp_path / f"rank_{is_chief}.log", -1)
+        place = Place("a", "127.0.0.1")
+        left = trial._complete(Left(finish, 0, goes_on=True), host, None, log, place, is_chief=is_chief)  # noqa: SLF001
+        assert left.outcome == ("errored" if is_chief else "writing")
+        assert ("connection closed" in log.path.read_text()) == is_chief
