@@ -49,10 +49,7 @@ class Behind:
         self.left: Left | None = None
         self.write_s = 0.0
 
-    def __enter__(self) -> Behind:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.wait()
         forget_copy()
 

@@ -163,7 +163,7 @@ class _Training:
             assert int((directory / "weights").read_text()) == at.batches, "the weights are of another batch"
         self._at, self._trained = at, at.batches
         trials.begins(host, at)
-        self._saver = Saver(host, on_gpu=self._random.random() < 0.5)
+        self._saver = Saver(host, on_gpu=Random(f"gpu:{host.lease.trial_id}:{host.lease.number}").random() < 0.5)
         self._validation: dict[str, object] | None = None
 
     def run(self) -> None:

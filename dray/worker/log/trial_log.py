@@ -26,7 +26,7 @@ class LogWriter:
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
 
     def pipe_to(self, path: Path, secrets: Sequence[str] = (), *, notes_end: bool = True) -> int:
         """A file descriptor whose data is appended to ``path``, with the secrets masked. `notes_end`: the file will say
