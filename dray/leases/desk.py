@@ -446,9 +446,10 @@ class Desk:
         lease.on(event)
         if departure.outcome not in ("interrupted", "yielded"):
             lease.client.new.pop(lease.trial, None)
+        left = lease.left_by(departure, ended)
         # It tells the owner that the group works, or that a GPU does not.
         for name in dict.fromkeys((lease.client.name, lease.group.owner.name)):
-            self._emit(Tell(name, lease.left_by(departure, ended)))
+            self._emit(Tell(name, left))
 
     def _free(self, lease: Lease) -> None:
         """Let a lease's group train another trial, while the last checkpoint of its own is written."""

@@ -65,13 +65,9 @@ class Behind:
         if returns and self.write_s <= self._start_s:  # it would start again for longer than it writes
             return False
         try:
-            while self._desk.waited_for(self._lease).result():
-                if self._earlier.done():
-                    return True
-                self.wait()  # meanwhile the other trial may get another group
+            return bool(self._desk.waited_for(self._lease).result())
         except PeerUnreachable:  # the next report fails
-            pass
-        return False
+            return False
 
     def take(self, finish: Callable[[], None], nbytes: int, *, goes_on: bool) -> None:
         self.left = Left(finish, nbytes, goes_on)

@@ -193,7 +193,7 @@ def test_a_trial_for_whose_slots_another_waits_leaves_before_its_checkpoint_is_w
     assert mine.publish(report), "it leaves"
     mine.finish()
     asks = "is wanted" if is_final else "is wanted if it returns"
-    assert host.behind.calls == [asks, "wait", "take 12 True"]
+    assert host.behind.calls == [asks, "wait", asks, "wait", "take 12 True"]
     assert host.committed == host.published == []
     host.gate.set()
     assert host.behind.finish is not None
@@ -227,6 +227,18 @@ def test_a_trial_for_whose_slots_none_waits_stays(host: SlowHost) -> None:
     assert not mine.publish(report)
     mine.finish()
     assert host.behind.finish is None
+
+
+def test_a_trial_stays_if_none_waits_any_more_once_the_earlier_copy_is_written(host: SlowHost) -> None:
+    host.gate.set()
+    host.behind = behind = NextTrial()
+
+    def wait() -> None:
+        behind.waits = False
+
+    behind.wait = wait  # type: ignore[method-assign]
+    report = Report(batches=1, decides=True, final=True)
+    assert Saver(host, on_gpu=True).save(of({"x": torch.zeros(3)}), report) == host.store.id_of(1)
 
 
 @pytest.mark.parametrize("is_remote", [False, True])

@@ -198,19 +198,6 @@ def test_the_desk_learns_of_an_end_that_its_log_could_not_take() -> None:
     assert [(each.outcome, each.failure and each.failure.kind) for each in left] == [("errored", "error")]
 
 
-class Asked:
-    """A desk, at which these answers come to the question whether another trial waits."""
-
-    def __init__(self, *answers: bool) -> None:
-        self.left, self.outcomes = list(answers), list[str]()
-
-    def waited_for(self, lease: int) -> bool:
-        return self.left.pop(0)
-
-    def leave(self, lease: int, rank: int, departure: Departure) -> None:
-        self.outcomes.append(departure.outcome)
-
-
 @pytest.mark.parametrize(
     ("write_s", "returns", "wanted"),
     [(0.0, False, True), (0.0, True, False), (-1.0, True, False), (math.inf, True, True)],
@@ -218,28 +205,11 @@ class Asked:
 def test_a_trial_that_goes_on_later_leaves_only_if_writing_takes_longer_than_starting(
     write_s: float, returns: bool, wanted: bool
 ) -> None:
-    behind = Behind(connected(Asked(True)))
-    behind.begin(7, 0)
+    behind = Behind(connected(Desk("continue")))
+    behind.begin(1, 0)
     behind.trains()
     behind.write_s = write_s
     assert behind.is_wanted(returns=returns) == wanted
-
-
-@pytest.mark.parametrize("still", [True, False])
-def test_it_is_asked_again_whether_another_trial_waits_once_the_earlier_copy_is_written(still: bool) -> None:
-    desk, gate = Asked(True, still, still), threading.Event()
-    behind = Behind(connected(desk))
-    behind.begin(7, 0)
-
-    def complete() -> Departure:
-        assert gate.wait(60)
-        return Departure(outcome="completed")
-
-    behind.left = Left(lambda: None, 0, goes_on=False, complete=complete)
-    behind.start(lambda: None)
-    threading.Timer(0.05, gate.set).start()
-    assert behind.is_wanted(returns=False) == still
-    assert desk.outcomes == ["completed"]
 
 
 def test_a_program_begins_once_the_copy_of_the_trial_before_is_written(model: Path, tmp_path: Path) -> None:

@@ -117,9 +117,15 @@ class Saver:
         copies_fast, is_small = self._on_gpu or is_remote, contents.nbytes < AT_ONCE_BYTES
         may_be_last = report.decides or report.interrupted  # the search may stop the trial here
         if behind is not None and may_be_last and copies_fast and (is_remote or not is_small):
-            returns = not (report.final or report.interrupted)
-            if peers.broadcast(peers.rank == 0 and behind.is_wanted(returns=returns)):
-                return "behind"
+
+            def is_wanted() -> bool:
+                returns = not (report.final or report.interrupted)
+                return peers.broadcast(peers.rank == 0 and behind.is_wanted(returns=returns))
+
+            if is_wanted():
+                behind.wait()
+                if is_wanted():  # meanwhile the other trial may have got other slots
+                    return "behind"
         # Training waits at the end of the trial. It also waits where the search decides, unless copying the state is
         # much faster than writing it: most trials stop there, and drop all batches trained since.
         if report.final or (report.decides and not copies_fast):
