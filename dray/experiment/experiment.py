@@ -98,7 +98,7 @@ def config_of_existing(path: Path, config: ExperimentConfig) -> ExperimentConfig
             return None
         write_secrets(directory.secrets_file, config)  # the store never has them
     stored = directory.config()
-    cure = f"give another path, or continue it as it is: dray experiment resume {path}"
+    cure = f"give another path, or continue it as it is: dray experiment resume {typed(path)}"
     faults = [
         (field, f"is {now!r}, but the experiment in {path} was created with {before!r}; {cure}")
         for field, now, before in _differences(config.to_dict(), stored.to_dict())

@@ -187,7 +187,7 @@ class Run:
             opened,
             write=self._write,
             perform=self._perform,
-            resume=f"resume with: dray experiment resume {directory.path}",
+            resume=f"resume with: dray experiment resume {typed(directory.path)}",
         )
         self.driver = self._core.driver
         display.shares(self._workers.kind.slots.share)

@@ -305,7 +305,7 @@ MISTAKES = {
     "a commit that nobody hears of": Mistake(
         RayHost,
         "commit",
-        "self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.staged_at)",
+        "self._link.saved(checkpoint, report.batches, metric, seconds)",
         "pass",
         0,
         "commit",
