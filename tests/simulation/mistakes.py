@@ -155,7 +155,7 @@ MISTAKES = {
         ExperimentDriver, "_append", "Append(record, wait)", "Append(record, False)", 0
     ),
     "a lease granted twice": Mistake(
-        Client, "next_trial", "if not self._is_held(trial)", "if True", 22, options="requests"
+        Client, "next_trial", "if not self._is_held(trial)", "if True", 48, options="requests"
     ),
     "a lost wakeup: the parameters of a lease": Mistake(Desk, "bind", "self._answer_ranks(state.group)", "pass", 0),
     "a lost wakeup: a trial that is queued": Mistake(Desk, "enqueue", "    self._match()\n", "", 18),
@@ -177,7 +177,7 @@ MISTAKES = {
         "alone",
     ),
     "a drained trial lost that has saved": Mistake(
-        Lease, "goes_on", 'self.state == "moving" and outcome == "interrupted"', "False", 72
+        Lease, "goes_on", 'self.state == "moving" and outcome == "interrupted"', "False", 33
     ),
     "a trial that restarted, and waits for what was decided": Mistake(
         ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", None
@@ -231,7 +231,7 @@ MISTAKES = {
     "results decided without their number": Mistake(
         PendingResults, "awaits", " and self._of[trial][0].number == number", "", None
     ),
-    "a fork with other code": Mistake(Search, "code_of", "self._origin(trial)", "trial", 13, options="requests"),
+    "a fork with other code": Mistake(Search, "code_of", "self._origin(trial)", "trial", 4, options="requests"),
     # ------------------------------------------------------------------ what carries a driver's decisions out
     "decisions carried out before they are written": Mistake(
         RunCore,
@@ -281,14 +281,14 @@ MISTAKES = {
     ),
     "a report under an old lease counts": Mistake(ExperimentDriver, "report", '"fenced"', '"continue"', None),
     "a lost driver hides how a trial left": Mistake(
-        RayHost, "close", "with contextlib.suppress(DriverLost):", "if True:", 136, "commit"
+        RayHost, "close", "with contextlib.suppress(DriverLost):", "if True:", 5, "commit"
     ),
     "a report before its checkpoint is committed": Mistake(
         Saver,
         "publish",
         "if not (report.decides or self._frees) or (writing := self._writing) is None:",
         "if (writing := self._writing) is None or True:",
-        0,
+        9,
         "commit",
     ),
     "an answer that is not awaited": Mistake(Saver, "answer", "answer is not None and answer.result()", "False", None),
