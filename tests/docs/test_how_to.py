@@ -38,7 +38,7 @@ def _results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def project(page: str, directory: Path) -> Path:
     """A directory with the page's files."""
     directory.mkdir()
-    for name, text in files(page).items():
+    for name, text in {"model_def.py": files("quick-start.md")["model_def.py"], **files(page)}.items():
         (directory / name).write_text(text)
     return directory
 
@@ -180,7 +180,6 @@ def test_mlflow_runs_are_the_searchs_trials(
 @pytest.mark.long
 def test_wandb_callback_logs_reports(tmp_path: Path) -> None:
     code = project("tracking.md", tmp_path / "code")
-    (code / "model_def.py").write_text(files("quick-start.md")["model_def.py"])
     run_script(code / "train.py", directory=code)
     [history] = WandB(code).history.values()
     assert sum("validation/validation_loss" in row for row in history) == 3
