@@ -42,6 +42,7 @@ def test_addresses_that_lead_nowhere_say_so(site: Site) -> None:
         site.until(lambda: site.texts("h1") == ["Not found"], place)
 
 
+@pytest.mark.long
 def test_addresses_that_were_typed_are_no_errors(site: Site) -> None:
     site.browser.get_log("browser")
     everything = ",".join(f"{first}00000-9999999" for first in range(1, 90))
@@ -71,6 +72,7 @@ def test_help_lists_the_keys_of_the_view(site: Site) -> None:
     site.until(lambda: not site.all("dialog"))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick")
 def test_a_hidden_tab_asks_nothing(site: Site) -> None:
     site.open("#/")

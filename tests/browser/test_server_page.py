@@ -28,6 +28,7 @@ def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> 
         shutil.rmtree(directory.path)
 
 
+@pytest.mark.long
 def test_the_page_fits_its_screens_light_and_dark_and_leaves_the_machine_alone(site: Site) -> None:
     for width, theme in SCREENS:
         with on_screen(site.browser, width, theme):

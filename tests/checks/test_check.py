@@ -95,6 +95,7 @@ def test_efa_devices_are_those_with_its_driver(tmp_path: Path) -> None:
     assert efa_devices(tmp_path / "nowhere") == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_plugin_is_found_as_nccl_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = "libc.so.6"  # a library that there is

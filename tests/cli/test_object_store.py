@@ -14,7 +14,7 @@ from dray.records.result import Result
 from dray.report import write_report
 from dray.storage import RemoteDirectory, store_at
 from searchers.journal import Journal
-from tests.cli.conftest import TRIALS, checkpoint
+from tests.cli.conftest import checkpoint
 from tests.cli.said import Said
 from tests.report.simulated import simulated
 from tests.storage.s3 import LocalS3
@@ -23,6 +23,7 @@ Dray = Callable[..., Said]
 
 pytestmark = pytest.mark.slow
 
+TRIALS = 3
 CHECKPOINTS = {1: [10, 160]}
 """Batches of the checkpoints by trial; the others have one after 10. The best validation of all is after 160."""
 NUM_CHECKPOINTS = TRIALS + 1
@@ -113,11 +114,11 @@ def test_a_result_reads_it_from_a_copy_that_goes_with_it(original: ExperimentDir
 
 def test_checkpoints_come_from_there(original: ExperimentDirectory, s3: LocalS3, dray: Dray) -> None:
     where = s3.uri("results", "digits-1")
-    assert dray("c", "download", where, "4", "--at", "last", "-o", "four").out == "four\n"
+    assert dray("c", "download", where, "2", "--at", "last", "-o", "two").out == "two\n"
     assert dray("c", "export", where, "-o", "weights").code == 0
     assert (Path("weights") / "model.pt").exists()
-    assert dray("c", "export", s3.uri("results", "digits-1", "trial_3", "checkpoint_10"), "-o", "three").code == 0
-    assert "there is no checkpoint" in dray("c", "verify", s3.uri("results", "digits-1", "trial_3", "checkpoint_9")).err
+    assert dray("c", "export", s3.uri("results", "digits-1", "trial_2", "checkpoint_10"), "-o", "three").code == 0
+    assert "there is no checkpoint" in dray("c", "verify", s3.uri("results", "digits-1", "trial_2", "checkpoint_9")).err
 
 
 def test_a_download_is_the_whole_experiment_without_the_store(

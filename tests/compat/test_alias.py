@@ -68,6 +68,7 @@ def test_every_public_name_of_determined_has_a_counterpart_or_an_answer(alias: N
     assert {name for name in names if (name in COUNTERPARTS) == (missing(name) is not None)} == set()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.api("10.1", "10.2", "10.5")
 def test_every_counterpart_is_the_same_object_by_both_names(run_python: Any) -> None:

@@ -35,10 +35,11 @@ IMPORTED = (
     "pydantic",
     "requests",
     "rich.console",
+    "sklearn.datasets",
     "tqdm",
     "yaml",
 )
-"""What Ray, torch and dray import. Not Ray itself, which reads variables of a worker's when it is imported."""
+"""What Ray, torch, dray and the digits import. Not Ray itself, which reads a worker's variables when it is imported."""
 
 Request = dict[str, Any]
 

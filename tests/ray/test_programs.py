@@ -23,6 +23,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
     return dray.Result(path)
 
 
+@pytest.mark.long
 @pytest.mark.api("8.3b", "8.16")
 def test_trials_are_as_long_as_fit_says_and_validate_when_it_says(example: dray.Result) -> None:
     assert example.trials["state"].tolist() == ["COMPLETED"] * 3
@@ -31,6 +32,7 @@ def test_trials_are_as_long_as_fit_says_and_validate_when_it_says(example: dray.
     assert losses.groupby("trial_id")["batches"].agg(list).tolist() == [[EPOCH * n for n in (1, 2, 3, 4)]] * 3
 
 
+@pytest.mark.long
 @pytest.mark.api("8.15")
 def test_what_a_program_prints_is_in_its_trials_log(
     example: dray.Result,
@@ -46,6 +48,7 @@ def test_what_a_program_prints_is_in_its_trials_log(
         assert lines == [f"training with {hparams}"]
 
 
+@pytest.mark.long
 def test_best_trial_is_of_the_class_that_its_checkpoint_names(example: dray.Result) -> None:
     trial: Any = example.load_best_trial()
     saved = torch.load(f"{example.best_trial.checkpoint.path}/state-dict.pth", weights_only=True)

@@ -409,7 +409,7 @@ MISTAKES = {
         processes, "_receive", "os.kill(os.getpid(), signal.SIGKILL)", "return", 15, options="token"
     ),
     "a damaged checkpoint comes back": Mistake(
-        Retention, "examined", "each.checkpoint not in self._damaged and ", "", None
+        Retention, "_add_listed", "each.checkpoint not in self._damaged and ", "", None
     ),
     "a damaged checkpoint comes back after a restart": Mistake(
         Retention, "recover", 'if record.get("event") == "damaged"', "if False", None
