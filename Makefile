@@ -89,8 +89,8 @@ test: check
 
 SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
-# All that share a Ray, which takes the longest; those of ranks, docs and examples without Ray; the page's; the rest; and the
-# simulation.
+# Few shares, as each collects its tests for seconds: those that share a Ray; those of ranks, docs and examples without Ray, whose
+# processes fork, which no thread of the others' libraries would survive; the page's; the rest; and the simulation.
 RAYS := tests/cli tests/migration tests/ray
 
 RANKS := tests/api tests/docs tests/examples tests/pytorch tests/training

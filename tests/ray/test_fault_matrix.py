@@ -38,7 +38,7 @@ RANKS = {"rank-0 worker": 0, "another worker": 1, "rank 0 saving": 0, "another s
 @pytest.mark.parametrize(
     ("cases", "sharded", "where"),
     [
-        pytest.param(("another saving", "driver"), {0}, "shared", id="shared"),
+        pytest.param(("driver",), {0}, "shared", id="shared"),
         pytest.param(ON_THIS_MACHINE, {}, "own", id="own", marks=pytest.mark.long),
         pytest.param(ON_A_CLUSTER, {}, "nodes", id="of others", marks=pytest.mark.long),
         pytest.param(OF_RANKS, range(len(OF_RANKS)), "shared", id="shared, sharded", marks=pytest.mark.long),
