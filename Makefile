@@ -111,7 +111,8 @@ test-slow-simulation: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/simulation
 
 test-all: test
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long --ignore=tests/simulation
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long tests/simulation
 
 test-cluster: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m cluster
