@@ -42,8 +42,8 @@ IMPORTED = (
     "tqdm",
     "yaml",
 )
-"""What Ray, torch, dray, the digits and the ranks' scripts import. Not Ray itself, which reads variables of a worker's when
-it is imported."""
+"""What Ray, torch, dray, the digits and the ranks' scripts import. Not Ray itself, which reads variables of a worker's
+when it is imported."""
 
 Request = dict[str, Any]
 
