@@ -183,6 +183,7 @@ def only_notes(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [finding for finding in findings if not finding["is_wrong"]]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_storage_is_that_of_a_config(home: Path, dray: Dray, tmp_path: Path) -> None:  # noqa: F811
     searcher = "searcher: {name: single, metric: loss, max_length: {batches: 1}}\n"

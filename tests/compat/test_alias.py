@@ -408,6 +408,7 @@ def test_a_spawned_process_finds_it(untouched: None, run_python: Any, tmp_path: 
     assert said == f"0.38.1+dray{dray.__version__} determined.experimental.client"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_class_of_a_notebook_travels_with_its_modules(alias: None, run_python: Any, tmp_path: Path) -> None:
     """By value: it names `determined`, and is made in a worker before anything of the user's is imported there."""
