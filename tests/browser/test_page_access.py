@@ -111,7 +111,7 @@ def violations(site: Site, where: list[str], **options: object) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.long  # `make test` has a third of its rules, below, in a tenth of the time
+@pytest.mark.long  # it takes 20 s; `make test` has one category of its rules, below
 @pytest.mark.parametrize("screen", [1400, PHONE], indirect=True)
 def test_axe_finds_nothing(screen: Site) -> None:
     where = places(screen)
