@@ -20,6 +20,8 @@ from tests.loggers import MLflow, WandB
 from tests.observers.replayed import replay_to
 from tests.records.test_result import Story, config, told
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow calls SQLAlchemy in deprecated ways
+
 
 def with_loggers(value: Any) -> ExperimentConfig:
     return load_config({**config().to_dict(), "name": "digits", "loggers": value})
