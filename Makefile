@@ -1,7 +1,7 @@
 # make demo    the ASHA search of examples/digits on Ray, on this machine
 # make check   ruff, mypy --strict, import-linter, the fast tests: under a minute
 # make test    check, then the slow tests and those on a real Ray; about a quarter of an hour
-# make test-all  the same, and the long ones: the deaths of nodes, machines that Ray launches, a store in S3; half an hour more
+# make test-all  the same, and the long ones: the deaths of nodes, machines that Ray launches, a store in S3; three quarters of an hour more
 # make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
 # make test-oldest  the fast tests and the demo with the lowest versions that pyproject.toml allows, in build/oldest; 7 GB
 # make test-newest  the same with the newest versions, in build/newest; 7 GB

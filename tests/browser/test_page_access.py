@@ -127,6 +127,7 @@ def test_axe_finds_nothing_in_the_dark(screen: Site) -> None:
     assert violations(screen, places(screen), runOnly=["color-contrast", "link-in-text-block"]) == ""
 
 
+@pytest.mark.long
 def test_axe_finds_nothing_in_dialogs(full: Site) -> None:
     for place, label in (("#/e/experiment", "Stop"), ("#/e/experiment", "Slots"), (f"#/e/{LONG}", "Fork")):
         show(full, place)

@@ -59,6 +59,7 @@ def trials(site: Site, name: str = "digits-1") -> pd.DataFrame:
     return Result(site.results / name).trials
 
 
+@pytest.mark.long
 def test_figures_are_asked_for_and_drawn_when_they_come_on_the_screen(site: Site) -> None:
     asked = "return performance.getEntriesByType('resource').map(it => it.name.split('/figures/')[1]).filter(Boolean)"
     opened(site)

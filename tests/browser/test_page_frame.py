@@ -18,6 +18,7 @@ def names(site: Site) -> list[str]:
     return site.texts("table[aria-label=Experiments] tbody a.open")
 
 
+@pytest.mark.long
 def test_a_search_is_in_the_address_and_back_restores_it_with_the_focus(site: Site) -> None:
     site.open("#/")
     site.until(lambda: len(names(site)) >= 3)

@@ -100,6 +100,7 @@ def test_what_a_driver_runs_elsewhere_is_shown_as_running_and_cannot_be_deleted(
     assert not s3.files("results", "digits-1")
 
 
+@pytest.mark.long
 def test_a_result_reads_it_from_a_copy_that_goes_with_it(original: ExperimentDirectory, s3: LocalS3) -> None:
     result = Result(s3.uri("results", "digits-1"))
     assert result.trials.equals(Result(original.path).trials)
@@ -112,6 +113,7 @@ def test_a_result_reads_it_from_a_copy_that_goes_with_it(original: ExperimentDir
     assert not copy.exists()
 
 
+@pytest.mark.long
 def test_checkpoints_come_from_there(original: ExperimentDirectory, s3: LocalS3, dray: Dray) -> None:
     where = s3.uri("results", "digits-1")
     assert dray("c", "download", where, "2", "--at", "last", "-o", "two").out == "two\n"
@@ -132,6 +134,7 @@ def test_a_download_is_the_whole_experiment_without_the_store(
     assert dray("c", "verify", "./copy").out == f"{NUM_CHECKPOINTS} checkpoints verified, 0 damaged\n"
 
 
+@pytest.mark.long
 def test_on_its_drivers_machine_it_is_the_local_one(
     original: ExperimentDirectory, s3: LocalS3, dray: Dray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +147,7 @@ def test_on_its_drivers_machine_it_is_the_local_one(
     assert s3.files() == {}
 
 
+@pytest.mark.long
 def test_what_is_not_there_is_one_line(original: ExperimentDirectory, s3: LocalS3, dray: Dray) -> None:
     assert "it has no experiment.yaml" in dray("e", "describe", s3.uri("results", "digits-2")).is_one_line()
     assert "it has no experiment.yaml" in dray("e", "delete", s3.uri("results"), "--yes").is_one_line()

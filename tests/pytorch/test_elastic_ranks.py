@@ -30,7 +30,7 @@ PARTS = [(2, 5), (4, 9), (3, BATCHES)]
 """The processes, and the batch that they train up to."""
 SHARDED = ("sharded", "tensor parallel")
 """With two batches a step too."""
-KINDS = ("whole batches", "partial batches", "two batches a step", *SHARDED)
+KINDS = ("partial batches", "two batches a step", *SHARDED)
 
 
 class Trial(pytorch.PyTorchTrial):
@@ -97,7 +97,7 @@ def run(kind: str, directory: Path, until: int, latest: str | None, **init: Any)
     """Train up to a batch, and save there."""
     host = FakeHost(directory, stop_at=until)
     elastic = {"resources": {"slots_per_trial": {"min": 1, "max": 4}}}
-    steps = 1 if kind in ("whole batches", "partial batches") else 2
+    steps = 1 if kind == "partial batches" else 2
     size = init["distributed"].size if "distributed" in init else 1
     init["mesh"] = {"tp": sharing(kind, size)}
     with (
@@ -168,7 +168,7 @@ def test_each_step_has_the_records_that_it_has_in_one_process(
     assert steps(ranks, kind) == [sorted(records) for _, records, _ in alone[kind]["seen"]]
 
 
-@pytest.mark.parametrize("kind", ["whole batches", "two batches a step", "sharded", "tensor parallel"])
+@pytest.mark.parametrize("kind", ["two batches a step", "sharded", "tensor parallel"])
 def test_weights_and_momenta_are_those_of_one_process(
     ranks: list[Any], alone: dict[str, dict[str, Any]], kind: str
 ) -> None:
@@ -180,9 +180,9 @@ def test_weights_and_momenta_are_those_of_one_process(
 def test_processes_that_had_no_random_numbers_get_some_of_their_own(ranks: list[Any]) -> None:
     [(before, _), (size, _), _] = PARTS
     # Those that were there from the beginning have the trial's seed, all of them.
-    drawn = [{draw for _, _, draw in rank["whole batches", 1]["seen"]} for rank in (ranks[0], *ranks[before:size])]
+    drawn = [{draw for _, _, draw in rank["partial batches", 1]["seen"]} for rank in (ranks[0], *ranks[before:size])]
     assert len(set.union(*drawn)) == sum(map(len, drawn))
-    first = {draw for _, _, draw in ranks[0]["whole batches", 0]["seen"]}
+    first = {draw for _, _, draw in ranks[0]["partial batches", 0]["seen"]}
     assert first.isdisjoint(set.union(*drawn)), "nobody begins again with the first batch's"
 
 
