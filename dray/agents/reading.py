@@ -71,7 +71,7 @@ MOST_TRIALS = 8  # most curves in an answer
 MOST_POINTS = 200  # most points of a curve
 MOST_METRICS = 40  # most names of metrics beside curves
 HISTORY_BYTES = 4000  # most bytes of a page of history
-HISTORY_TRIALS = 100  # more than fit on it
+HISTORY_TRIALS = 40  # more than fit on it
 MOST_PATCH = 600  # most characters of a patch in a history
 _ERROR = re.compile(r"error|exception|traceback|fatal|killed|out of memory|assert|nan\b", re.IGNORECASE)
 
@@ -430,8 +430,8 @@ class Reading:
         """Read dray's documentation. Page "agents" says how to work with these tools; read it first.
 
         Args:
-            page: one of agents, concepts, pytorch-api, core-api, config, search, early-stopping, budgets, steering,
-                results, faults, serve, cli.
+            page: agents, concepts, pytorch-api, core-api, config, search, budgets, steering, results, faults, serve,
+                cli, or another one; an unknown name lists all.
             section: a section of a long page, by its heading in lower case with dashes.
         """
         return docs.read(page, section)

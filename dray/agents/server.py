@@ -68,7 +68,7 @@ def make(tools: Tools, **options: Any) -> MCPServer:
             hints = ToolAnnotations(read_only_hint=is_reading, destructive_hint=name.startswith("stop"))
             text = inspect.getdoc(tool)
             server.add_tool(_with_errors(tool), description=text, annotations=hints, structured_output=False)
-    for name, title in docs.PAGES.items():
+    for name, title in docs.titles().items():
         uri, read = f"dray://docs/{name}", functools.partial(docs.read, name)
         server.add_resource(FunctionResource(uri=uri, name=name, title=title, mime_type="text/markdown", fn=read))
 

@@ -23,7 +23,7 @@ from dray.config.yaml_file import parsed
 from dray.errors import ConfigError, ExperimentError
 from dray.serve.client import Server, Unreachable
 from dray.serve.verbs.on_server import OnServer
-from dray.text import one_line
+from dray.text import counted, one_line
 from searchers.objectives import loss_of
 
 START_S = 120.0
@@ -108,7 +108,7 @@ def find(history: History, goal: Goal, train: Train, say: Callable[[str], None])
         else:
             ids.append(version)
             versions.append([commit])
-    say(f"{len(history.commits)} commits, of which {len(set(ids))} train differently")
+    say(f"{counted(len(history.commits), 'commit')}, {len(set(ids))} of which train differently")
     sign, values = _sign(history, goal), dict[Run, float | None]()
     search = bisect(ids, least=goal.least)
     try:
