@@ -209,7 +209,7 @@ MISTAKES = {
         Alerts, "_take", 'self._raised.add(record["key"])', "pass", 0, options="alerts"
     ),
     "an alert that is not on the disk with its cause": Mistake(
-        RunCore, "settle", "self._write(records + alerts)", "self._write(records)", 1, options="alerts"
+        RunCore, "_carry_out_all", "self._write(records + alerts)", "self._write(records)", 1, options="alerts"
     ),
     "a killed run that counts up to the next": Mistake(
         Spending,
@@ -235,7 +235,7 @@ MISTAKES = {
     # ------------------------------------------------------------------ what carries a driver's decisions out
     "decisions carried out before they are written": Mistake(
         RunCore,
-        "settle",
+        "_carry_out_all",
         "self._write(records + alerts)\n        for each in decided:\n            self.carry_out(each)",
         "pass\n        for each in decided:\n            self.carry_out(each)\n        if records:\n"
         "            self._write(records + alerts)",
