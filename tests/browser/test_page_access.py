@@ -127,7 +127,7 @@ def test_axe_finds_nothing_in_the_dark(screen: Site) -> None:
 
 
 def test_axe_finds_nothing_in_dialogs(full: Site) -> None:
-    for place, label in (("#/e/experiment", "Stop"), ("#/e/experiment", "Slots"), (f"#/e/{LONG}", "Fork")):
+    for place, label in (("#/e/experiment", "Stop"), ("#/e/experiment", "Share…"), (f"#/e/{LONG}", "Fork")):
         show(full, place)
         full.click(label, ".actions")
         full.one("dialog[open]")

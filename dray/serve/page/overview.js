@@ -8,7 +8,7 @@ import { Figure } from "./figures.js";
 import { Copy, Rows, Skeleton, Tiles, word } from "./parts.js";
 import { ENDED } from "./states.js";
 import { address, go } from "./url.js";
-import { capital, clean, clock, count, duration, number, plural, shown } from "./values.js";
+import { capital, clean, clock, count, duration, number, plural, shown, singular } from "./values.js";
 
 const counted = states => Object.entries(states ?? {}).map(([state, times]) => `${count(times)} ${word(state, null, true)}`).join(", ");
 
@@ -99,7 +99,7 @@ function Best({ name, about }) {
 const quoted = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`;  // for a shell
 
 // "1 epoch", "4 batches"
-const length = (value, unit) => `${count(value)} ${value === 1 ? unit.replace(/(?<=ch)es$|s$/, "") : unit}`;
+const length = (value, unit) => `${count(value)} ${value === 1 ? singular(unit) : unit}`;
 
 // What the search does now: how many trials have come how far.
 function Search({ about }) {

@@ -3,7 +3,7 @@
 import { html, useLayoutEffect, useRef, useState } from "./lib/preact.js";
 import uPlot from "./lib/uplot.js";
 import { FONT, useTheme } from "./canvas.js";
-import { number } from "./values.js";
+import { number, singular } from "./values.js";
 
 const NEAR = 24, CLICK = 4, FEW = 40, CROSS = 3.5;  // px, px, points or lines that are drawn with dots, px
 const MOST_NUMBERS = 12;  // lines of one point that are shown as text
@@ -54,7 +54,7 @@ export function Lines({ series, bands = NONE, x, y, log = false, range = null, h
 
 // What has a single value each needs no axes.
 const Numbers = ({ series, x, y, label }) => html`<div class="numbers" role="group" aria-label=${label ?? y}>${y && html`<h3>${y}</h3>`}<dl>${series.map(each => html`
-  <dt key=${each.label}>${each.label}</dt><dd><b>${number(each.y[0])}</b> <span class="quiet">at ${number(each.x[0])} ${x}</span></dd>`)}</dl></div>`;
+  <dt key=${each.label}>${each.label}</dt><dd><b>${number(each.y[0])}</b> <span class="quiet">at ${each.x[0] === 1 ? `1 ${singular(x)}` : `${number(each.x[0])} ${x}`}</span></dd>`)}</dl></div>`;
 
 function Chart({ series, bands, x, y, log, range, height, label, onpoint, onbrush, sync, zoom, onzoom }) {
   const place = useRef(null), chart = useRef(null), now = useRef(null), [tip, setTip] = useState(null), theme = useTheme();

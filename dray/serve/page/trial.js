@@ -63,7 +63,7 @@ function Overview({ name, trial, path, it }) {
         : html`<table class="last" aria-label="Last metrics"><tbody>${metrics.series.map(each => html`<tr key=${label(each)}><th scope="row">${label(each)}</th><td>${number(each.values.at(-1))}</td>
           <td class="quiet">at batch ${count(each.batches.at(-1))}</td></tr>`)}</tbody></table>`}</section>
     </div>
-    ${metrics?.series.length > 0 && html`<section><div class="top"><h2>Metrics</h2><a href=${address(name, trial, "metrics")}>all ${plural(metrics.series.length, "metric")}</a></div>
+    ${metrics?.series.length > 0 && searchedFirst(metrics)[0].of > 1 && html`<section><div class="top"><h2>Metrics</h2><a href=${address(name, trial, "metrics")}>all ${plural(metrics.series.length, "metric")}</a></div>
       <${Metric} each=${searchedFirst(metrics)[0]} trial=${trial} started=${metrics.started} along="batches" height=${300} /></section>`}
     ${it.failures.length > 0 && html`<section><h2>Failures</h2>${it.failures.map((each, at) => html`<details key=${at} open=${at === it.failures.length - 1}>
       <summary>${clock(each.time)}: ${clean(lastLine(each.error))}<span class="quiet"> · ${each.again ? "restarted" : `given up${each.why ? `: ${each.why}` : ""}`}</span></summary>
@@ -129,7 +129,7 @@ function Metric({ each, trial, started, along, other, sync, height = 210 }) {
   ], Number(weight) || 0), [each, other?.values, along, weight]);
   const last = each.values.at(-1), gist = `${label(each)} along ${title}: ${plural(each.of, "point")}, at last ${number(last)}. ${lost(series)}`;
   return html`<section ref=${place} data-metric=${label(each)}><h2><span title=${label(each)}>${label(each)}</span> <span class="quiet">${number(last)}</span></h2>
-    ${seen ? html`<${Lines} series=${series} x=${title} y="" log=${log} height=${height} label=${gist} sync=${sync} />` : html`<div style=${{ height }} />`}</section>`;
+    ${each.of === 1 && !other?.values ? null : seen ? html`<${Lines} series=${series} x=${title} y="" log=${log} height=${height} label=${gist} sync=${sync} />` : html`<div style=${{ height }} />`}</section>`;
 }
 
 // ------------------------------------------------------------------ utilization
@@ -154,7 +154,7 @@ function Figure({ each, started, sync }) {
   const series = useMemo(() => [{ x: xs.map(at => at / divisor), y: each.values, label: each.label, colour: COLOURS.machine, width: 2 }], [each]);
   const top = Math.max(...each.values.filter(Number.isFinite)), range = useMemo(() => each.name.endsWith("percent") ? [0, 100] : [0, top > 0 ? top * 1.08 : 1], [each.name, top]);
   return html`<section data-figure=${each.name}><h2><span>${each.label}${each.unit && `, ${each.unit}`}</span> <span class="quiet">${last}</span></h2>
-    <${Lines} series=${series} x=${title} y="" range=${range} height=${200} label=${`${each.label} over time, ${unit}: at last ${last}`} sync=${sync} /></section>`;
+    ${each.of > 1 && html`<${Lines} series=${series} x=${title} y="" range=${range} height=${200} label=${`${each.label} over time, ${unit}: at last ${last}`} sync=${sync} />`}</section>`;
 }
 
 // ------------------------------------------------------------------ checkpoints

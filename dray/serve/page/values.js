@@ -26,6 +26,7 @@ const WHOLE = new Intl.NumberFormat("en");
 export const count = value => WHOLE.format(value);
 export const capital = text => text[0].toUpperCase() + text.slice(1);
 export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+export const singular = unit => unit.replace(/^(\w+?)(?:(?<=ch)es|s)\b/, "$1");  // "epochs", "seconds since the start"
 const two = value => String(value).padStart(2, "0");
 
 export function duration(seconds) {
