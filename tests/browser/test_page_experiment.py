@@ -154,7 +154,7 @@ def test_stopping_asks_first_and_reaches_the_server(site: Site) -> None:
 
 def test_slots_tags_and_notes_are_changed(site: Site) -> None:
     site.open("#/e/experiment")
-    site.click("Share…", ".actions")
+    site.more("Share…")
     weight = site.one("dialog input[name=weight]")
     weight.clear()
     weight.send_keys("2.5")
@@ -162,7 +162,7 @@ def test_slots_tags_and_notes_are_changed(site: Site) -> None:
     site.until(lambda: not site.all("dialog"), "the end of the dialog")
     site.until(lambda: "weight 2.5" in site.one(".tiles").text)
     assert site.control.experiment("experiment").share.weight == 2.5
-    site.click("Tags and notes", ".actions")
+    site.more("Tags and notes")
     site.one("dialog input").send_keys("new, tags")
     site.one("dialog textarea").send_keys("two\nlines")
     site.click("Save", "dialog")
