@@ -7,12 +7,12 @@ import { ago, alike, clean, count, duration, metricName, number, shown } from ".
 
 const MOST_HPARAMS = 12;  // shown before columns are chosen
 
-const PLACES = 7;  // after the point
+const after = value => /^-?\d+\.?(\d*)$/.exec(number(value))?.[1].length ?? NaN;  // the point
 
-// A number whose point is below those of others.
-function Aligned({ value }) {
-  const text = number(value), [, places = ""] = text.split(".");
-  return html`<span class="aligned" data-pad=${typeof value === "number" && /^[-.\d]+$/.test(text) ? `${places ? "" : "."}${"0".repeat(Math.max(0, PLACES - places.length))}` : ""}>${text}</span>`;
+// A number whose point is below those of others, such as one that is known.
+function Aligned({ value, other = 0.12345 }) {
+  const mine = after(value), pad = Math.min(after(other) + 2, 8) - mine;
+  return html`<span class="aligned" data-pad=${pad > 0 ? `${mine ? "" : "."}${"0".repeat(pad)}` : ""}>${number(value)}</span>`;
 }
 
 const FIELDS = [
@@ -45,7 +45,7 @@ export function columnsOf(about, name) {
   const hparam = name => {
     const best = about.best_hparams?.[name], isNumber = typeof best === "number";
     return { key: `hparams.${name}`, label: name, width: `${Math.min(Math.max(isNumber ? 120 : 110, 40 + 7 * name.length), 240)}px`, align: isNumber ? "end" : "",
-      cell: ({ hparams: { [name]: value } }) => isNumber && !Number.isInteger(best) && typeof value === "number" ? html`<${Aligned} value=${value} />` : clipped(value) };
+      cell: ({ hparams: { [name]: value } }) => isNumber && !Number.isInteger(best) && typeof value === "number" ? html`<${Aligned} value=${value} other=${best} />` : clipped(value) };
   };
   const hparams = about.varying.map(hparam);
   const metrics = about.metrics.filter(name => name !== `validation.${about.metric}`).map(name => ({

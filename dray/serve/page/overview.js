@@ -5,7 +5,7 @@ import { BestTrials, columnsOf } from "./columns.js";
 import { Place, Trials, useFailures } from "./failures.js";
 import { SAVED, experiment, useData } from "./data.js";
 import { Figure } from "./figures.js";
-import { Copy, Rows, Skeleton, Tiles, word } from "./parts.js";
+import { Copy, Rows, Skeleton, Tiles, useNarrow, word } from "./parts.js";
 import { ENDED } from "./states.js";
 import { address, go } from "./url.js";
 import { capital, clean, clock, count, duration, number, plural, shown, singular } from "./values.js";
@@ -15,7 +15,7 @@ const counted = states => Object.entries(states ?? {}).map(([state, times]) => `
 export function Overview({ name, about }) {
   const { submitted, standing } = about, tags = [...(submitted?.tags ?? []), ...(about.labels ?? [])];
   return html`<${Sentence} name=${name} standing=${standing} />
-    ${about.why && html`<p class="trouble">${clean(about.why)}</p>`}
+    ${about.why && !standing?.sentence.includes(about.why) && html`<p class="trouble">${clean(about.why)}</p>`}
     ${about.unread && html`<p class="trouble">${clean(about.unread)}</p>`}
     ${about.diverged && html`<p class="trouble">${capital(clean(about.diverged))}.</p>`}
     ${about.stragglers && html`<p class="trouble">${capital(clean(about.stragglers))}.</p>`}
@@ -78,7 +78,7 @@ function SoFar({ name, about }) {
 function Leaders({ name, about }) {
   const { data } = useData(about.trials > 1 && about.best_trial !== null ? `${experiment(name)}/trials?sort=rank&limit=${LEADERS}` : null, { on: about.version, keep: true });
   const mean = trial => about.repeats.find(each => each.trial === trial)?.mean;  // which ranks it
-  const { every } = columnsOf(about, name), keys = ["best_metric", "batches", ...about.varying.slice(0, MOST_HPARAMS).map(each => `hparams.${each}`)];
+  const { every } = columnsOf(about, name), keys = ["best_metric", ...useNarrow() ? [] : ["batches"], ...about.varying.slice(0, MOST_HPARAMS).map(each => `hparams.${each}`)];
   if (!data || data.trials.length < 2) return null;
   return html`<section><h2>${data.trials.length === LEADERS ? "The five best trials" : "The best trials"}</h2>
     <${BestTrials} name=${name} about=${about} trials=${data.trials.map(it => ({ ...it, best_metric: mean(it.trial) ?? it.best_metric }))} columns=${every.filter(each => keys.includes(each.key))} />
