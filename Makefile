@@ -10,6 +10,7 @@
 # make bench   the benchmarks (see bench/)
 # make gpu     what only a GPU shows, in eight minutes on one; without one, a dry run; bench/gpu.py says how without a network
 # make docs    the site of docs/, in build/docs
+# make pictures  the recording and the screenshot of README.md, from a real search; needs Chromium
 # make release  sdist and wheel in dist/, built twice and checked; prints the command that uploads them
 # make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix ten times, twice: hours on two cores
 #
@@ -35,7 +36,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Without bytecode pytest rewrites the asserts of all test files in every run: five seconds for each half of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test-fast-simulation test test-slow-simulation test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-oldest test-newest test-ray test-determined bench gpu docs release soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test-fast-simulation test test-slow-simulation test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-oldest test-newest test-ray test-determined bench gpu docs pictures release soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -59,6 +60,7 @@ check: $(INSTALLED)
 lint: $(INSTALLED)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
+	@$(BIN)/ruff format --check --line-length 88 README.md docs/*.md
 
 types: $(INSTALLED)
 	@$(BIN)/mypy
@@ -191,6 +193,10 @@ docs: $(INSTALLED)
 	@$(BIN)/python docs/rooms.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/docs/index.html"
+
+pictures: $(INSTALLED)
+	@$(BIN)/python -m uv pip install -q --python $(BIN)/python pyte
+	@$(BIN)/python docs/recording.py
 
 # From a commit whose CHANGELOG.md has a date for this version. The tests install the wheel and run the demo from it.
 release: $(INSTALLED)

@@ -1,14 +1,18 @@
-"""Write docs/config.md from the config's JSON Schema, the table of Determined's fields in docs/migration.md, and the
-API's description from the server's routes: ``python docs/generate.py``. The Python API needs no such step: mkdocstrings
-reads it from the docstrings."""
+"""Write docs/config.md from the config's JSON Schema, docs/commands.md from the command's help, the table of
+Determined's fields in docs/determined-reference.md, and the API's description from the server's routes:
+``python docs/generate.py``. The Python API needs no such step: mkdocstrings reads it from the docstrings."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import typer.main
+
+from dray.cli import app
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
 from dray.config.faults import KINDS, SECTIONS
 from dray.config.json_schema import json_schema
@@ -17,8 +21,9 @@ from dray.config.yaml_file import as_yaml
 from dray.serve.site import OPENAPI
 from dray.text import one_line
 
+COMMANDS_PAGE = Path(__file__).parent / "commands.md"
 CONFIG_PAGE = Path(__file__).parent / "config.md"
-MIGRATION_PAGE = Path(__file__).parent / "migration.md"
+DETERMINED_PAGE = Path(__file__).parent / "determined-reference.md"
 #: The fields of Determined's experiment file, by its JSON schemas.
 DETERMINED_FIELDS = Path(__file__).parents[1] / "tests" / "config" / "determined_fields.txt"
 
@@ -54,7 +59,73 @@ hyperparameters:
     layers: {type: const, val: 3}
     activation: {type: categorical, vals: [relu, gelu]}
 ```
+
+A range is a mapping with a `type`. The names of nested hyperparameters are joined by dots in `points`, on the command
+line and in results: `model.layers`.
+
+| type | draws | fields |
+|---|---|---|
+| `const` | always the same value | `val` |
+| `categorical` | one of several values, all equally likely | `vals`: values, or [mappings](search.md#hyperparameters) |
+| `int` | an integer, both bounds included | `minval`, `maxval`; `step`; `log`; `count` |
+| `double` | a number | `minval`, `maxval`; `step`; `count` |
+| `log` | `base ** u`, `u` uniform from `minval` to `maxval` | `base`; `minval`, `maxval`; `step`; `count` |
+
+`step` restricts the values: to `minval`, `minval + step`, ... for `int` and `double`, and to multiples of `step` for
+`log`. `log: true` makes an `int` uniform in its logarithm, so that 16 to 32 is as likely as 128 to 256. It needs a
+`minval` of 1 or more. `count` is the number of values in a `grid` search, evenly spaced with both bounds included (for
+`log`, evenly spaced exponents). In a grid, an `int` or `double` with a `step` needs no `count`. Other
+searches ignore `count`.
 """
+
+COMMANDS_INTRODUCTION = """\
+# All commands
+
+<!-- Written by docs/generate.py from the help of the command: change dray/cli/, not this. -->
+
+`dray COMMAND -h` prints the same. [The command](cli.md) explains how to name experiments and trials, the exit codes and
+`--json`. `e`, `t` and `c` are short for `experiment`, `trial` and `checkpoint`, and `ls` for `list`.
+"""
+
+
+def commands_page() -> str:
+    """The text of docs/commands.md."""
+    sections = (_command(*each) for each in _commands(typer.main.get_command(app), "dray"))
+    return "\n".join([COMMANDS_INTRODUCTION, *sections])
+
+
+def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The commands below a group, with their names."""
+    for name, command in group.commands.items():
+        if command.hidden:  # another name of one that is not
+            continue
+        if not hasattr(command, "commands") or command.invoke_without_command:
+            yield f"{path} {name}", command
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{path} {name}")
+
+
+def _command(path: str, command: Any) -> str:
+    """The section of a command: its description, arguments, options and examples."""
+    paragraphs = (command.help or "").split("\n\n")
+    examples = "\n".join(each.strip("\b\n") for each in paragraphs if each.startswith("\b"))
+    rows = []
+    for given in sorted(command.params, key=lambda each: each.param_type_name):  # arguments first
+        if given.param_type_name == "argument":
+            name, default = given.metavar or given.name.upper(), None
+            name = name if given.required or name.startswith("[") else f"[{name}]"
+        else:
+            value = "" if given.is_flag else f" {given.metavar or given.name.upper()}"
+            name = ", ".join(reversed(given.opts)) + value
+            default = given.default if not given.is_flag and not callable(given.default) else None
+        text = one_line(given.help or "").replace("|", "\\|")
+        rows.append(f"| `{name.replace('|', ' or ')}` | {text}{f' Default: `{default}`.' if default else ''} |")
+    lines = [f"## {path}\n", *(one_line(each) + "\n" for each in paragraphs if not each.startswith("\b"))]
+    if rows:
+        lines += ["| argument or option | meaning |", "|---|---|", *rows, ""]
+    if examples:
+        lines += ["```sh", re.sub(r" {2,}(\w.*)$", r"  # \1", examples, flags=re.MULTILINE), "```\n"]
+    return "\n".join(lines)
 
 
 def config_page() -> str:
@@ -83,7 +154,7 @@ def _table(place: str, schema: dict[str, Any], anchors: dict[str, str]) -> list[
     rows = [columns, ["---"] * len(columns)]
     for name, field in model.model_fields.items():
         forms = {kind: each["properties"][name] for kind, each in definitions.items() if name in each["properties"]}
-        # Determined's that are ignored are in docs/migration.md.
+        # Determined's that are ignored are in docs/determined-reference.md.
         forms = {kind: form for kind, form in forms.items() if not form.get("deprecated")}
         form = next(iter(forms.values()))
         is_required = all(name in definitions[kind].get("required", ()) for kind in forms)
@@ -159,10 +230,10 @@ def determined_fields() -> dict[str, tuple[str, str]]:
     return dict(sorted(found.items()))
 
 
-def migration_page() -> str:
+def determined_page() -> str:
     """The page, with its table regenerated."""
     begin, end = "<!-- fields -->\n", "<!-- end of fields -->"
-    before, rest = MIGRATION_PAGE.read_text().split(begin)
+    before, rest = DETERMINED_PAGE.read_text().split(begin)
     lines = ["| field | here | what it does, or what to use instead |", "|---|---|---|"]
     for path, (state, what) in determined_fields().items():
         section, _, name = path.partition(".")
@@ -177,7 +248,13 @@ def main() -> None:
     import openapi
 
     api = openapi.as_text(openapi.document()) + "\n"
-    for file, text in ((CONFIG_PAGE, config_page()), (MIGRATION_PAGE, migration_page()), (OPENAPI, api)):
+    pages = {
+        CONFIG_PAGE: config_page(),
+        COMMANDS_PAGE: commands_page(),
+        DETERMINED_PAGE: determined_page(),
+        OPENAPI: api,
+    }
+    for file, text in pages.items():
         file.write_text(text)
         print(f"wrote {file}")
 

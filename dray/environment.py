@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -54,10 +53,12 @@ def visible_gpus(gpus: Iterable[str]) -> dict[str, str]:
 
 def device(*, gpu: bool) -> Device:
     """Determined's name of a slot's device. This does not import torch, which reads some of the variables."""
+    from importlib import metadata  # here and below: it imports zipfile and email
+
     if not gpu:
         return "cpu"
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        if "rocm" in importlib.metadata.version("torch"):
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        if "rocm" in metadata.version("torch"):
             return "rocm"
     return "cuda"
 
@@ -66,10 +67,12 @@ def device(*, gpu: bool) -> Device:
 def versions() -> dict[str, str]:
     """The versions of ``python``, ``dray``, ``ray``, ``torch``, and the ``cuda`` that torch was built for; "" means
     none. This imports neither Ray nor torch."""
+    from importlib import metadata
+
     found = {"python": platform.python_version(), "dray": __version__, "ray": "", "torch": "", "cuda": ""}
     for name in ("ray", "torch"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
     if found["torch"] and (torch := importlib.util.find_spec("torch")) is not None and torch.origin is not None:
         built = Path(torch.origin).with_name("version.py").read_text()
         found["cuda"] = match[1] if (match := re.search("^cuda[^=]*= '(.+)'", built, re.M)) else ""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from searchers.asha_promotion import PromotionASHA
     from searchers.auto import Auto
     from searchers.convert import from_optuna, from_ray_tune
-    from searchers.errors import FieldError, IllegalEvent, JournalError, MethodError, SpaceError
+    from searchers.errors import DamagedFile, FieldError, IllegalEvent, JournalError, MethodError, SpaceError
     from searchers.events import (
         Action,
         Create,

@@ -112,6 +112,7 @@ class AdaptiveASHA:
 
     @property
     def max_trials(self) -> int:
+        """Number of trials in all brackets together."""
         return sum(bracket.max_trials for bracket in self.brackets)
 
     @property
@@ -124,6 +125,7 @@ class AdaptiveASHA:
         return self._bracket_of[trial]
 
     def limit_points(self, points: int) -> None:
+        """Limit the search to this many trials, as its space has no more points."""
         if points < self.max_trials:
             for bracket, trials in zip(self.brackets, bracket_trials(points, self._weights), strict=True):
                 bracket.limit_points(trials)
@@ -140,6 +142,7 @@ class AdaptiveASHA:
         return actions
 
     def on(self, event: Event) -> list[Action]:
+        """Return the actions of the event's bracket."""
         self._counts.check(event.trial)
         number = self._bracket_of[event.trial]
         return self._joined(number, self.brackets[number].on(event))
@@ -151,6 +154,7 @@ class AdaptiveASHA:
         return self._joined(number, self.brackets[number].requested(request))
 
     def progress(self, trained: Mapping[int, float]) -> float:
+        """Return the share of the search that is done, from 0 to 1."""
         # ASHA's progress does not depend on its trials' lengths.
         share = sum(bracket.progress({}) for bracket in self.brackets) / len(self.brackets)
         return min(share, NEARLY_DONE) if None in self._outcomes else 1.0

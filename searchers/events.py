@@ -22,11 +22,13 @@ from typing import Literal, NamedTuple, NoReturn, get_args
 Decision = Literal["continue", "stop", "pause"]
 """The decision on a trial that has reported. "pause": the trial frees its workers until the search resumes it."""
 Reason = Literal["completed", "stopped", "diverged", "errored", "invalid_hp", "out_of_memory", "canceled"]
+"""Why a trial has ended."""
 Replaced = Literal["invalid_hp", "out_of_memory"]
 """A trial that ends for one of these reasons is withdrawn from its rungs, and most methods replace it."""
 REPLACED: tuple[Replaced, ...] = get_args(Replaced)
 FAILURES: tuple[Reason, ...] = ("errored", "diverged", "invalid_hp")  # samplers count such a trial as one of the worst
 DoneReason = Literal["completed", "errored", "invalid_hp", "out_of_memory", "canceled"]
+"""Why a search has ended."""
 
 
 Measured = tuple[float | None, ...]
@@ -193,7 +195,9 @@ class TrialResult:
 
 
 Event = Started | Reported | Exited
+"""What a driver tells a method."""
 Action = Create | Stop | Pause | Resume | Done
+"""What a method tells a driver to do."""
 
 
 def assert_never(value: NoReturn) -> NoReturn:

@@ -67,8 +67,7 @@ def first_points(
         points: Points that will be tried before those, which they only complement: at most `MOST_POINTS` in all.
     """
     cube = UnitCube(space)
-    known = ((each, _rungs(each)) for each in earlier)
-    models = [_Model(cube, each, rungs) for each, rungs in known if _count(rungs) >= LEAST]
+    models = [Model(cube, each) for each in earlier if num_results(each) >= LEAST]
     models = [model for model in models if model.known.any()]
     if not models:
         return []
@@ -98,14 +97,10 @@ def first_points(
 
 
 def num_results(earlier: Earlier) -> int:
-    return _count(_rungs(earlier))
+    return sum(math.isfinite(value) for rung in _rungs(earlier) for (value,) in rung.values.values())
 
 
-def _count(rungs: Sequence[RungResults]) -> int:
-    return sum(math.isfinite(value) for rung in rungs for (value,) in rung.values.values())
-
-
-class _Model:
+class Model:
     """What an earlier search predicts of points of the new space.
 
     Attributes:
@@ -114,7 +109,8 @@ class _Model:
             had none, or a category that the space has not.
     """
 
-    def __init__(self, cube: UnitCube, earlier: Earlier, rungs: Sequence[RungResults]) -> None:
+    def __init__(self, cube: UnitCube, earlier: Earlier) -> None:
+        rungs = _rungs(earlier)
         rows = {trial: _row(cube, hparams) for trial, hparams in earlier.hparams.items()}
         selected = list(select(rungs, _MAX_RESULTS))
         trials = [trial for _, chosen in selected for trial in chosen]
@@ -134,14 +130,20 @@ class _Model:
         self.best = np.array([rows[trial] for trial in list(dict.fromkeys(trials[i] for i in order))[:_NUM_BEST]])
 
     def regrets(self, rows: Array, at_random: Array) -> Array:
-        """Return the predictions for these rows: 0 is the best of all, 1 the median of the random ones."""
-        means, scale = self._expected(rows), self._expected(at_random)
-        low, middle = min(means.min(), scale.min()), float(np.median(scale))
-        regrets: Array = np.clip((means - low) / max(middle - low, 1e-9), 0.0, _NOT_TRIED)
+        regrets: Array = np.clip(self.predictions(rows, at_random)[0], 0.0, _NOT_TRIED)
         return regrets
 
-    def _expected(self, rows: Array) -> Array:
-        return self._process.at_the_end(np.where(self.known, rows, MIDDLE))[0]
+    def predictions(self, rows: Array, at_random: Array) -> tuple[Array, Array]:
+        """Return means and standard deviations for these rows: 0 is the best mean of all, 1 the median of the random
+        ones'."""
+        means, deviations = self._at_the_end(rows)
+        scale = self._at_the_end(at_random)[0]
+        low, middle = min(means.min(), scale.min()), float(np.median(scale))
+        size = max(middle - low, 1e-9)
+        return (means - low) / size, deviations / size
+
+    def _at_the_end(self, rows: Array) -> tuple[Array, Array]:
+        return self._process.at_the_end(np.where(self.known, rows, MIDDLE))
 
 
 def _rungs(earlier: Earlier) -> list[RungResults]:

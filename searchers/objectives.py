@@ -26,6 +26,7 @@ class Metric:
 
     @property
     def is_constraint(self) -> bool:
+        """Whether it has a limit."""
         return self.at_most is not None or self.at_least is not None
 
     def __str__(self) -> str:
@@ -82,6 +83,7 @@ class Objectives:
 
     @property
     def constraints(self) -> tuple[Metric, ...]:
+        """The metrics that have a limit."""
         return tuple(metric for metric in self.metrics if metric.is_constraint)
 
     @property

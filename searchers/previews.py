@@ -62,6 +62,7 @@ class BracketPreview:
 
     @property
     def trials(self) -> float:
+        """Number of trials, a mean if it depends on chance."""
         return self.rungs[0].trials
 
     @property
@@ -128,6 +129,7 @@ class Preview:
 
     @property
     def trials(self) -> float:
+        """Number of trials, a mean if it depends on chance."""
         return sum(bracket.trials for bracket in self.brackets)
 
     @property

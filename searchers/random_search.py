@@ -44,12 +44,15 @@ class RandomSearch:
 
     @property
     def max_trials(self) -> int:
+        """Number of trials."""
         return self._slots.max_trials
 
     def limit_points(self, points: int) -> None:
+        """Limit the search to this many trials, as its space has no more points."""
         self._slots.limit_points(points)
 
     def start(self) -> list[Action]:
+        """Create as many trials as may run at a time."""
         return self._slots.fill()
 
     def on(self, event: Event) -> list[Action]:
@@ -60,6 +63,7 @@ class RandomSearch:
         return self._slots.fill()
 
     def requested(self, request: Requested) -> list[Action]:
+        """Create a trial that a person requests, or stop one."""
         return [self._slots.create_requested(request)]
 
     def progress(self, trained: Mapping[int, float]) -> float:

@@ -75,14 +75,17 @@ class Repeats:
 
     @property
     def rungs(self) -> tuple[float, ...]:
+        """The rungs of the method."""
         return self.method.rungs
 
     @property
     def pareto(self) -> bool:
+        """Whether the method ranks several objectives."""
         return bool(getattr(self.method, "pareto", False))
 
     @property
     def limit_points(self) -> Callable[[int], None] | None:
+        """The method's own `limit_points`, if it has one."""
         return getattr(self.method, "limit_points", None)
 
     @property
@@ -91,12 +94,15 @@ class Repeats:
         return int(getattr(self.method, "max_trials", 0))
 
     def is_repeat(self, trial: int) -> bool:
+        """Whether the trial is a repeat of another one."""
         return trial in self._repeats
 
     def start(self) -> list[Action]:
+        """Return the first actions of the method."""
         return self._follow(self.method.start())
 
     def on(self, event: Event) -> list[Action]:
+        """Return the actions of the method, or after its end those of the repeats."""
         trial = event.trial
         if trial not in self._live:
             return self.method.on(event)  # it is late, or illegal
@@ -121,6 +127,7 @@ class Repeats:
         return self._follow(actions)
 
     def requested(self, request: Requested) -> list[Action]:
+        """Pass a request on to the method."""
         self._to_create.clear()  # there may be other finalists
         return self._follow(cast("Any", self.method).requested(request))
 

@@ -93,6 +93,7 @@ class RandomSampler:
         self.space, self.seed = space, seed
 
     def ask(self, trial: int) -> dict[str, object]:
+        """Draw a point that depends only on the seed and the trial."""
         return self.space.sample(Random(f"{self.seed}:{trial}"))
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
@@ -119,6 +120,11 @@ class GridSampler:
         return self._points.size
 
     def ask(self, trial: int) -> dict[str, object]:
+        """Return the trial's point of the grid.
+
+        Raises:
+            SpaceError: The grid has no point for this trial.
+        """
         if trial >= len(self):
             missing = f"the grid has only {len(self)} points, and none for trial {trial}, counted from 0"
             raise SpaceError([(PATH, f"{missing}; create as many trials as points, or use random search")])
@@ -159,18 +165,23 @@ class FirstPoints:
             raise SpaceError(faults)
 
     def ask(self, trial: int) -> dict[str, object]:
+        """Return a given point, or when none is left, the other sampler's."""
         return copy.deepcopy(self._points[trial]) if trial < len(self._points) else self._sampler.ask(trial)
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
+        """Pass the event on to the other sampler."""
         self._sampler.tell(event, hparams)
 
     def extended(self, rungs: Sequence[float]) -> None:
+        """Pass the rungs of an extended search on to the other sampler."""
         notify_extended(self._sampler, rungs)
 
     def forked(self, trial: int, source: Source) -> None:
+        """Pass the source of a forked trial on to the other sampler."""
         notify_forked(self._sampler, trial, source)
 
     def explore(self, trial: int, hparams: dict[str, object]) -> dict[str, object]:
+        """Let the other sampler derive hyperparameters from those of a source."""
         return explore(self._sampler, trial, hparams)
 
 

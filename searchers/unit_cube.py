@@ -74,7 +74,7 @@ class UnitCube:
             columns = self.by_name[name].columns
             if isinstance(domain, Categorical):
                 return int(np.argmax(row[columns]))
-            return _value(domain, float(row[columns.start]))
+            return value_at(domain, float(row[columns.start]))
 
         found = build(self.space.root, value_of)
         assert isinstance(found, dict)
@@ -154,7 +154,8 @@ def beyond(domain: Int | Double | Log, value: float) -> float:
     return (value - low) / (high - low) if high > low else MIDDLE
 
 
-def _value(domain: Int | Double | Log, place: float) -> float:
+def value_at(domain: Int | Double | Log, place: float) -> float:
+    """Return the closest value to a place in its range, from 0 to 1."""
     low, high, log = _scale(domain)
     if log:
         value = math.exp(math.log(low) + place * (math.log(high) - math.log(low)))

@@ -17,6 +17,7 @@ from searchers.space import Space
 State = Literal[
     "PENDING", "RUNNING", "PAUSED", "PRUNED", "COMPLETED", "ERRORED", "INVALID_HP", "OUT_OF_MEMORY", "CANCELED"
 ]
+"""The state of a trial; docs/cli.md explains each."""
 
 END_STATES: dict[str, State] = {
     "completed": "COMPLETED",
@@ -58,6 +59,7 @@ class TrialView:
 
     @property
     def ended(self) -> bool:
+        """Whether the trial has ended."""
         return self.state not in ("PENDING", "RUNNING", "PAUSED")
 
     def after(

@@ -29,20 +29,20 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "model_def.py").write_text(TRIAL)
-    (tmp_path / "code" / "asha.yaml").write_text(SEARCH)
+    (tmp_path / "code" / "auto.yaml").write_text(SEARCH)
     with imports_undone():
         yield tmp_path / "code"
 
 
 def test_search_is_the_examples() -> None:
-    example = yaml.safe_load((ROOT / "examples" / "digits" / "asha.yaml").read_text())
+    example = yaml.safe_load((ROOT / "examples" / "digits" / "auto.yaml").read_text())
     assert yaml.safe_load(SEARCH) == example
 
 
 @pytest.mark.slow
 def test_trial_trains_in_this_process(project: Path) -> None:
     result = CliRunner().invoke(
-        app, ["experiment", "create", str(project / "asha.yaml"), str(project), "--local"], catch_exceptions=False
+        app, ["experiment", "create", str(project / "auto.yaml"), str(project), "--local"], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
     [run] = (project.parent / "results" / "local").iterdir()
@@ -62,8 +62,8 @@ def test_driver_uses_public_names() -> None:
 
 def test_config_errors_are_as_shown(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
-    broken = SEARCH.replace("divisor: 4", "divisor: 1").replace("slots_per_trial", "slots_per_trail")
-    Path("asha.yaml").write_text(broken)
+    broken = SEARCH.replace("max_trials: 64", "max_trials: 0").replace("slots_per_trial", "slots_per_trail")
+    Path("auto.yaml").write_text(broken)
     with pytest.raises(ConfigError) as caught:
-        load_config("asha.yaml")
+        load_config("auto.yaml")
     assert f"dray: {caught.value}\n" == FAULTS

@@ -30,14 +30,27 @@ def plain_text(text: str) -> str:
 
 
 def figure(value: Any) -> Any:
-    """A metric with six digits; anything else as it is."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    """A value with the numbers in it at six digits."""
+    match value:
+        case float():
+            return float(f"{value:.6g}")
+        case Mapping():
+            return {name: figure(each) for name, each in value.items()}
+        case list():
+            return [figure(each) for each in value]
+    return value
 
 
 def answer(
-    fields: Mapping[str, Any], name: str = "", rows: Sequence[Any] = (), *, last: bool = False, more: str = ""
+    fields: Mapping[str, Any],
+    name: str = "",
+    rows: Sequence[Any] = (),
+    *,
+    last: bool = False,
+    more: str = "",
+    most_bytes: int = MOST_BYTES,
 ) -> str:
-    """JSON of at most `MOST_BYTES`: all `fields`, and under `name` as many of the `rows` as fit.
+    """JSON of at most `most_bytes`: all `fields`, and under `name` as many of the `rows` as fit.
 
     If some do not fit, ``left_out`` says how many, and how to get them. Texts and lists that are too long are cut, and
     say so where they end.
@@ -46,13 +59,13 @@ def answer(
         last: keep the last rows instead of the first.
         more: how to get the other rows.
     """
-    head = _fitting(_clean(fields), MOST_BYTES // 2 if rows else MOST_BYTES)
+    head = _fitting(_clean(fields), most_bytes // 2 if rows else most_bytes)
     if not name:
         return _json(head)
-    room = MOST_BYTES - len(_json(head).encode()) - _NOTE_BYTES
+    room = most_bytes - len(_json(head).encode()) - _NOTE_BYTES
     kept: list[Any] = []
     for row in reversed(rows) if last else rows:
-        fitted = _fitting(_clean(row), MOST_BYTES // 4)
+        fitted = _fitting(_clean(row), most_bytes // 4)
         room -= len(_json(fitted).encode()) + 1
         if room < 0:
             break

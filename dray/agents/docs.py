@@ -1,4 +1,4 @@
-"""The pages of dray's docs that agents need, in pieces that fit an answer."""
+"""The pages of dray's docs, in pieces that fit an answer."""
 
 from __future__ import annotations
 
@@ -10,33 +10,26 @@ import dray
 from dray.agents.answers import MOST_BYTES
 from dray.errors import NoExperiment
 
+_PACKAGE = Path(dray.__file__).parent
+_INSTALLED = _PACKAGE / "docs"  # where the wheel has them
+_FOLDER = _INSTALLED if _INSTALLED.exists() else _PACKAGE.parent / "docs"
 SKILL = "agents"
-PAGES = {
-    SKILL: "How to work with dray: read this first",
-    "concepts": "The terms: experiment, trial, rung, slot, worker group",
-    "pytorch-api": "The trial API that model code is written in",
-    "core-api": "Programs with their own training loop",
-    "config": "Every field of the experiment file",
-    "search": "Search methods, samplers, resuming and extending",
-    "early-stopping": "How rungs stop bad trials early",
-    "budgets": "Limits of time, slot-hours and money, and what is left at one",
-    "steering": "Adding, forking and stopping trials of a running search",
-    "results": "Reading results from Python",
-    "faults": "What happens to a trial that fails",
-    "serve": "The server: its queue, its HTTP API, its safety",
-    "cli": "The command dray",
-}
+
+
+@cache
+def titles() -> dict[str, str]:
+    """The pages with their titles, the skill first."""
+    names = sorted((path.stem for path in _FOLDER.glob("*.md")), key=lambda name: (name != SKILL, name))
+    return {name: page(name).partition("# ")[2].partition("\n")[0] for name in names}
 
 
 @cache
 def page(name: str) -> str:
-    """The text of a page, without the links to other pages."""
-    if name not in PAGES:
-        raise NoExperiment(f"there is no page {name!r:.60}; the pages are: {', '.join(PAGES)}")
-    package = Path(dray.__file__).parent
-    installed = package / "docs"  # where the wheel has them
-    folder = installed if installed.exists() else package.parent / "docs"
-    return (folder / f"{name}.md").read_text(encoding="utf-8")
+    """The text of a page."""
+    try:
+        return (_FOLDER / f"{Path(name).name}.md").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NoExperiment(f"there is no page {name!r:.60}; the pages are: {', '.join(titles())}") from None
 
 
 def sections(name: str) -> dict[str, str]:

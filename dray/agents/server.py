@@ -28,6 +28,7 @@ from mcp.types import ToolAnnotations
 from dray._version import __version__
 from dray.agents import docs
 from dray.agents.answers import MOST_BYTES, plain_text
+from dray.agents.local import LocalTools
 from dray.agents.tools import Tools
 from dray.code.archive import pack
 from dray.config.yaml_file import read_mapping, with_changes
@@ -67,7 +68,7 @@ def make(tools: Tools, **options: Any) -> MCPServer:
             hints = ToolAnnotations(read_only_hint=is_reading, destructive_hint=name.startswith("stop"))
             text = inspect.getdoc(tool)
             server.add_tool(_with_errors(tool), description=text, annotations=hints, structured_output=False)
-    for name, title in docs.PAGES.items():
+    for name, title in docs.titles().items():
         uri, read = f"dray://docs/{name}", functools.partial(docs.read, name)
         server.add_resource(FunctionResource(uri=uri, name=name, title=title, mime_type="text/markdown", fn=read))
 
@@ -100,9 +101,7 @@ def _with_errors(tool: Callable[..., str]) -> Callable[..., Awaitable[str]]:
 class RemoteTools(Tools):
     """The tools for agents on other machines, which have no directory here."""
 
-    def submit(  # type: ignore[override]
-        self, config: str, files: dict[str, str], changes: dict[str, Any] | None = None
-    ) -> str:
+    def submit(self, config: str, files: dict[str, str], changes: dict[str, Any] | None = None) -> str:
         """Submit a new experiment: its config and its code. It is queued, and starts when slots are free.
 
         A config without a budget can run for long: set budget.time, budget.slot_hours or budget.usd.
@@ -112,7 +111,7 @@ class RemoteTools(Tools):
             files: the text of each file of the code, by its path.
             changes: fields of the config to change, such as {"searcher.max_trials": 8}.
         """
-        return super().submit(config, files=files, changes=changes)
+        return self._submit(config, "", files, changes or {})
 
     def _sent(self, server: Server, config: Path, changes: Sequence[str], code: Path) -> Submitted:
         """The server alone checks the config: the files, directories and variables that it names are not this
@@ -168,4 +167,4 @@ def serve_http(host: str, port: int) -> None:
 
 
 def serve_stdio() -> None:
-    make(Tools(found)).run("stdio")
+    make(LocalTools(found)).run("stdio")

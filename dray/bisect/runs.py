@@ -17,13 +17,13 @@ from typing import Any
 import yaml
 
 from dray.bisect.history import Commit, History, NoHistory
-from dray.bisect.search import LEAST, Run, Verdict, bisect
+from dray.bisect.search import LEAST, Regression, Run, Verdict, bisect
 from dray.code.archive import pack
 from dray.config.yaml_file import parsed
 from dray.errors import ConfigError, ExperimentError
 from dray.serve.client import Server, Unreachable
 from dray.serve.verbs.on_server import OnServer
-from dray.text import one_line
+from dray.text import counted, one_line
 from searchers.objectives import loss_of
 
 START_S = 120.0
@@ -68,6 +68,30 @@ class Found:
     def commit(self, run: Run) -> Commit:
         return self.versions[self.ids.index(run.version)][0]
 
+    @property
+    def suspects(self) -> list[Commit]:
+        """Of a regression, the first commit of the bad version, and all of the failing ones before it."""
+        match self.verdict:
+            case Regression(good=good, bad=bad):
+                failing = [each for place in range(good + 1, bad) for each in self.versions[place]]
+                return [*failing, self.versions[bad][0]]
+        return []
+
+    def to_json(self, history: History) -> dict[str, Any]:
+        commits = self.suspects
+        return {
+            "verdict": type(self.verdict).__name__,
+            "commits": [
+                {"hash": each.hash, "subject": each.subject, "author": each.author, "date": each.date}
+                for each in commits
+            ],
+            "stat": history.stat(commits[0], commits[-1]) if commits else [],
+            "runs": [
+                {"commit": self.commit(run).hash, "seed": run.seed, "value": value}
+                for run, value in self.values.items()
+            ],
+        }
+
 
 Train = Callable[[Mapping[Run, Commit]], Mapping[Run, float | None]]
 """Trains commits, and returns the metric of each run: None if it failed, NaN if it diverged."""
@@ -84,7 +108,7 @@ def find(history: History, goal: Goal, train: Train, say: Callable[[str], None])
         else:
             ids.append(version)
             versions.append([commit])
-    say(f"{len(history.commits)} commits, of which {len(set(ids))} train differently")
+    say(f"{counted(len(history.commits), 'commit')}, {len(set(ids))} of which train differently")
     sign, values = _sign(history, goal), dict[Run, float | None]()
     search = bisect(ids, least=goal.least)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from dray.cli.server import tell
 from dray.text import counted, shown, some
 
 if TYPE_CHECKING:
-    from dray.bisect.history import Commit, History
+    from dray.bisect.history import History
     from dray.bisect.runs import Found, Goal
 
 STAT_LINES = 40
@@ -71,7 +71,7 @@ def bisect(
         raise BadUse(str(error)) from None
     lines = told(history, found, goal)
     if json:
-        show.as_json(_as_json(history, found))
+        show.as_json(found.to_json(history))
     else:
         show.lines(lines)
 
@@ -106,7 +106,7 @@ def told(history: History, found: Found, goal: Goal) -> list[str]:
             what = f"no certain regression of {100 * goal.least:g}% or more between {history.good} and {history.bad}"
             return [f"{what}: {goal.metric} is {ends}", runs]
         case verdict:
-            commits = _suspects(found, verdict.good, verdict.bad)
+            commits = found.suspects
             those = "one of these commits; those before the last do not run" if len(commits) > 1 else "this commit"
             return [
                 f"{goal.metric} is worse since {those}:",
@@ -117,29 +117,7 @@ def told(history: History, found: Found, goal: Goal) -> list[str]:
             ]
 
 
-def _suspects(found: Found, good: int, bad: int) -> list[Commit]:
-    """The first commit of the bad version, and all of the failing ones before it."""
-    return [each for place in range(good + 1, bad) for each in found.versions[place]] + [found.versions[bad][0]]
-
-
 def _values(found: Found, version: int) -> str:
     values = found.values_of(version)
     texts = ["NaN" if value is not None and math.isnan(value) else shown(value) for value in values]
     return ", ".join(texts) + (f" ({len(values)} seeds)" if len(values) > 1 else "") or "the same"
-
-
-def _as_json(history: History, found: Found) -> dict[str, Any]:
-    from dray.bisect.search import Regression
-
-    verdict = found.verdict
-    commits = _suspects(found, verdict.good, verdict.bad) if isinstance(verdict, Regression) else []
-    return {
-        "verdict": type(verdict).__name__,
-        "commits": [
-            {"hash": each.hash, "subject": each.subject, "author": each.author, "date": each.date} for each in commits
-        ],
-        "stat": history.stat(commits[0], commits[-1]) if commits else [],
-        "runs": [
-            {"commit": found.commit(run).hash, "seed": run.seed, "value": value} for run, value in found.values.items()
-        ],
-    }

@@ -31,15 +31,17 @@ from dray.cli import (
 from dray.cli.errors import handle_errors, run
 from dray.private import withhold_writing
 
-EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
-
-\b
+FIRST_DAY = """\
 dray demo                            run an example search
 dray experiment create asha.yaml .   run a search
 dray experiment list                 list experiments and their progress
 dray experiment describe latest      show the best trials, and failures
+dray checkpoint export latest        export the best model's weights"""
+EXAMPLES = f"""Train PyTorch models and search their hyperparameters on Ray.
+
+\b
+{FIRST_DAY}
 dray trial logs latest 7 -f          follow the output of trial 7
-dray checkpoint export latest        export the best model's weights
 
 EXPERIMENT is the number of an experiment in ~/dray_results (or DRAY_HOME), its name or a unique part of its name,
 'latest', a path, or s3://...
@@ -52,7 +54,7 @@ HELP = ["-h", "--help"]
 
 app = typer.Typer(
     help=EXAMPLES,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": HELP},
@@ -91,11 +93,16 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     logging.basicConfig(level=logging.WARNING, format=dray.LOG_FORMAT)
+    if context.invoked_subcommand is None:
+        typer.echo(
+            f"Train PyTorch models and search their hyperparameters on Ray.\n\n{FIRST_DAY}\n\nAll commands: dray --help"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,8 +12,6 @@ from dray.cli import server, show
 from dray.cli.errors import BadUse
 from dray.cli.reader import ReadExperiment, journal, last_values
 from dray.records.overview import ExperimentState, Overview
-from dray.records.repeats import interval_text
-from dray.records.trial_record import flatten
 from dray.serve.client import Server
 from dray.serve.control import ACTIVE, submitted_from
 from dray.serve.control import ExperimentState as ServerState
@@ -195,6 +193,9 @@ def describe(read: ReadExperiment) -> None:
 
 
 def _result(reader: ExperimentReader, best: Mapping[str, Any]) -> str:
+    from dray.records.repeats import interval_text
+    from dray.records.trial_record import flatten
+
     at = f"{best['best_batches']} of {counted(best['batches'], 'batch')}"
     what, after = f"trial {best['trial']}: {reader.metric}", f"after {at}"
     if (mean := best["repeated"]) is not None:

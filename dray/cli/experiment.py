@@ -453,7 +453,18 @@ def _run(experiment: dray.Experiment, *, json: bool = False) -> None:
 
 def _log_info() -> None:
     """Log at level INFO in commands that train: with ``--local`` this includes the trial's own ``logging.info``."""
-    logging.getLogger().setLevel(logging.INFO)
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    for handler in root.handlers:
+        handler.setFormatter(_Formatter(dray.LOG_FORMAT))
+
+
+class _Formatter(logging.Formatter):
+    """What dray itself says is the command's output: without level, process and logger."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        is_ours = record.levelno == logging.INFO and record.name.partition(".")[0] == "dray"
+        return record.getMessage() if is_ours else super().format(record)
 
 
 def _ask(question: str) -> None:

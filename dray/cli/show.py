@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 WIDE = 10_000
 """The width if standard output is not a terminal: programs want each row on one line."""
+LEAST = 20  # least width of a column of long text on a terminal
 
 
 def as_json(value: Any) -> None:
@@ -48,14 +49,21 @@ def created(json_: bool) -> Iterator[Callable[[Any, str], None]]:
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[str] = ()) -> None:
     """Print aligned columns; those in ``left`` are left-aligned, the others right-aligned.
 
-    Long text belongs in the last column, which wraps on a terminal; nothing is cut off. Rich's own table takes seconds
-    for 10,000 rows.
+    Long text belongs in the last column, which wraps on a terminal. If the others do not fit either, the widest one in
+    ``left`` is cut. Rich's own table takes seconds for 10,000 rows.
     """
     cells = [list(headings), *([shown(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     before = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    widths[-1] = min(max(widths[-1], 1), max(20, room - before))  # 1: a column may be empty, heading included
+    cuttable = [place for place, heading in enumerate(headings[:-1]) if heading in left]
+    if cuttable and (over := before + min(widths[-1], LEAST) - room) > 0:
+        widest = max(cuttable, key=widths.__getitem__)
+        width = max(min(widths[widest], LEAST), widths[widest] - over)
+        before, widths[widest] = before - widths[widest] + width, width
+        for row in cells:
+            row[widest] = row[widest] if len(row[widest]) <= width else f"{row[widest][: width - 1]}…"
+    widths[-1] = min(max(widths[-1], 1), max(LEAST, room - before))  # 1: a column may be empty, heading included
     printed = []
     for row in cells:
         texts = [

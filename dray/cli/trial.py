@@ -27,7 +27,6 @@ from dray.cli.errors import BadUse, exit_on_signals
 from dray.cli.reader import last_values, read_experiment
 from dray.code.patch import MAX_PATCH_BYTES, BadPatch, decoded, read_patch
 from dray.errors import NoExperiment
-from dray.experiment import requests
 from dray.serve.verbs.find import handle
 from dray.serve.verbs.handle import Handle
 from dray.text import counted, printable, shown
@@ -394,6 +393,7 @@ def add(
 def _asked(experiment: str, *, json: bool = False) -> Iterator[Handle]:
     """An experiment; the answer to a request for a trial is printed, and ends the command as the run here, if any."""
     with show.created(json) as say, exit_on_signals():
+        from dray.experiment import requests
 
         def tell(decided: requests.Decided) -> None:
             is_later = decided["trial"] is None

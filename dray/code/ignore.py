@@ -8,6 +8,7 @@ tagged caches (https://bford.info/cachedir/), and other experiments are always l
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 from collections import Counter
@@ -75,6 +76,13 @@ class Code:
                 yield name, os.path.relpath(end, os.path.realpath(link.parent))
             else:
                 yield name, os.path.abspath(link.parent / os.readlink(link))
+
+    def digest(self) -> str:
+        """A hash of the files and links, by name and content."""
+        found = hashlib.sha256(repr((self.folders, self.files, [*self.targets()])).encode())
+        for name in self.files:
+            found.update(hashlib.sha256((self.root / name).read_bytes()).digest())
+        return found.hexdigest()
 
     def copy(self, to: Path) -> None:
         """Copy the code into a directory, which is created; other files in it stay."""

@@ -137,6 +137,11 @@ class Board:
             requested = self._search.requested
             self._forecast.update(views, running, groups, self._clock(), ended=ended, requested=requested)
 
+    def share_done(self, groups: int) -> float | None:
+        """The share of the search that is done; None if it is not known."""
+        self.update(groups)
+        return None if self._forecast is None else self._forecast.share
+
     def line(self, counts: Counts, groups: int, groups_wanted: int) -> str:
         best = self._best()
         share = f"{self._share:.0%}" if self._share else ""

@@ -194,6 +194,10 @@ class Display:
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
         self._board.rows(trial, rows)
 
+    def share_done(self) -> float | None:
+        """The share of the search that is done; None if it is not known."""
+        return self._board.share_done(0 if self._shown is None else self._shown[1])
+
     def waits(self, what: str) -> None:
         """Set the reason why worker groups wait; "" if they do not."""
         self._board.waits = what

@@ -112,8 +112,12 @@ class RunCore:
 
     def settle(self) -> None:
         """Carry out all decisions: the journal's records first, then the others in order."""
-        self.lender.step()
         self.effects += map(effects.Append, self._alerts.due())
+        self._carry_out_all()
+        self.lender.step()  # last, since the desk may have been told that trials wait
+        self._carry_out_all()
+
+    def _carry_out_all(self) -> None:
         while self.effects:
             decided = self.effects.copy()
             self.effects.clear()

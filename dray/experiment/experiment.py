@@ -98,7 +98,7 @@ def config_of_existing(path: Path, config: ExperimentConfig) -> ExperimentConfig
             return None
         write_secrets(directory.secrets_file, config)  # the store never has them
     stored = directory.config()
-    cure = f"give another path, or continue it as it is: dray experiment resume {path}"
+    cure = f"give another path, or continue it as it is: dray experiment resume {typed(path)}"
     faults = [
         (field, f"is {now!r}, but the experiment in {path} was created with {before!r}; {cure}")
         for field, now, before in _differences(config.to_dict(), stored.to_dict())
@@ -164,6 +164,8 @@ class Experiment:
     """What its first points were learned from, as lines for people; () unless the config has ``searcher.like``."""
     _leaves_import = False
     """The workers import the class; this process does so only if they can't."""
+    _is_imported = False
+    """Another process on this machine has imported the class from equal code."""
 
     def __init__(
         self,
@@ -197,7 +199,7 @@ class Experiment:
             # A failed creation must leave nothing behind, neither in a store nor in an existing directory.
             self._leaves_import &= (where is None or where.is_local) and not self.path.exists()
             self._leaves_import &= not checked.isolation.is_sandbox  # this process must not import it at all
-            check_code(checked, code, imports=not self._leaves_import)
+            check_code(checked, code, imports=not (self._leaves_import or self._is_imported))
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
         self._custom.check(checked.searcher)
         build_sampler(checked, self._custom)
@@ -222,6 +224,14 @@ class Experiment:
         self = cls.__new__(cls)
         self._leaves_import = os.environ.get("RAY_ADDRESS", "local") == "local"
         Experiment.__init__(self, config, model_dir=model_dir, path=path, storage_path=storage_path)
+        return self
+
+    @classmethod
+    def of_imported(cls, config: ExperimentConfig, *, model_dir: Path) -> Experiment:
+        """A new experiment whose class another process on this machine has imported from equal code."""
+        self = cls.__new__(cls)
+        self._is_imported = True
+        Experiment.__init__(self, config, model_dir=model_dir)
         return self
 
     @classmethod

@@ -162,7 +162,8 @@ class Run:
         self._error: BaseException | None = None
         self._has_failed = False
         """An event could not be recorded or carried out, so none after it may be."""
-        self._over = threading.Event()
+        self._is_over = False
+        self._woken = threading.Event()
         # On a local cluster, Tune and the groups share few CPUs: Tune starts when the first group is importing torch.
         self._tune_may_start = not on_ray.cluster.own
         self._check_at = 0.0
@@ -187,7 +188,7 @@ class Run:
             opened,
             write=self._write,
             perform=self._perform,
-            resume=f"resume with: dray experiment resume {directory.path}",
+            resume=f"resume with: dray experiment resume {typed(directory.path)}",
         )
         self.driver = self._core.driver
         display.shares(self._workers.kind.slots.share)
@@ -209,13 +210,19 @@ class Run:
         else:
             self._tune = lent.tune
         self._tune.take = lambda results: self._loop.post(self.driver.decide, results)
+        self._tune.ended.add_done_callback(lambda ended: self._woken.set())
 
     def _new_lender(self, server: GroupServer | None) -> Lender | BorrowedGroups:
         workers, core = self._workers, self._core
         if server is not None:
             hear = functools.partial(self._loop.post, core.hear)
             return BorrowedGroups(server, self._name, workers.kind, self._loop.endpoint, workers.share, hear)
-        plan = GroupsPlan(max_slots=workers.max_slots, sizes=workers.sizes, own_cluster=self._cluster.own)
+        plan = GroupsPlan(
+            max_slots=workers.max_slots,
+            sizes=workers.sizes,
+            own_cluster=self._cluster.own,
+            share_done=self._display.share_done,
+        )
         view, emit = self._ray.look(self._ray.limits()), core.effects.append
         lender = Lender(view, time.monotonic, plan=plan, emit=emit, counts=self.driver.counts)
         self._lender_shell = LenderShell(
@@ -245,8 +252,9 @@ class Run:
                 self._loop.attach(self)
                 self._loop.post(self._core.begin, self._workers.kind, self._workers.share)
                 began = time.monotonic()
-                while not (self._over.is_set() or self._interrupts.wanted or self._tune.ended.done()):
-                    self._over.wait(POLL_S)
+                while not (self._is_over or self._interrupts.wanted or self._tune.ended.done()):
+                    self._woken.wait(POLL_S)
+                    self._woken.clear()
                     if not self._tune.started and (self._tune_may_start or time.monotonic() - began > IN_TURN_S):
                         self._tune.start()
                     self._loop.post(self._tick)
@@ -323,7 +331,11 @@ class Run:
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
-        self._over.set()
+        self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._woken.set()
 
     def settle(self) -> None:
         """Carry out all decisions."""
@@ -365,7 +377,7 @@ class Run:
             case effects.Answered(request_id):
                 self._requests.remove(request_id)
             case effects.EndRun():
-                self._over.set()
+                self._end()
             case effects.Fail(error):
                 self._fail(error)
             case ReadLogs(left):
@@ -382,6 +394,7 @@ class Run:
         match message:
             case messages.WorkerArrived():
                 self._tune_may_start = True
+                self._woken.set()
                 self._timeline.arrived(message.group, message.time)
             case messages.GroupReady():
                 self._timeline.ready(message.group, message.time)

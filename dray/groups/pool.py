@@ -45,6 +45,8 @@ class GroupsPlan:
     sizes: tuple[int, ...] = ()  # the allowed sizes, ascending, if there is a single, elastic group
     own_cluster: bool = False  # the cluster was started just for this experiment, on this machine
     is_servers: bool = False  # several experiments share the cluster: their groups depend on its size, and none stays
+    # the share of the search that is done, if it is known
+    share_done: Callable[[], float | None] = field(default=lambda: None)
     idle_s: float = IDLE_S  # how long there must be more groups than trials before some are ended
 
 
@@ -88,6 +90,7 @@ class Groups:
         self._few_cores = plan.own_cluster and self._capacity.max_concurrent_starts == 1
         self._began = self._seen_at = now
         self._trains_since: float | None = None
+        self._done_before: float | None = None  # the share of the search then
         self._idle_since: float | None = None
         self._tried_at = self._checked_at = -math.inf
         self._is_looking = self._has_failed = False
@@ -135,7 +138,7 @@ class Groups:
                 self._starts_bare = True  # the trial's code may be another than the experiment's
             case messages.LeaseGranted():
                 if self._trains_since is None:
-                    self._trains_since = now
+                    self._trains_since, self._done_before = now, self._plan.share_done()
             case messages.TrialLeft():
                 self._failed_starts.pop(event.group, None)  # the group works
                 if event.failure is not None and event.failure.node:
@@ -259,14 +262,23 @@ class Groups:
         a trial.
 
         With few cores, a starting group takes one from the training group. Whether that pays off depends on the
-        remaining time of the search, which is unknown. So it starts when the first group has trained for as long as it
-        took to start (ski rental: at most twice the time of the better of now and never; Karlin et al. 1988).
+        remaining time of the search, which is unknown at first. So it starts when the first group has trained for as
+        long as it took to start (ski rental: at most twice the time of the better of now and never; Karlin et al.
+        1988), unless the search will then end before it has made up for its start.
         """
         if not self._plan.own_cluster or not self.count:
             return True
         if self._trains_since is None:
             return False
-        return not self._few_cores or now - self._trains_since >= self._trains_since - self._began
+        start_s, trained_s = self._trains_since - self._began, now - self._trains_since
+        return not self._few_cores or (trained_s >= start_s and self._left_s(trained_s) > 2 * start_s)
+
+    def _left_s(self, trained_s: float) -> float:
+        """Seconds until the search's end at the speed of the groups so far; infinite if it is not known."""
+        before, done = self._done_before, self._plan.share_done()
+        return (
+            math.inf if before is None or done is None or done <= before else trained_s * (1 - done) / (done - before)
+        )
 
     def _start_group(self, name: str, now: float, labels: Mapping[str, str] | None = None) -> None:
         slots = replace(self._slots, labels=self._choice.first(now) if labels is None else labels)

@@ -238,7 +238,7 @@ class LocalHost:
             carried.write_text("".join(json.dumps(row) + "\n" for row in rows))
         path = self._store.commit(staging, report.batches, known)
         self._unsaved.saved, self._saved = report.batches, path
-        log.info("saved %s", path)
+        log.debug("saved %s", path)
         return self.checkpoint_id(report.batches)
 
     def checkpoint_id(self, batches: int) -> str:

@@ -12,13 +12,10 @@ their answer is known.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from dray.leases.effects import After, Effect, Reply, Tell
-from dray.leases.failure import Failure
 from dray.leases.lease import Client, Group, Lease, LeaseEvent
 from dray.leases.messages import (
     ClientLeft,
@@ -30,12 +27,12 @@ from dray.leases.messages import (
     GroupRetired,
     LeaseGranted,
     LeaseOver,
-    TrialLeft,
     Unfit,
     WorkerArrived,
     WorkerUnfit,
 )
-from dray.leases.shares import TINY, Demand
+from dray.leases.shares import Demand
+from dray.leases.turns import ends_first, outranked, waiting
 
 PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
@@ -82,9 +79,8 @@ class Desk:
         for group in self._groups.values():
             if group.owner is state:
                 self._answer_ranks(group)
-        for call in state.broken:
-            self._emit(Reply(call, None))
-        state.broken.clear()
+        while state.broken:
+            self._emit(Reply(state.broken.pop(), None))
 
     def remove(self, client: str, within_s: float = LEAVE_S) -> None:
         """Forget a client whose driver is ending once its trials have saved and left, and emit a `ClientLeft` then. If
@@ -101,11 +97,11 @@ class Desk:
         """End the groups that still train a client's trials."""
         if (state := self.clients.get(client)) is not None:
             for lease in list(state.leases.values()):
+                group = lease.group
                 if lease.freed:  # its group may train another client's trial
                     self._end(lease)
-                    continue
-                ended = GroupEnded(group=lease.group.name, start=lease.group.start)
-                self.group_ended(lease.group.owner.name, ended)
+                else:
+                    self.group_ended(group.owner.name, GroupEnded(group=group.name, start=group.start))
 
     def _forget_if_left(self, client: Client) -> None:
         if client.is_leaving and not client.leases and self.clients.pop(client.name, None) is not None:
@@ -145,8 +141,8 @@ class Desk:
         others wait for it."""
         known = self._addresses.setdefault(start, [])
         if mine is not None and isinstance(known, list):
-            for waiting in known:
-                self._emit(Reply(waiting, mine))
+            for each in known:
+                self._emit(Reply(each, mine))
             self._addresses[start] = known = mine
         if isinstance(known, list):
             known.append(call)
@@ -192,9 +188,8 @@ class Desk:
         """Answer the ranks that wait for a lease if it has its parameters, or if their processes must end."""
         lease = group.lease
         for rank, (call, after) in list(group.waiting.items()):
-            if lease is None and (group.owner.closing or group.retiring):
-                if group.writing is not None:  # the first rank to end would end the others
-                    continue
+            # While they write, the first rank to end would end the others.
+            if lease is None and group.writing is None and (group.owner.closing or group.retiring):
                 answer = None
             elif lease is not None and lease.number > after and lease.state != "granted":
                 answer = (lease.client.name, lease.client.endpoint, lease.parameters)
@@ -205,8 +200,7 @@ class Desk:
 
     def begun(self, call: Hashable, lease: int) -> None:
         """Note that rank 0 has begun the lease."""
-        state = self._leases.get(lease)
-        if state is not None and state.state == "bound":
+        if (state := self._leases.get(lease)) is not None and state.state == "bound":
             state.on("begin")
             self._match()  # a trial with a higher priority may have arrived meanwhile
 
@@ -230,7 +224,7 @@ class Desk:
         state, waits = self._leases.get(lease), False
         if state is not None and not (state.client.closing or state.group.owner.closing or state.group.retiring):
             state.freed = True
-            waits = bool(self._waiting(state.group.shape, used=True))
+            waits = bool(waiting(self.clients.values(), state.group.shape, used=True))
             state.freed = False
         self._emit(Reply(call, waits))
 
@@ -240,7 +234,6 @@ class Desk:
         self._emit(Reply(call, None))
         if (state := self._leases.get(lease)) is None:
             return
-        group = state.group
         state.left[rank] = departure.outcome
         state.stale = state.stale or departure.stale
         if departure.outcome == "unloaded":
@@ -248,31 +241,30 @@ class Desk:
         elif departure.failure is not None and departure.failure.kind == "collective":
             state.deferred = state.deferred or departure
         elif departure.outcome != "writing" and (departure.is_failure or departure.alone or rank == 0):
-            was_moved = state.state == "moving" and departure.outcome == "interrupted"
-            if was_moved or (state.state != "leaving" and departure.outcome == "yielded"):
+            if state.goes_on(departure.outcome):
                 state.client.enqueue([state.trial], first=True)
             self._conclude(state, departure)
-        if state.freed:
-            self._conclude_deferred(state)
-            self._end(state)
-        elif len(state.left) == group.size:
-            self._conclude_deferred(state)
-            outcomes = set(state.left.values()) - {"writing"}
-            # Ranks with different outcomes may never get back in step in their process group.
-            if ("errored" in outcomes and group.size > 1) or len(outcomes) > 1:
-                self._retire(group)
-            elif state.stale:
-                self._retire(group)
-                retired = GroupRetired(group=group.name, trial=state.trial, reason=state.stale)
-                self._emit(Tell(group.owner.name, retired))
-            if outcomes:
-                self._end(state)
-            else:
-                self._free(state)
+        if state.freed or len(state.left) == state.group.size:
+            self._all_left(state)
         elif departure.is_failure or departure.alone:
             # The other ranks may never leave on their own.
             grace_s = PEERS_GRACE_S if state.has_outcome else CAUSE_GRACE * PEERS_GRACE_S
             self._emit(After(grace_s, "expire", (lease,)))
+
+    def _all_left(self, lease: Lease) -> None:
+        """End a lease that all ranks have left; or free its group, if its trial's last checkpoint is still written."""
+        self._conclude(lease, lease.deferred)
+        group, outcomes = lease.group, set(lease.left.values()) - {"writing"}
+        if not lease.freed:
+            # Ranks with different outcomes may never get back in step in their process group.
+            if ("errored" in outcomes and group.size > 1) or len(outcomes) > 1:
+                self._retire(group)
+            elif lease.stale:
+                self._retire(group, lease.trial, lease.stale)
+        if outcomes:
+            self._end(lease)
+        else:
+            self._free(lease)
 
     def _try_in_new_processes(self, lease: Lease) -> None:
         """Let a trial whose code can't be imported in its group, which had other code, continue in new processes. Its
@@ -287,7 +279,7 @@ class Desk:
     def expire(self, lease: int) -> None:
         """End a lease that some ranks have not left in time, and the group's processes."""
         if (state := self._leases.get(lease)) is not None:
-            self._conclude_deferred(state)
+            self._conclude(state, state.deferred)
             self._retire(state.group)
             self._end(state)
 
@@ -305,12 +297,7 @@ class Desk:
                 if lease.state in ("granted", "bound", "moving"):
                     lease.client.enqueue([lease.trial], first=True)
                 elif lease.state in ("running", "leaving"):
-                    # The other ranks know the number of batches.
-                    failure = None if lease.deferred is None else lease.deferred.failure
-                    departure = state.death(ended, -1 if failure is None else failure.batches)
-                    if lease is state.writing and state.lease is not None:  # the other trial may be to blame
-                        departure = replace(departure, failure=Failure(kind="node"))
-                    self._conclude(lease, departure, ended)
+                    self._conclude(lease, lease.death(ended), ended)
                 self._end(lease)
         self._forget_renewal(ended.group, ended.start)
         self._emit(Tell(owner, ended))
@@ -318,8 +305,7 @@ class Desk:
     def drain(self, group: str) -> None:
         """Let a group's trial save and continue in the next free group, and end the group's processes: one of its nodes
         will be removed, or a group of a different size replaces it."""
-        state = self._groups.get(group)
-        if state is not None and not state.retiring:
+        if (state := self._groups.get(group)) is not None and not state.retiring:
             self._retire(state)
             if state.writing is not None and state.writing.state == "running":
                 state.writing.on("move")  # if the node is gone before it has written, it is not its failure
@@ -336,21 +322,21 @@ class Desk:
         """End all but `keep` groups of an owner: first idle ones, then those with trials of the lowest priority.
         `at_once`: their trials save and leave; otherwise they train to their end first."""
         groups = [group for group in self._groups.values() if group.owner.name == owner]
-        for group in sorted(groups, key=_ends_first)[: max(0, len(groups) - keep)]:
-            if not group.retiring:
-                self._retire(group)
+        for group in sorted(groups, key=ends_first)[: max(0, len(groups) - keep)]:
+            self._retire(group)
             if at_once:
                 self._move(group)
 
-    def _retire(self, group: Group) -> None:
+    def _retire(self, group: Group, trial: int | None = None, reason: str = "") -> None:
         group.retiring = True
         self._answer_ranks(group)
+        if trial is not None:  # a new group takes its place
+            self._emit(Tell(group.owner.name, GroupRetired(group=group.name, trial=trial, reason=reason)))
 
     def _renew(self, group: Group, client: Client, trial: int) -> None:
         """End a used group, so that a new one in its place can run a client's trial."""
         client.new[trial] = group.name, group.start
-        self._retire(group)
-        self._emit(Tell(group.owner.name, GroupRetired(group=group.name, trial=trial, reason="")))
+        self._retire(group, trial)
 
     def _forget_renewal(self, group: str, start: int) -> None:
         """Note that this start of a group will not run the trial that another start has ended for."""
@@ -407,8 +393,7 @@ class Desk:
 
     def bind(self, client: str, lease: int, parameters: bytes) -> None:
         """Give a granted lease its parameters, so that its group's ranks begin."""
-        state = self._leases.get(lease)
-        if state is not None and state.state == "granted":
+        if (state := self._leases.get(lease)) is not None and state.state == "granted":
             state.on("bind")
             state.parameters = parameters
             self._answer_ranks(state.group)
@@ -427,62 +412,15 @@ class Desk:
         for group in list(self._maybe_free.values()):
             if not group.is_free:
                 del self._maybe_free[group.name]
-            elif not group.owner.closing and (waiting := self._waiting(group.shape, used=group.used)):
-                client, trial = waiting[0]
+            elif not group.owner.closing and (turns := waiting(self.clients.values(), group.shape, used=group.used)):
+                client, trial = turns[0]
                 if group.used and trial in client.new:
                     self._renew(group, client, trial)
                 else:
                     self._grant(client, trial, group)
         for shape in dict.fromkeys(client.shape for client in self.clients.values()) if len(self.clients) > 1 else ():
-            self._make_room(shape)
-
-    def _waiting(self, shape: str, *, used: bool) -> list[tuple[Client, int]]:
-        """Clients with a trial that waits for a group of this shape, and that trial, in the order of their turns.
-        `used`: whether the group has run other trials."""
-        clients = [
-            (each, trial)
-            for each in self.clients.values()
-            if each.shape == shape and (trial := each.next_trial(used=used)) is not None and self._is_in_turn(each)
-        ]
-        return sorted(clients, key=lambda each: (each[0].priority, each[0].lead))
-
-    def _is_in_turn(self, client: Client) -> bool:
-        """Whether the limit of a client's account lets it have another group. While the next client of the account in
-        turn needs more slots than are left, its others get none, or they would take each slot that returns."""
-        if client.account_slots is None:
-            return True
-        mates = (
-            each for each in self.clients.values() if each.account == client.account and each.next_trial() is not None
-        )
-        first = min(mates, key=lambda each: (each.priority, each.lead))
-        return self._account_room(client) >= 1 and self._account_room(first) >= 1
-
-    def _account_room(self, client: Client) -> float:
-        """The number of further groups that the limit of a client's account allows."""
-        if client.account_slots is None:
-            return math.inf
-        held = sum(each.slots / each.unit for each in self.clients.values() if each.account == client.account)
-        return math.floor((client.account_slots - held) / (client.size / client.unit) + TINY)
-
-    def _make_room(self, shape: str) -> None:
-        """Let trials save and leave their groups, which stay up, for waiting trials with a higher priority."""
-        groups = [group for group in self._groups.values() if group.shape == shape and not group.retiring]
-        leases = [group.lease for group in groups if group.lease is not None]
-        leases.sort(key=lambda lease: (-lease.client.priority, -lease.number))
-        yielding = sum(group.lease is None or group.lease.state in ("moving", "leaving") for group in groups)
-        for client, _ in self._waiting(shape, used=True):
-            room = math.inf if client.max_slots is None else (client.max_slots - client.slots) // client.size
-            queued = len(client.queue) - sum(
-                ended is not None for trial, ended in client.new.items() if trial in client.queue
-            )
-            wanted = int(min(queued, room, self._account_room(client)))
-            wanted, yielding = wanted - yielding, max(yielding - wanted, 0)
-            for lease in leases:
-                if wanted <= 0 or lease.client.priority <= client.priority:
-                    break
-                if lease.state == "running":
-                    self._move(lease.group)
-                    wanted -= 1
+            for group in outranked(self.clients.values(), self._groups.values(), shape):
+                self._move(group)
 
     def _grant(self, client: Client, trial: int, group: Group) -> None:
         client.withdraw([trial])
@@ -495,36 +433,23 @@ class Desk:
         granted = LeaseGranted(
             group=group.name, trial=trial, lease=lease.number, gpu_type=gpu_type, slot_type=slot_type
         )
-        self._emit(Tell(client.name, granted))
-        if group.owner is not client:  # it may start more groups now
-            self._emit(Tell(group.owner.name, granted))
+        for name in dict.fromkeys((client.name, group.owner.name)):  # the owner may start more groups now
+            self._emit(Tell(name, granted))
 
     # ------------------------------------------------------------------ the end of a lease
-    def _conclude_deferred(self, lease: Lease) -> None:
-        if lease.deferred is not None:
-            self._conclude(lease, lease.deferred)
-
-    def _conclude(self, lease: Lease, departure: Departure, ended: GroupEnded | None = None) -> None:
-        """Record the outcome of a trial's lease, unless it has one already. `ended`: the end of its processes, if that
-        is the cause."""
-        if lease.has_outcome:
+    def _conclude(self, lease: Lease, departure: Departure | None, ended: GroupEnded | None = None) -> None:
+        """Record the outcome of a trial's lease, if there is one, and unless it has one already. `ended`: the end of
+        its processes, if that is the cause."""
+        if departure is None or lease.has_outcome:
             return
         event: LeaseEvent = "fail" if departure.is_failure else "conclude"
         lease.on(event)
         if departure.outcome not in ("interrupted", "yielded"):
             lease.client.new.pop(lease.trial, None)
-        dead, nodes = ({}, {}) if ended is None else (ended.dead, ended.nodes)
-        left = TrialLeft(
-            **{name: getattr(departure, name) for name in Departure.__slots__},
-            lease=lease.number,
-            group=lease.group.name,
-            trial=lease.trial,
-            dead=tuple(sorted(dead)),
-            nodes=tuple(nodes.get(rank, "") for rank in sorted(dead)),
-        )
-        self._emit(Tell(lease.client.name, left))
-        if lease.group.owner is not lease.client:  # it tells the owner that the group works, or that a GPU does not
-            self._emit(Tell(lease.group.owner.name, left))
+        left = lease.left_by(departure, ended)
+        # It tells the owner that the group works, or that a GPU does not.
+        for name in dict.fromkeys((lease.client.name, lease.group.owner.name)):
+            self._emit(Tell(name, left))
 
     def _free(self, lease: Lease) -> None:
         """Let a lease's group train another trial, while the last checkpoint of its own is written."""
@@ -553,10 +478,3 @@ class Desk:
         self._answer_ranks(group)
         self._forget_if_left(client)
         self._match()
-
-
-def _ends_first(group: Group) -> tuple[bool, bool, int, int]:
-    """Sort key: groups that end anyway, idle ones, then those with trials of the lowest priority, the latest first."""
-    lease = group.lease
-    priority, number = (0, 0) if lease is None else (lease.client.priority, lease.number)
-    return not group.retiring, lease is not None, -priority, -number

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from dray.leases.failure import LOST_NODE, LOW_MEMORY, Failure, FailureKind
-from dray.leases.messages import Departure, GroupEnded, LeaseOutcome
+from dray.leases.messages import Departure, GroupEnded, LeaseOutcome, TrialLeft
 from dray.leases.shares import QUANTUM, Claim, Demand
 
 LeaseState = Literal["granted", "bound", "running", "moving", "leaving", "concluded", "failed", "over"]
@@ -140,6 +140,42 @@ class Lease:
         """Whether the driver knows the trial's outcome."""
         return self.state in ("concluded", "failed", "over")
 
+    def goes_on(self, outcome: LeaseOutcome) -> bool:
+        """Whether its trial, which leaves with this outcome, is queued again at once."""
+        was_moved = self.state == "moving" and outcome == "interrupted"
+        return was_moved or (self.state != "leaving" and outcome == "yielded")
+
+    def death(self, ended: GroupEnded) -> Departure:
+        """The departure of its trial, whose processes died, or ended with an error of their own."""
+        dead, error, group = ended.dead, ended.error, self.group
+        ranks = ", ".join(map(str, sorted(dead)))
+        who = "a process"
+        if ranks and group.size > 1:
+            who = f"the processes of ranks {ranks}" if len(dead) > 1 else f"the process of rank {ranks}"
+        cause = next((each for each in dead.values() if each), error)
+        kind: FailureKind = "host_oom" if LOW_MEMORY in cause else "node" if LOST_NODE in cause else "died"
+        if self.freed and group.lease is not None:  # the trial that trained there may be to blame
+            kind = "node"
+        known = None if self.deferred is None else self.deferred.failure  # from a surviving rank
+        return Departure(
+            outcome="errored",
+            error=f"{who} of worker group {group.name} {'ended' if error else 'died'}{cause and f': {cause}'}",
+            failure=Failure(kind=kind, batches=-1 if known is None else known.batches),
+        )
+
+    def left_by(self, departure: Departure, ended: GroupEnded | None) -> TrialLeft:
+        """The message that its trial has left by this departure. `ended`: the end of its processes, if that is the
+        cause."""
+        dead, nodes = ({}, {}) if ended is None else (ended.dead, ended.nodes)
+        return TrialLeft(
+            **{name: getattr(departure, name) for name in Departure.__slots__},
+            lease=self.number,
+            group=self.group.name,
+            trial=self.trial,
+            dead=tuple(sorted(dead)),
+            nodes=tuple(nodes.get(rank, "") for rank in sorted(dead)),
+        )
+
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Group:
@@ -159,19 +195,3 @@ class Group:
     def is_free(self) -> bool:
         """Whether all its ranks wait for a trial."""
         return self.lease is None and not self.retiring and len(self.waiting) == self.size
-
-    def death(self, ended: GroupEnded, batches: int) -> Departure:
-        """The departure of a trial whose processes died, or ended with an error of their own. `batches`: batches
-        trained, from a surviving rank; -1 if unknown."""
-        dead, error = ended.dead, ended.error
-        ranks = ", ".join(map(str, sorted(dead)))
-        who = "a process"
-        if ranks and self.size > 1:
-            who = f"the processes of ranks {ranks}" if len(dead) > 1 else f"the process of rank {ranks}"
-        cause = next((each for each in dead.values() if each), error)
-        kind: FailureKind = "host_oom" if LOW_MEMORY in cause else "node" if LOST_NODE in cause else "died"
-        return Departure(
-            outcome="errored",
-            error=f"{who} of worker group {self.name} {'ended' if error else 'died'}{cause and f': {cause}'}",
-            failure=Failure(kind=kind, batches=batches),
-        )

@@ -2,6 +2,9 @@
 
 import enum
 
+from dray.pytorch import first_import  # noqa: F401
+
+# isort: split
 from dray.core import DistributedContext
 from dray.pytorch import samplers
 from dray.pytorch.batch_functions import data_length, to_device

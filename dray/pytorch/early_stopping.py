@@ -17,7 +17,7 @@ class EarlyStopping(PyTorchCallback):
     """Ends the trial after `patience` validations in a row without an improvement, with a checkpoint.
 
     NaN is no improvement. A resumed trial continues to count where it was; one that had run out of patience does not
-    train on. A fork, or a trial that begins from another one's weights, counts afresh.
+    train on. A fork with changed hyperparameters, or a trial that begins from another one's weights, counts afresh.
 
     Args:
         metric: the name of a validation metric.

@@ -61,6 +61,7 @@ class ExperimentDirectory:
                secrets.yaml            the config's secrets; only its owner can read it
                requests/               requests to the search, see `dray.experiment.requests`
                driver.json             this directory's id, in an object store see `dray.records.driver_lock`
+               .overview.json          what lists show of it once it has ended, see `dray.records.listing`
                ray.log                 Ray's output in the driver's process, see `dray.cluster.ray_output`
                ray/                    Ray's own state of this experiment; never read back
                .seen-by-all            lets the nodes of a cluster check that they see this very directory

@@ -6,13 +6,17 @@ the experiment may be running on another machine.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from dray import private
+from dray._version import __version__
 from dray.errors import NoExperiment
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.driver_lock import PATIENCE_S, read_driver
@@ -20,13 +24,17 @@ from dray.records.local_runs import LocalRun, is_local_run
 from dray.records.lookup import Name, experiment_directories, locate, parse_location
 from dray.records.mirror import fetch_without_trials
 from dray.records.numbering import number_of, numbers_by_path, typed
-from dray.records.overview import Overview, compared_by
-from dray.records.reader import ExperimentReader
+from dray.records.overview import COMPLETED, Overview, compared_by
 from dray.storage import Location, RemoteDirectory
 from dray.storage.disk import scratch
 from dray.text import one_line
 
+if TYPE_CHECKING:
+    from dray.records.reader import ExperimentReader
+
 AT_ONCE = 8
+KEPT = ".overview.json"
+"""The overview of an experiment that has ended, and the sizes and times of the files from which it was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +69,7 @@ class StoredExperiment:
     def read(self) -> ExperimentReader:
         """A reader that has read the experiment. Raises `DamagedFile` if one of its files can't be
         read."""
+        from dray.records.reader import ExperimentReader  # NumPy and pyarrow, which a list need not import
 
         def seems_to_run() -> bool | None:
             driver = read_driver(RemoteDirectory(self.directory.storage, patience_s=PATIENCE_S))
@@ -106,9 +115,29 @@ def list_experiments(root: str | None = None) -> list[Overview]:
 def _overview_of_local(path: Path, number: int | None) -> Overview:
     where = StoredExperiment.here(ExperimentDirectory(path), number)
     try:
-        return local_overview(LocalRun(path)) if is_local_run(path) else where.overview()
+        return local_overview(LocalRun(path)) if is_local_run(path) else _kept_overview(where)
     except Exception as error:  # whatever is wrong with one, the others are listed
         return Overview(name=path.name, path=str(path), number=number, why=why_unread(error))
+
+
+def _kept_overview(of: StoredExperiment) -> Overview:
+    """An overview; that of an ended experiment is kept, because most of a list's time is that of reading metrics."""
+    directory, kept = of.directory, of.directory.path / KEPT
+    read = [directory.config_file, directory.journal, *sorted(directory.metrics.glob("*"))]
+    try:
+        files = [__version__, *([path.name, (at := path.stat()).st_size, at.st_mtime_ns] for path in read)]
+    except FileNotFoundError:  # it has not begun, or it runs
+        return of.overview()
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        found = json.loads(kept.read_bytes())
+        if found["files"] == files:
+            overview = Overview.from_json(found["overview"])
+            return replace(overview, name=of.name, path=of.where, number=of.number)
+    overview = of.overview()
+    if overview.state in (*COMPLETED, "ERROR"):
+        with suppress(OSError), private.replaced(kept) as file:  # it may be another user's experiment
+            file.write_text(json.dumps({"files": files, "overview": asdict(overview)}))
+    return overview
 
 
 def why_unread(error: Exception) -> str:

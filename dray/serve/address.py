@@ -18,6 +18,7 @@ from pathlib import Path
 from dray import private
 from dray.errors import ConfigError
 from dray.private import is_loopback
+from dray.text import counted
 from searchers import rows
 from searchers.errors import DamagedFile
 from searchers.rows import has_fields
@@ -111,7 +112,8 @@ def token_for(host: str, results: Path) -> str:
     given = token_of_environment()
     if given:
         if len(given) < MIN_TOKEN and not is_loopback(host):
-            what = f"has {len(given)} characters; at {host}, it must be hard to guess: give at least {MIN_TOKEN}"
+            has = f"has {counted(len(given), 'character')}"
+            what = f"{has}; at {host}, it must be hard to guess: give at least {MIN_TOKEN}"
             raise ConfigError([(TOKEN, what)], _HERE)
         return given
     if not is_loopback(host):

@@ -43,7 +43,7 @@ NEEDS: Mapping[tuple[str, str], Need] = {
     ("GET", _ONE): "read",
     **{
         ("GET", f"{_ONE}/{what}"): "read"
-        for what in ("config", "events", "trials", "curves", "comparison", "checkpoints")
+        for what in ("config", "events", "trials", "curves", "comparison", "beliefs", "checkpoints")
     },
     **{("GET", f"{_ONE}/{what}"): "read" for what in ("figures/{kind}", "variants/{variant}")},
     **{("GET", f"{_ONE}/{what}"): "read" for what in ("failures", "logs", "code", "code/{path}", "difference")},

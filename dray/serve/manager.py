@@ -106,6 +106,7 @@ class Manager:
         plan, view = GroupsPlan(is_servers=True, idle_s=idle_s), on_ray.look(on_ray.limits())
         self._queue = open_queue(self._journal)
         self._creations = Creations(self._directory / "creations")
+        self._imported = set[str]()
         self._creations.discard_all(lambda name: self._queue.find(name) is not None)
         file = LaneFile(self._directory / "lanes.jsonl")
         self._core = ServerCore(
@@ -265,10 +266,11 @@ class Manager:
             allowance = Allowance(quota=self._tokens.quota(owner), use=self.use(owner))
             check_room(owner, allowance.quota, allowance.use, dict.fromkeys(UNITS, 0.0), {})
         with self._creations.new() as link:
-            create = commands.Create(read=outside(draft.read, allowance), code=code, link=link)
-            process = self._spares.create(create)
+            read, imported = outside(draft.read, allowance), frozenset(self._imported)
+            process = self._spares.create(commands.Create(read=read, code=code, link=link, imported=imported))
             assert process.opened is not None
             opened = process.opened
+            self._imported.add(opened.code)
             take_number(opened.path)
             try:
                 submitted = self._ask(self._accept, process, opened, owner, request)

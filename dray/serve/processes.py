@@ -33,6 +33,7 @@ import dray.core  # models import these two
 import dray.figures.data  # pandas and pyarrow
 import dray.pytorch
 from dray.cluster.connection import join
+from dray.code.ignore import code_of
 from dray.config.notify import Watched
 from dray.errors import ConfigError, ExperimentError, Fault, NoExperiment
 from dray.experiment.experiment import Experiment
@@ -70,6 +71,7 @@ class Create:
     read: Read
     code: Path
     link: Path  # which leads to its directory until it is accepted, see `dray.serve.creations`
+    imported: frozenset[str] = frozenset()  # code that the server's processes have imported, as in `Opened.code`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class Opened:
     budget: Mapping[str, float]  # its totals, see `dray.records.spending.totals_of`
     by_quota: Mapping[str, Any]  # these two: see `dray.serve.control.Submitted`
     missing_secrets: tuple[str, ...]
+    code: str = ""  # what a new experiment was imported from: its entrypoint, and a hash of its code
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,14 +328,14 @@ def _serve(connection: Connection, commands: queue.SimpleQueue[Any], lent: Lent)
     try:
         command = _first(commands, lent.tune)
         connection.send(BEGUN)
-        read, experiment = create(command) if isinstance(command, Create) else _reopen(command)
+        read, experiment, code = create(command) if isinstance(command, Create) else _reopen(command)
         experiment.lent = lent
         path = experiment.prepare().path
         asked = experiment.config.resources
         share = Share(priority=asked.priority, weight=asked.weight, max_slots=asked.max_slots)
         budget = experiment.config.budget
         totals = totals_of(None if budget is None else budget.model_dump())
-        connection.send(Opened(path, share, totals, read.by_quota, read.missing_secrets))
+        connection.send(Opened(path, share, totals, read.by_quota, read.missing_secrets, code))
         run = commands.get()
         assert isinstance(run, Run)
         os.environ[SERVED_AT] = run.page
@@ -367,16 +370,20 @@ def _first(commands: queue.SimpleQueue[Any], tune: TuneDriver) -> Any:
         return commands.get()
 
 
-def create(command: Create) -> tuple[Read, Experiment]:
-    """An experiment that has yet to be prepared."""
-    experiment = Experiment(command.read.config, model_dir=command.code)
+def create(command: Create) -> tuple[Read, Experiment, str]:
+    """An experiment that has yet to be prepared, and its code as in `Opened.code`."""
+    config = command.read.config
+    code = f"{config.entrypoint} {code_of(command.code).digest()}"
+    # An import takes seconds, and the workers of the experiment before may have the class in memory.
+    make = Experiment.of_imported if code in command.imported else Experiment
+    experiment = make(config, model_dir=command.code)
     creations.begin(command.link, experiment.path)
-    return command.read, experiment
+    return command.read, experiment, code
 
 
-def _reopen(command: Open) -> tuple[Read, Experiment]:
+def _reopen(command: Open) -> tuple[Read, Experiment, str]:
     experiment = Experiment.resume(command.path, **command.extension)
-    return Read(experiment.config), experiment
+    return Read(experiment.config), experiment, ""
 
 
 def _print_to(file: Path) -> None:

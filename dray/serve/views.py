@@ -17,6 +17,7 @@ from aiohttp.typedefs import Handler
 from typing_extensions import TypedDict
 
 from dray.errors import ConfigError, ExperimentError, Invalid, NoExperiment
+from dray.experiment.like import read_earlier
 from dray.records.checkpoints import list_checkpoints
 from dray.records.comparison import Comparison, compare
 from dray.records.overview import Overview
@@ -57,6 +58,7 @@ from dray.serve.searched import Searched, searched
 from dray.serve.texts import Texts
 from dray.serve.tokens import Token
 from dray.text import fields_of
+from searchers.outlook import Outlook, outlook
 
 FIELDS = ("priority", "weight", "max_slots")
 
@@ -163,6 +165,7 @@ def routes(control: Control, results: Path) -> list[web.RouteDef]:
         f"{one}/trials/{{trial:\\d{{1,9}}}}/metrics": views.metrics,
         f"{one}/trials/{{trial:\\d{{1,9}}}}/system": views.system,
         f"{one}/comparison": views.comparison,
+        f"{one}/beliefs": views.beliefs,
         f"{one}/checkpoints": views.checkpoints,
         f"{one}/variants/{{variant}}": views.texts.variant,
         f"{one}/logs": views.texts.experiment_logs,
@@ -306,6 +309,15 @@ class Views:
                 return compare(one, query.a, other, query.b)
             except ExperimentError as error:
                 raise Invalid(str(error)) from None
+
+    def beliefs(self, request: web.Request) -> Outlook:
+        """What a model of the results predicts of the search space, from the trials with the experiment's own code"""
+        reader = self._all.open(request.match_info["name"])
+        with reader.lock:
+            changed = {number for number, trial in reader.trials.items() if trial.code is not None}
+        found = read_earlier(str(reader.directory.path))
+        own = {number: hparams for number, hparams in found.hparams.items() if number not in changed}
+        return outlook(reader.config.space, replace(found, hparams=own))
 
     def checkpoints(self, request: web.Request) -> Checkpoints:
         """How many checkpoints an experiment has, and their size; deleting it deletes them"""

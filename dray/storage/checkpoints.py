@@ -38,9 +38,10 @@ from dray.storage.remote import PATIENCE_S, RemoteDirectory
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"checkpoint_(\d+)")
-_STAGING, _REPLACED, _DOWNLOADED = ".staging-", ".replaced-", ".opened-"
+_STAGING, _REPLACED, _DOWNLOADED, _KEPT = ".staging-", ".replaced-", ".opened-", ".kept-"
 
 _warned: set[str] = set()
+_kept: Path | None = None  # this process's copy of a checkpoint that it has uploaded, from which it may soon resume
 
 
 def _warn(checkpoint: str, why: str) -> None:
@@ -57,10 +58,11 @@ class CheckpointStore:
     """
 
     is_remote = False  # whether a commit goes over a network
+    transferred = 0  # in this process: grows with each commit, and each attempt and chunk of an upload or download
+    warn: Callable[[str], object] = staticmethod(log.warning)  # called when a transfer is retried
 
     def __init__(self, trial_dir: Path) -> None:
         self.trial_dir = trial_dir
-        self.transferred = 0  # grows with each attempt and each chunk of an upload or download
         self._patience_s = PATIENCE_S
         self._opened: tuple[str, Path] | None = None  # verified by open_latest(); the next open() need not verify it
 
@@ -84,14 +86,35 @@ class CheckpointStore:
         self._opened = None  # it may be replaced
         return staging
 
-    def commit(self, staging: Path, batches: int, known: Mapping[str, Listed] | None = None) -> str:
+    def commit(
+        self,
+        staging: Path,
+        batches: int,
+        known: Mapping[str, Listed] | None = None,
+        *,
+        confirm: Callable[[], object] = lambda: None,
+        keep: bool = False,
+    ) -> str:
         """Turn a directory from `stage` into the checkpoint at this number of batches, atomically, and return its id.
-        An earlier one is replaced. `known` as in `write_manifest`.
+        An earlier one is replaced.
+
+        Args:
+            known: as in `write_manifest`.
+            confirm: called before anything is replaced, and again after a long upload; may raise an error.
+            keep: keep the local copy of an upload until the next one that is kept: this process may soon open it.
 
         Raises:
             OSError: the disk is full or fails; with a remote store also `StorageError`, after minutes of retries.
         """
         write_manifest(staging, known or {})
+        confirm()
+        self._put(staging, batches, known or {}, confirm, keep)
+        self._progressed()
+        return self.id_of(batches)
+
+    def _put(
+        self, staging: Path, batches: int, known: Collection[str], confirm: Callable[[], object], keep: bool
+    ) -> None:
         target = Path(self.id_of(batches))
         if target.exists():
             force_to_disk(staging)
@@ -101,7 +124,6 @@ class CheckpointStore:
             shutil.rmtree(replaced, ignore_errors=True)
         else:
             staging.rename(target)
-        return str(target)
 
     def add(self, staging: Path, batches: int, known: Mapping[str, Listed]) -> dict[str, Listed]:
         """Upload this machine's part of a checkpoint that another machine will commit, and return the entries of its
@@ -215,13 +237,15 @@ class CheckpointStore:
 
     def sweep(self) -> None:
         """Remove the temporary files of a killed writer. Called by the trial's only writer before it writes."""
-        _remove(self.trial_dir, _STAGING, _REPLACED, _DOWNLOADED)
+        _remove(self.trial_dir, _STAGING, _REPLACED, _DOWNLOADED, _KEPT)
 
     def _remote(self, location: Location) -> RemoteDirectory:
-        return RemoteDirectory(location, patience_s=self._patience_s, progressed=self._progressed)
+        return RemoteDirectory(
+            location, patience_s=self._patience_s, progressed=self._progressed, warn=lambda line: self.warn(line)
+        )
 
     def _progressed(self) -> None:
-        self.transferred += 1
+        CheckpointStore.transferred += 1
 
     def _names(self) -> set[str]:
         return set(os.listdir(self.trial_dir)) if self.trial_dir.is_dir() else set()
@@ -254,11 +278,17 @@ class RemoteStore(CheckpointStore):
     def id_of(self, batches: int) -> str:
         return self._at(batches).uri
 
-    def commit(self, staging: Path, batches: int, known: Mapping[str, Listed] | None = None) -> str:
-        write_manifest(staging, known or {})
-        self._remote(self._at(batches)).upload(staging, last=MANIFEST, keep=known or ())
-        shutil.rmtree(staging, ignore_errors=True)
-        return self.id_of(batches)
+    def _put(
+        self, staging: Path, batches: int, known: Collection[str], confirm: Callable[[], object], keep: bool
+    ) -> None:
+        global _kept
+        remote = self._remote(self._at(batches))
+        remote.upload(staging, last=MANIFEST, keep=known, confirm=confirm)
+        if keep and all((staging / name).exists() for name in known):  # none is on another machine only
+            forget_copy()
+            _kept = staging.rename(self.trial_dir / _key(_KEPT, remote, (staging / MANIFEST).read_bytes()))
+        else:
+            shutil.rmtree(staging, ignore_errors=True)
 
     def add(self, staging: Path, batches: int, known: Mapping[str, Listed]) -> dict[str, Listed]:
         self._remote(self._at(batches)).add(staging, without=MANIFEST)
@@ -311,18 +341,18 @@ def _downloaded(remote: RemoteDirectory, to: Path, *, only: Collection[str] = ()
     sizes = remote.sizes()
     if not sizes:
         raise FileNotFoundError(f"there is no checkpoint {str(name)!r}: nothing exists there")
-    key = hashlib.sha256(str(name).encode())
+    manifest = b""
     if MANIFEST in sizes:
-        # The key includes the manifest: another checkpoint may have replaced one of the same name.
         manifest = remote.read(MANIFEST)
         check_files(sizes, parse_manifest(manifest, name), name)
-        key.update(manifest)
     elif not is_determined(sizes):
         raise never_completed(name)
-    target = to / f"{_DOWNLOADED}{key.hexdigest()[:16]}"
+    target = to / _key(_DOWNLOADED, remote, manifest)
     to.mkdir(parents=True, exist_ok=True)
     with (to / f"{_DOWNLOADED}lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if _kept == (kept := to / _key(_KEPT, remote, manifest)) and kept.exists():
+            kept.rename(target)
         if not target.exists():
             partial = target.with_name(f"{target.name}-partial")
             shutil.rmtree(partial, ignore_errors=True)
@@ -335,10 +365,21 @@ def _downloaded(remote: RemoteDirectory, to: Path, *, only: Collection[str] = ()
         raise
 
 
+def _key(prefix: str, remote: RemoteDirectory, manifest: bytes) -> str:
+    """The name of a local copy. It depends on the manifest: another checkpoint may replace one of the same name."""
+    return prefix + hashlib.sha256(str(remote.location).encode() + manifest).hexdigest()[:16]
+
+
+def forget_copy() -> None:
+    """Remove this process's copy of a checkpoint that it has uploaded."""
+    if _kept is not None:
+        shutil.rmtree(_kept, ignore_errors=True)
+
+
 def _remove(directory: Path, *prefixes: str) -> None:
     if directory.is_dir():
         for path in directory.iterdir():
-            if path.name.startswith(prefixes):
+            if path.name.startswith(prefixes) and path != _kept:
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:

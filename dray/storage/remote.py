@@ -38,7 +38,8 @@ _REFUSED = re.compile(
 class RemoteDirectory:
     """The files below a location in an object store.
 
-    `progressed` is called at each attempt and each chunk of a transfer. A local directory works too.
+    `progressed` is called at each attempt and each chunk of a transfer, and `warn` when something is retried. A local
+    directory works too.
 
     Raises:
         StorageError: in every method, if the store refuses a request or can't be reached for `patience_s`.
@@ -46,11 +47,16 @@ class RemoteDirectory:
     """
 
     def __init__(
-        self, location: Location, *, patience_s: float = PATIENCE_S, progressed: Callable[[], object] = lambda: None
+        self,
+        location: Location,
+        *,
+        patience_s: float = PATIENCE_S,
+        progressed: Callable[[], object] = lambda: None,
+        warn: Callable[[str], object] = log.warning,
     ) -> None:
         self.location = location
         self._patience_s = patience_s
-        self._progressed = progressed
+        self._progressed, self._warn = progressed, warn
 
     def sizes(self) -> dict[str, int]:
         """The size in bytes of each file, by its name relative to this location."""
@@ -81,8 +87,16 @@ class RemoteDirectory:
 
         self._tried("write to", put)
 
-    def upload(self, directory: Path, *, last: str, keep: Collection[str] = ()) -> None:
-        """Replace the files here, except those in `keep`, with a local directory's, the file `last` at the end.
+    def upload(
+        self,
+        directory: Path,
+        *,
+        last: str,
+        keep: Collection[str] = (),
+        confirm: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Replace the files here, except those in `keep`, with a local directory's, the file `last` at the end, after
+        `confirm` has been called.
 
         An earlier file of that name is removed first, which marks the directory as incomplete in the meantime.
         """
@@ -95,6 +109,7 @@ class RemoteDirectory:
         for name in before.keys() - set(names) - {last} - set(keep):
             self._remove(name)
         _in_parallel(lambda name: self._send(directory, name), [name for name in names if name != last])
+        confirm()
         self._send(directory, last)
 
     def add(self, directory: Path, *, without: str) -> None:
@@ -174,7 +189,7 @@ class RemoteDirectory:
                 if _REFUSED.search(why) or time.monotonic() + wait > deadline:
                     raise StorageError(f"{failure}: {why}") from error
                 if wait == FIRST_WAIT_S:
-                    log.warning("%s; retrying for %.0f s: %s", failure, self._patience_s, why)
+                    self._warn(f"{failure}; retrying for {self._patience_s:.0f} s: {why}")
                 time.sleep(wait)
                 wait = min(2 * wait, LONGEST_WAIT_S)
 

@@ -40,8 +40,9 @@ class Report:
 class Behind(Protocol):
     """Lets another trial have the slots of one that leaves, while its last checkpoint is written from a copy."""
 
-    def is_wanted(self) -> bool:
-        """Whether another trial waits for these slots. Called on the chief."""
+    def is_wanted(self, *, returns: bool) -> bool:
+        """Whether this trial should leave for another one that waits for these slots. `returns`: this one trains on
+        later, unless the search stops it. Called on the chief."""
 
     def wait(self) -> None:
         """Wait until an earlier trial's copy is no longer needed: called before another one is made, on every rank."""

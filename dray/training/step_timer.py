@@ -23,7 +23,11 @@ STEPS = 200  # the last steps, which the figures are about
 
 
 class StepTimer:
-    """Times one rank's last steps, and its waits for data and for the device."""
+    """Times one rank's last steps, and its waits for data and for the device.
+
+    Attributes:
+        data_s: seconds of waiting for data, in all.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._has_stream = device.type == "cuda"
@@ -33,7 +37,8 @@ class StepTimer:
         self._unread: deque[tuple[Any, Any, list[tuple[Any, Any]]]] = deque(maxlen=STEPS)
         self._steps: deque[tuple[float, float]] = deque(maxlen=STEPS)  # own time and waits for other ranks, in ms
         self._began = self._ended = 0.0
-        self._data_s = self._device_s = self._all_s = 0.0  # since the last figures
+        self.data_s = self._device_s = self._all_s = 0.0
+        self._known = 0.0, 0.0, 0.0  # the same three at the last figures
 
     @contextlib.contextmanager
     def watching(self, models: Sequence[torch.nn.Module]) -> Iterator[None]:
@@ -77,7 +82,7 @@ class StepTimer:
     def end(self, data_s: float) -> None:
         """Call after the last step of a section, in which this rank has waited `data_s` for data."""
         self._ended = time.perf_counter()
-        self._data_s += data_s
+        self.data_s += data_s
 
     def synchronized(self) -> None:
         """Call when the device has completed the section."""
@@ -93,18 +98,20 @@ class StepTimer:
             first, last, waits = self._unread.popleft()
             waited = sum(between(*each) for each in waits)
             self._steps.append((between(first, last) - waited, waited))
-        if not self._steps or not self._all_s:
+        sums = self.data_s, self._device_s, self._all_s
+        data_s, device_s, all_s = (now - then for now, then in zip(sums, self._known, strict=True))
+        if not self._steps or not all_s:
             return {}
         own, waits_ms = zip(*self._steps, strict=True)
         figures = {
             "step_ms": quantile(own, 0.5),
             "step_p99_ms": quantile(own, 0.99),
             "rank_wait_ms": quantile(waits_ms, 0.5),
-            "host_wait_percent": 100 * self._data_s / self._all_s,
+            "host_wait_percent": 100 * data_s / all_s,
         }
         if self._has_stream:
-            figures["device_wait_percent"] = 100 * self._device_s / self._all_s
-        self._data_s = self._device_s = self._all_s = 0.0
+            figures["device_wait_percent"] = 100 * device_s / all_s
+        self._known = sums
         return figures
 
     def _now(self) -> Any:

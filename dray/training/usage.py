@@ -147,7 +147,8 @@ class Usage:
     def __init__(self, device: torch.device, flops_per_record: Flops = None) -> None:
         self.flops_per_record = flops_per_record
         self.steps = StepTimer(device)
-        self._data_s = self._records = self._tokens = 0.0
+        self._records = self._tokens = 0.0
+        self._known_data_s = 0.0  # of `steps.data_s`, at the last `flush`
         self._work = 0.0, 0.0
         self._spent = dict.fromkeys(("training", "validating", "checkpointing", "waiting"), 0.0)
         self._saved = 0.0
@@ -165,7 +166,6 @@ class Usage:
         time in `record`."""
         self._records += records
         self._tokens += tokens
-        self._data_s += data_s
         self.steps.end(data_s)
 
     def record(self, phase: str, seconds: float, batches: int = 0) -> None:
@@ -237,9 +237,9 @@ class Usage:
         now = time.monotonic()
         if not at_once and now - self._flushed_at < REPORT_EVERY_S:
             return None
-        training = self._spent["training"]
-        seconds = {"training": 0.0, "data": self._data_s, **self._spent}
-        seconds["training"] -= self._data_s
+        training, data_s = self._spent["training"], self.steps.data_s - self._known_data_s
+        seconds = {"training": 0.0, "data": data_s, **self._spent}
+        seconds["training"] -= data_s
         figures = {f"{phase}_s": value for phase, value in seconds.items() if value > 0}
         if self._batches and training > 0:
             figures["batches_per_second"] = self._batches / training
@@ -248,7 +248,7 @@ class Usage:
             if known := [each.machine[name] for each in self._ranks if name in each.machine]:
                 figures[name] = reduce(known)
         figures.update(over_ranks([each.machine for each in self._ranks], [each.node for each in self._ranks]))
-        self._data_s = 0.0
+        self._known_data_s = self.steps.data_s
         self._spent = dict.fromkeys(self._spent, 0.0)
         self._flushed_at, self._batches, self._work = now, 0, (0.0, 0.0)
         return figures or None

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class RayHost:
         self._told = 0, -math.inf  # the batches that the driver knows of, and when it was told
         self._is_saving = False
         self.late: list[str] | None = None  # what to log once the trial, which was left behind, has ended
-        self._commits = 0
+        self._store.warn = partial(self._say, level=logging.WARNING)
 
     # ------------------------------------------------------------------ the lease
     def resume(self) -> LeaseOutcome | None:
@@ -109,8 +110,7 @@ class RayHost:
     def end(self) -> LeaseOutcome:
         """End the trial after its code has returned. Returns the outcome: completed, interrupted, or the search's
         decision; or writing, if its end was left behind."""
-        if self.behind is not None and self.behind.finish is not None:
-            self.late = []
+        if self.behind is not None and self.behind.left is not None:
             return "writing"
         return self.reports.complete()
 
@@ -134,6 +134,8 @@ class RayHost:
         if not self.has_trained:
             self._begin = progress()[0]
             self._told = self._begin, time.monotonic()
+            if self.behind is not None:
+                self.behind.trains()
         self._progress = progress
 
     @property
@@ -152,13 +154,9 @@ class RayHost:
         return self._progress()[0]
 
     def pulse(self) -> tuple[float, ...]:
-        """A value that changes with any progress of the trial or of transfers with the store, also of the trial before
-        it, for which it may wait."""
-        earlier = () if self.behind is None else self.behind.earlier_transfers()
-        return *self._progress(), *self.transfers(), *earlier
-
-    def transfers(self) -> tuple[float, ...]:
-        return self._commits, self._store.transferred
+        """A value that changes with any progress of the trial or of transfers with the store, including those of the
+        trial before it, for which it may wait."""
+        return *self._progress(), self._store.transferred
 
     @contextlib.contextmanager
     def beating(self, every_s: float = BEAT_S / 6) -> Iterator[None]:
@@ -197,9 +195,9 @@ class RayHost:
         finally:
             self._told, self._is_saving = (self.batches, time.monotonic()), False
 
-    def _say(self, line: str) -> None:
+    def _say(self, line: str, level: int = logging.INFO) -> None:
         if self.late is None:
-            log.info(line)
+            log.log(level, line)
         else:
             self.late.append(line)
 
@@ -228,12 +226,16 @@ class RayHost:
         carried |= {"rows": [*staged.rows, *message.rows], "metric": metric}
         carried |= {"decides": report.decides, "batches": report.batches}
         (staging / REPORT_FILE).write_text(json.dumps(carried))
-        self._link.confirm_commit()
-        checkpoint = self._store.commit(staging, report.batches, known)
+        at_rung = report.decides and not report.final
+        checkpoint = self._store.commit(
+            staging, report.batches, known, confirm=self._link.confirm_commit, keep=at_rung and self.behind is not None
+        )
         self.reports.unsaved.saved = report.batches
         self._say(f"saved {checkpoint}")
-        self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.staged_at)
-        self._commits += 1
+        seconds = time.monotonic() - staged.staged_at
+        self._link.saved(checkpoint, report.batches, metric, seconds)
+        if self.behind is not None:
+            self.behind.write_s = seconds
         return checkpoint
 
     def add_to_checkpoint(self, staging: Path, batches: int, known: Mapping[str, Listed]) -> dict[str, Listed]:

@@ -139,7 +139,8 @@ def serve_joined(
     number = 0
     has_code, is_reused = loaded is not None, False
     driver, driver_at = desk, None  # the connection to the current trial's driver; None: it is in the desk's process
-    with contextlib.closing(LogUploader()) as uploader, contextlib.ExitStack() as connected, Behind(desk) as behind:
+    closing = contextlib.closing
+    with closing(LogUploader()) as uploader, contextlib.ExitStack() as connected, closing(Behind(desk)) as behind:
         while True:
             granted = desk.next_lease(
                 worker.owner, worker.group, worker.start, rank, distributed.size, number, worker.shape
@@ -158,7 +159,7 @@ def serve_joined(
                     behind.call_after(connected.pop_all().close)
                     driver, driver_at = desk, None
                     if endpoint is not None:
-                        driver = connected.enter_context(contextlib.closing(Connection(endpoint)))
+                        driver = connected.enter_context(closing(Connection(endpoint)))
                         driver_at = endpoint
                 if loaded is None or (loaded.spec.run, loaded.spec.code) != (client, lease.code):
                     spec = pickle.loads(driver.spec(lease.code).result())
@@ -189,11 +190,10 @@ def serve_joined(
             run = functools.partial(run_trial, *given, is_reused=is_reused, behind=behind)
             departure, leaks = snapshot.run(run, lambda ended: ended.outcome == "errored", lambda: behind.nbytes)
             is_reused = True
-            uploader.end(log)
             stale = "; ".join([*_reasons_to_replace(departure, settings), *leaks])
             departure = replace(departure.masked(settings.secrets), stale=stale)
             desk.tell("leave", number, rank, departure)
-            behind.start()
+            behind.start(functools.partial(uploader.end, log))
 
 
 def _is_shared_with_driver(lease: TrialLease) -> bool:

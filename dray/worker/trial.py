@@ -10,13 +10,14 @@ import socket
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TypeAlias
 
 import torch
+from torch.distributed import DistNetworkError
 
 from dray import core, pytorch
 from dray.hosts import use_host
@@ -33,7 +34,7 @@ from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.parallel.exchange import on_failure
 from dray.training.profiling import dump_memory
 from dray.training.units import ENDLESS
-from dray.worker.behind import Behind
+from dray.worker.behind import Behind, Left
 from dray.worker.exits import ProgramExits
 from dray.worker.hang import RECORD, dump_collectives, exit_if_hung
 from dray.worker.host import RayHost, RayProgramHost
@@ -98,7 +99,8 @@ def run_logged(
 ) -> Departure:
     """`run_trial` in a process whose output goes to a trial's log already."""
     kind, settings = RayProgramHost if isinstance(program, Script) else RayHost, experiment.settings
-    if isinstance(program, Script) or not settings.reuse_workers:
+    if behind is not None and (isinstance(program, Script) or not settings.reuse_workers):
+        behind.wait()
         behind = None
     host = kind(driver=driver, desk=desk, lease=lease, settings=settings, code_dir=code, behind=behind)
     # torch dumps its record here when a collective times out; it appends the rank.
@@ -125,40 +127,41 @@ def run_logged(
     except BaseException as error:  # including SystemExit: sys.exit() in a class would end the process
         departures = [departure for known, departure in failed if known is error]
         departure = departures[0] if departures else depart(error)
-    if behind is not None and (finish := behind.finish) is not None:
-        if departure.outcome == "writing":
-            ends = None if distributed.rank > 0 else partial(host.reports.complete, goes_on=behind.goes_on)
-            if ends is None:
-                # Now: when this rank sees that all is committed, the trial may have a new lease on this machine.
-                host.close()
-            behind.transfers = host.transfers
-            behind.complete = partial(_complete, finish, ends, host, code, log, place)
+    left, is_chief = None if behind is None else behind.left, distributed.rank == 0
+    if left is not None and departure.outcome == "writing":
+        host.late = []
+        left.complete = partial(_complete, left, host, code, log, place, is_chief=is_chief)
+        if is_chief:
             return departure
+        # Now: when another rank sees that all is committed, the trial may have a new lease on this machine.
+    elif left is not None:
         with contextlib.suppress(Exception):  # the error that is known comes first
-            finish()
+            left.finish()
     host.close()
     return departure
 
 
 def _complete(
-    finish: Callable[[], None],
-    ends: Callable[[], LeaseOutcome] | None,
-    host: RayHost,
-    code: Path | None,
-    log: TrialLog,
-    place: Place,
+    left: Left, host: RayHost, code: Path | None, log: TrialLog, place: Place, *, is_chief: bool
 ) -> Departure:
-    """Finish a trial that was left behind, while another one has the output of this process. `ends`: on the chief."""
-    secrets, departure = host.settings.secrets, Departure(outcome="writing")
+    """Finish a trial that was left behind, while another one has the output of this process."""
+    secrets, departure, late = host.settings.secrets, Departure(outcome="writing"), host.late
+    assert late is not None
     with appending(log.path, secrets) as out:
         try:
-            finish()
-            if ends is not None:
-                departure = Departure(outcome=ends(), error=host.reports.why_diverged)
-                print(*(host.late or ()), _ended(host, departure.outcome), sep="\n", file=out)
+            try:
+                left.finish()
+                if is_chief:
+                    outcome = host.reports.complete(goes_on=left.goes_on)
+                    departure = Departure(outcome=outcome, error=host.reports.why_diverged)
+                    late.append(_ended(host, outcome))
+            finally:
+                out.writelines(f"{line}\n" for line in late)
         except BaseException as error:
-            departure = _departure(error, host, code, log, place, out)
-        if ends is not None:
+            # When rank 0, which serves the ranks' store, has ended, it or Ray has told how the trial ended.
+            if is_chief or not isinstance(error, DistNetworkError):
+                departure = _departure(error, host, code, log, place, out)
+        if is_chief:
             host.close()
     return departure.masked(secrets)
 

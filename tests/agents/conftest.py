@@ -16,7 +16,7 @@ from mcp.server.mcpserver import MCPServer
 
 from dray.agents import server as agents
 from dray.agents.answers import MOST_BYTES
-from dray.agents.tools import Tools
+from dray.agents.local import LocalTools
 from dray.records.numbering import take_number
 from dray.serve import address
 from tests.report.simulated import simulated
@@ -40,7 +40,7 @@ async def text_of(client: Client, tool: str, given: dict[str, Any]) -> tuple[str
 class Agent:
     """Calls one tool at a time."""
 
-    tools: Tools
+    tools: LocalTools
 
     @cached_property
     def server(self) -> MCPServer:
@@ -73,7 +73,7 @@ def _no_server_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def agent() -> Agent:
-    return Agent(Tools(agents.found))
+    return Agent(LocalTools(agents.found))
 
 
 @pytest.fixture

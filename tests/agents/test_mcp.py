@@ -22,7 +22,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from dray.agents import docs, server
 from dray.agents.answers import MOST_BYTES
-from dray.agents.tools import Tools
+from dray.agents.local import LocalTools
 from dray.serve import tokens
 from dray.serve.quota import Quota
 from tests.agents.conftest import text_of
@@ -34,12 +34,12 @@ from tests.serve.test_api import CONFIG
 
 __all__ = ["dray"]
 
-NAMES = {name for name in vars(Tools) if not name.startswith("_")}
+NAMES = {name for name in dir(LocalTools) if not name.startswith("_")}
 
 
 def in_process(use: Callable[[Client], Any]) -> Any:
     async def run() -> Any:
-        async with Client(server.make(Tools(server.found))) as client:
+        async with Client(server.make(LocalTools(server.found))) as client:
             return await use(client)
 
     return asyncio.run(run())
@@ -54,12 +54,14 @@ def test_every_tool_says_what_it_does_and_whether_it_only_reads() -> None:
         for argument in tool.input_schema.get("properties", {}):
             assert f"{argument}: " in tool.description, (name, argument)
     writing = {name for name, tool in tools.items() if not tool.annotations.read_only_hint}
-    assert writing == {"submit", "add_trial", "fork_trial", "stop_trial", "stop_experiment"}
+    verbs = ("extend", "fork", "pause", "activate", "stop")
+    of_experiments = {f"{verb}_experiment" for verb in verbs}
+    assert writing == {"submit", "bisect", "add_trial", "fork_trial", "stop_trial", *of_experiments}
 
 
 def test_the_skill_and_the_page_name_the_tools_that_there_are() -> None:
     for page, needs in (("mcp.md", NAMES), ("agents.md", set())):
-        named = set(re.findall(r"`([a-z]+_[a-z]+|describe|submit|wait)`", PAGES[page])) - {"max_trials"}
+        named = set(re.findall(r"`([a-z]+_[a-z]+|describe|submit|wait|bisect)`", PAGES[page])) - {"max_trials"}
         assert needs <= named <= NAMES, page
     assert len(PAGES["agents.md"].encode()) <= MOST_BYTES
     assert PAGES["agents.md"].startswith("---\nname: dray\ndescription: ")
@@ -72,8 +74,8 @@ def test_the_command_prints_the_skill(dray: Callable[..., Said]) -> None:
 def test_docs_are_resources_in_pieces_that_fit() -> None:
     async def read(client: Client) -> None:
         found = {str(each.uri) for each in (await client.list_resources()).resources}
-        assert found == {f"dray://docs/{name}" for name in docs.PAGES}
-        for name in docs.PAGES:
+        assert found == {f"dray://docs/{name}" for name in docs.titles()}
+        for name in docs.titles():
             for uri in (f"dray://docs/{name}", *(f"dray://docs/{name}/{each}" for each in docs.sections(name))):
                 [content] = (await client.read_resource(uri)).contents
                 assert len(content.text.encode()) <= MOST_BYTES, uri
@@ -90,9 +92,9 @@ def test_docs_are_resources_in_pieces_that_fit() -> None:
     assert "".join(docs.sections("search").values()) == PAGES["search.md"]
 
 
-def test_the_wheel_has_the_pages() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    assert re.findall(r'"/docs/([\w-]+)\.md"', text) == list(docs.PAGES)
+def test_all_pages_can_be_read() -> None:
+    assert {f"{name}.md" for name in docs.titles()} == PAGES.keys() - {"README.md"}
+    assert docs.titles()["config"] == "The experiment file"
 
 
 # --------------------------------------------------------------------------------------------------------------- HTTP
@@ -135,7 +137,7 @@ def test_agents_elsewhere_use_the_servers_token(url: str, up: Served) -> None:
     assert not is_error, text
     assert json.loads(text)["name"] == "digits-1"
     tools = {each.name: each for each in over_http(url, TOKEN, lambda client: client.list_tools()).tools}
-    assert tools.keys() == NAMES
+    assert tools.keys() == NAMES - {"bisect"}  # the repository is not here
     assert "directory" not in tools["submit"].input_schema["properties"]
 
 

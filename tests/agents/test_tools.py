@@ -233,7 +233,7 @@ def test_a_curve_keeps_its_ends_and_its_best(digits: Path, agent: Agent, up: Ser
 def test_names_of_metrics_that_are_left_out_are_counted(
     digits: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dray.agents.tools.MOST_METRICS", 2)
+    monkeypatch.setattr("dray.agents.reading.MOST_METRICS", 2)
     assert agent("get_curves", experiment="1")["metrics"] == ["accuracy", "loss", "… and 1 more"]
 
 

@@ -47,7 +47,7 @@ def test_the_only_config_of_the_directory_is_the_default(
 
 
 def test_verdicts_of_json_are_on_the_page() -> None:
-    [row] = re.findall(r"^\| `bisect` \| (.*) \|$", PAGES["cli.md"], re.MULTILINE)
+    [row] = re.findall(r"^\| `bisect` \| (.*) \|$", PAGES["json.md"], re.MULTILINE)
     assert {"verdict", "commits", "stat", "runs", "hash", "subject", "seed", "value"} <= set(
         re.findall(r"`(\w+)`", row)
     )

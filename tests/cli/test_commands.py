@@ -398,6 +398,14 @@ def test_commands_that_only_read_files_load_neither_torch_nor_ray_nor_pandas(hom
     assert not {"torch", "ray", "pandas", "optuna", "determined", "model_def"} & set(loaded)
 
 
+def test_each_command_imports_what_it_needs() -> None:
+    code = "import sys\nfrom dray.cli import main\ntry: main(['--version'])\nfinally: print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
+    others = {"torch", "ray", "pandas", "numpy", "pyarrow", "searchers.space", "importlib.metadata"}
+    assert loaded[0] == "dray"
+    assert not others & set(loaded)
+
+
 def test_list_of_nothing_says_so_and_is_no_error(tmp_path: Path, dray: Dray) -> None:
     assert dray("e", "list", tmp_path, "--json").value == []
     assert "no experiments in" in dray("e", "list", tmp_path).err

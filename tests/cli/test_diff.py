@@ -171,7 +171,7 @@ def test_what_is_the_same_says_so(two: tuple[ExperimentDirectory, ExperimentDire
 
 
 def test_fields_of_json_are_on_the_page(two: tuple[ExperimentDirectory, ExperimentDirectory], dray: Dray) -> None:
-    [row] = re.findall(r"^\| `diff` \| (.*) \|$", PAGES["cli.md"], re.MULTILINE)
+    [row] = re.findall(r"^\| `diff` \| (.*) \|$", PAGES["json.md"], re.MULTILINE)
     found = dray("diff", "digits-1", "other-2", "--json").value
     named = set(re.findall(r"`(\w+)`", row))
     assert {*found, *found["a"], *found["metrics"][0]} <= named

@@ -56,3 +56,26 @@ def test_a_requirement_that_is_not_installed_is_one_line_with_its_extra() -> Non
     assert [line[2] for line in said] == ["dray-train 'ray[default,train,tune]>=2.54,<3'", "'dray-train[mcp]'"]
     assert all(line[0].startswith("dray: ") for line in said)
     assert ran.returncode == 0
+
+
+WITH_RAY = """
+import atexit, sys, threading, time, ray
+from dray.cli import main
+
+class Module:
+    def __del__(self):
+        print("freed")
+
+module = Module()
+atexit.register(print, "exit handler")
+threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+sys.argv = ["dray", "experiment", "describe", "none"]
+main()
+"""
+
+
+def test_after_ray_the_process_ends_without_freeing_its_modules() -> None:
+    ran = subprocess.run([sys.executable, "-c", WITH_RAY], capture_output=True, text=True)
+    assert ran.stdout.splitlines() == ["thread", "exit handler"]
+    assert ran.stderr.startswith("dray: ")
+    assert ran.returncode == 2

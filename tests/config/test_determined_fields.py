@@ -78,8 +78,8 @@ def test_the_tables_have_only_fields_of_determined(generate: ModuleType) -> None
 
 
 def test_the_docs_have_the_table_of_the_code(generate: ModuleType) -> None:
-    page = generate.MIGRATION_PAGE.read_text()
-    assert page == generate.migration_page(), "run: python docs/generate.py"
+    page = generate.DETERMINED_PAGE.read_text()
+    assert page == generate.determined_page(), "run: python docs/generate.py"
     for path, (state, _) in generate.determined_fields().items():
         if not path.startswith("log_policies."):
             assert f"\n| `{path}` | {state} | " in page

@@ -1,12 +1,12 @@
-"""docs/pytorch-api.md documents every public name; docs/config.md is what the config's schema says."""
+"""docs/pytorch-api.md and searchers-api.md have every public name; docs/config.md is what the config's schema says."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
+import pkgutil
 import re
 from collections.abc import Iterator
-from operator import attrgetter
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -16,12 +16,15 @@ import dray
 import dray.compat
 import dray.pytorch.experimental
 import dray.tensorboard.metric_writers.pytorch
+import searchers
 from dray import core, pytorch
 from dray.config.faults import SECTIONS
 from dray.config.storage import SECRETS
+from searchers import events
 
 DOCS = Path(__file__).parents[2] / "docs"
-DIRECTIVES = re.findall(r"^::: dray\.([\w.]+)$", (DOCS / "pytorch-api.md").read_text(), flags=re.MULTILINE)
+API = "".join((DOCS / name).read_text() for name in ("pytorch-api.md", "searchers-api.md"))
+DIRECTIVES = re.findall(r"^::: ([\w.]+)$", API, flags=re.MULTILINE)
 ALIASES = {name for name in core.__all__ if name.startswith("Dummy")}
 """Determined's names for its classes outside of a cluster; each is one of those that the page has."""
 RENAMED = {"LegacyTrial", "TrialContext", "__version__"}
@@ -45,12 +48,13 @@ def test_every_public_name_is_on_the_page() -> None:
     assert {name for name in pytorch.__all__ if not name.startswith("_")} <= named
     assert set(core.__all__) - ALIASES - PLACEHOLDERS <= named
     assert set(dray.__all__) - RENAMED <= named
+    assert set(searchers.__all__) - vars(events).keys() <= named  # `searchers.events` is on the page as a whole
 
 
 def public(path: str) -> Iterator[tuple[str, object]]:
-    """A name on the page, and its public members. Of `init.init` and its like the former is the module."""
-    thing = attrgetter(re.sub(r"\b(init|cached|probe)\.(init|cached|pretrained|probe)$", r"\2", path))(dray)
-    if isinstance(thing, str) or not hasattr(thing, "__module__"):
+    """A name on the page, and its public members."""
+    thing = pkgutil.resolve_name(path)
+    if not inspect.isclass(thing) and not inspect.isfunction(thing):
         return  # a constant or a type alias
     yield path, thing
     for name, member in vars(thing).items() if inspect.isclass(thing) else ():
@@ -64,6 +68,10 @@ def test_every_public_name_has_a_docstring(path: str) -> None:
     assert [name for name, thing in public(path) if not inspect.getdoc(thing)] == []
 
 
+def test_page_of_the_commands_is_up_to_date(generate: ModuleType) -> None:
+    assert (DOCS / "commands.md").read_text() == generate.commands_page(), "run: python docs/generate.py"
+
+
 def test_page_of_the_config_is_up_to_date_and_has_every_field(generate: ModuleType) -> None:
     page = generate.config_page()
     assert (DOCS / "config.md").read_text() == page, "run: python docs/generate.py"
@@ -74,7 +82,8 @@ def test_page_of_the_config_is_up_to_date_and_has_every_field(generate: ModuleTy
 
 
 def test_every_field_has_an_example_or_is_a_secret(generate: ModuleType) -> None:
-    lines = [line for line in generate.config_page().splitlines() if line.startswith("| `")]
+    page = generate.config_page().partition("## The experiment")[2]
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
     rows = [[cell.strip(" `") for cell in line.split("|")[1:]] for line in lines]
     assert {name for name, _, _, _, example, *_ in rows if not example} == set(SECRETS) - {"access_key"}
     required = {name for name, _, _, default, *_ in rows if default == "required"}

@@ -1,4 +1,4 @@
-"""docs/architecture.md: its picture is drawn from today's imports, and what it names exists."""
+"""docs/architecture.md, architecture-walks.md: the picture is drawn from today's imports, and what they name exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from tests.docs.pages import DOCS, PAGES, ROOT
 
-NAMED = sorted(set(re.findall(r"`((?:[\w-]+/)*\w+\.(?:py|md|toml))(?::([\w.]+))?`", PAGES["architecture.md"])))
+TEXT = PAGES["architecture.md"] + PAGES["architecture-walks.md"]
+NAMED = sorted(set(re.findall(r"`((?:[\w-]+/)*\w+\.(?:py|md|toml))(?::([\w.]+))?`", TEXT)))
 TABLE = re.findall(r"^\| (`.+?) \|", PAGES["architecture.md"], flags=re.MULTILINE)
 
 
@@ -46,6 +47,6 @@ def test_what_it_names_exists(file: str, name: str) -> None:
 
 
 def test_folders_that_it_names_exist() -> None:
-    folders = set(re.findall(r"`((?:[\w-]+/)+)`", PAGES["architecture.md"])) - {"dray/"}
+    folders = set(re.findall(r"`((?:[\w-]+/)+)`", TEXT)) - {"dray/"}
     assert len(folders) >= 3
     assert [each for each in folders if not any((root / each).is_dir() for root in (ROOT / "dray", ROOT))] == []

@@ -1,4 +1,4 @@
-"""docs/batch-size.md: its program prints the measured sizes; `dray probe --json` has the fields of docs/cli.md."""
+"""docs/batch-size.md: its program prints the measured sizes; `dray probe --json` has the fields of docs/json.md."""
 
 from __future__ import annotations
 

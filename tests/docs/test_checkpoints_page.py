@@ -31,7 +31,7 @@ with pytorch.init(hparams={"global_batch_size": 64, "lr": 0.01, "hidden": 16}) a
 @pytest.mark.slow
 @pytest.mark.long
 def test_the_code_loads_a_trial(tmp_path: Path) -> None:
-    (tmp_path / "model_def.py").write_text(files("index.md")["model_def.py"])
+    (tmp_path / "model_def.py").write_text(files("quick-start.md")["model_def.py"])
     (tmp_path / "train.py").write_text(TRAIN)
     run_script(tmp_path / "train.py", directory=tmp_path, DRAY_HOME=str(tmp_path / "home"))
     [written] = (tmp_path / "home" / "local").glob("*/checkpoint_1")
@@ -63,7 +63,7 @@ def test_lists_of_a_checkpoints_files_are_complete(tmp_path: Path, monkeypatch: 
     [checkpoint] = (tmp_path / "home" / "local").glob("digits-*/checkpoint_1")
     written = {path.name for path in checkpoint.iterdir()} | {REPORT_FILE, "data"}  # with a stream
 
-    [table] = re.findall(r"directory of these files:\n\n(.*?)\n\n", PAGES["checkpoints.md"], re.DOTALL)
+    [table] = re.findall(r"directory of these files:\n\n((?:\|.*\n)+)", PAGES["checkpoints.md"])
     assert tops(re.findall(r"`([^`]+)`", "\n".join(row.split("|")[1] for row in table.splitlines()))) == written
     listed = re.findall(r"^([a-z][\w./-]+(?:, [\w./-]+)*)   ?", str(checkpoint_files.__doc__), re.MULTILINE)
     assert tops(name for names in listed for name in names.split(", ")) == written | {"sharded"}

@@ -1,4 +1,4 @@
-"""docs/cli.md names every command and every field of JSON, and its code runs."""
+"""docs/json.md has every field of JSON, docs/commands.md every command and option; the code of docs/cli.md runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import typer.main
 from torch import nn
 
+from dray.cli import app
 from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
 from tests.cli.test_commands import HAS, READING
@@ -19,16 +21,20 @@ from tests.docs.pages import PAGES, blocks
 
 Dray = Callable[..., Said]
 
-PAGE = PAGES["cli.md"]
 USERS = ("hparams", "best_hparams", "drawn", "config", "states", "metrics")
-ROWS = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", PAGE, flags=re.MULTILINE))
+ROWS = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", PAGES["json.md"], flags=re.MULTILINE))
+COMMANDS = re.split(r"^## dray ", PAGES["commands.md"], flags=re.MULTILINE)[1:]
 
 
-def test_every_command_is_on_the_page() -> None:
-    documented = {
-        " ".join(re.findall(r"^dray ((?:[a-z-]+ ?)+)", row)).strip() for row in ROWS if row.startswith("dray ")
-    }
-    assert documented == HAS
+def test_every_command_and_option_is_on_the_page() -> None:
+    assert {each.partition("\n")[0] for each in COMMANDS} == HAS
+    for section in COMMANDS:
+        command = typer.main.get_command(app)
+        for word in section.partition("\n")[0].split():
+            command = command.commands[word]  # type: ignore[attr-defined]
+        options = {option for each in command.params for option in each.opts if option.startswith("-")}
+        cells = " ".join(re.findall(r"^\| `(-[^`]*)`", section, flags=re.MULTILINE))
+        assert options == set(re.findall(r"(?<!\S)--?[a-z-]+", cells)), section
 
 
 def fields(value: Any) -> set[str]:

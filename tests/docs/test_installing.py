@@ -60,10 +60,11 @@ def test_sdist_and_wheel_are_complete_and_equal_wherever_built(tmp_path: Path) -
     for place in (tmp_path / "dist", again):
         assert (place / wheel.name).read_bytes() == wheel.read_bytes()
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    places = ["dray", "searchers", "examples/digits", *(f"docs/{name}.md" for name in docs.PAGES)]
+    places = ["dray", "searchers", "clusters", "examples/digits", *(f"docs/{name}.md" for name in docs.titles())]
     sources = git("ls-tree", "-r", "--name-only", "HEAD", *places).splitlines()
-    moved = {"examples/digits/": "dray/demo/", "docs/": "dray/docs/"}
-    assert packed == {re.sub(r"^(examples/digits|docs)/", lambda found: moved[found[0]], name) for name in sources}
+    moved = {"examples/digits/": "dray/demo/", "docs/": "dray/docs/", "clusters/": "dray/clusters/"}
+    folder = re.compile(r"^(examples/digits|docs|clusters)/")
+    assert packed == {folder.sub(lambda found: moved[found[0]], name) for name in sources}
 
 
 def test_requirements_and_extras_are_those_of_pyproject() -> None:

@@ -15,8 +15,6 @@ from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtur
 from tests.cli.said import Said
 from tests.docs.pages import PAGES, blocks, files
 
-PAGE = PAGES["migration.md"]
-
 
 def test_migrate_prints_what_the_page_shows(
     tmp_path: Path,
@@ -41,13 +39,13 @@ def test_script_with_the_alias_runs(tmp_path: Path) -> None:
 
 
 def test_commands_are_those_of_the_code() -> None:
-    table = PAGE.split("## Commands\n\n")[1].split("\n\n")[0]
+    table = PAGES["determined-reference.md"].split("## Commands\n\n")[1].split("\n\n")[0]
     documented = dict(re.findall(r"^\| `det ([^`]+)` \| (.*) \|$", table, flags=re.MULTILINE))
     assert {command: instead.replace("`", "") for command, instead in documented.items()} == COMMANDS
 
 
 def test_what_is_said_to_be_missing_is() -> None:
-    table = PAGE.split("## What is missing")[1].split("## ")[0]
+    table = PAGES["migration.md"].split("## What is missing")[1].split("## ")[0]
     named = re.findall(r"`(determined\.[\w.]+)`", table)
     assert len(named) >= 6
     assert [name for name in named if missing(name) is None] == []

@@ -1,4 +1,4 @@
-"""docs/results.md names every column, figure and phase, its numbers are the code's, and its code runs."""
+"""docs/results.md names every column, docs/machine.md every figure and phase; numbers are the code's, and code runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dray.training.step_timer import over_ranks
 from tests.docs.pages import PAGES, blocks
 from tests.report.simulated import simulated
 
-PAGE = PAGES["results.md"]
+PAGE = PAGES["results.md"] + PAGES["machine.md"]
 
 
 def section(title: str) -> str:
@@ -61,7 +61,7 @@ def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DRAY_HOME", str(tmp_path))
     names = {"path": path, "result": dray.Result(path), "dray": dray}
-    for code in blocks("python", page="results.md"):
+    for code in (*blocks("python", page="results.md"), *blocks("python", page="machine.md")):
         exec(code.text, names)
     best: pd.DataFrame = names["best"]  # type: ignore[assignment]
     trials = dray.Result(path).trials.sort_values("best_metric")

@@ -84,12 +84,15 @@ def test_site(site: Path) -> None:
 @pytest.mark.browser
 @pytest.mark.skipif(shutil.which("chromedriver") is None, reason="needs chromium and chromedriver")
 @pytest.mark.long
-def test_search_finds_a_page_from_disk(site: Path, browser: Any) -> None:  # noqa: F811
+@pytest.mark.parametrize(
+    ("query", "page"), [("early stopping", "early-stopping"), ("W&B", "tracking"), ("get_hparam", "pytorch-api")]
+)
+def test_search_finds_a_page_from_disk(site: Path, browser: Any, query: str, page: str) -> None:  # noqa: F811
     from selenium.webdriver.support.wait import WebDriverWait
 
     browser.get((site / "index.html").as_uri())
     browser.execute_script("document.querySelector('[data-md-toggle=search]').click()")
-    browser.find_element("css selector", "[data-md-component=search-query]").send_keys("early stopping")
+    browser.find_element("css selector", "[data-md-component=search-query]").send_keys(query)
     found = WebDriverWait(browser, 60).until(lambda _: browser.find_elements("css selector", ".md-search-result__link"))
-    first = found[0].get_attribute("href").partition("?")[0].partition("#")[0]
-    assert first == (site / "early-stopping.html").as_uri()
+    pages = [each.get_attribute("href").partition("?")[0].partition("#")[0] for each in found]
+    assert (site / f"{page}.html").as_uri() in pages

@@ -212,6 +212,16 @@ def test_on_few_cores_the_first_group_trains_before_another_starts() -> None:
     assert world.groups.count == 2, "it has trained for as long as it took to come to that"
 
 
+@pytest.mark.parametrize(("done", "groups"), [(0.4, 2), (0.6, 1)])
+def test_on_few_cores_another_does_not_start_for_the_end_of_a_search(done: float, groups: int) -> None:
+    shares = [0.1]
+    world = World(2, share_done=lambda: shares[0]).step(9).later(5)
+    world.comes_up("group-0").trains()
+    shares[0] = done  # 9 s for this, so 18 or 7 are left: more, or less, than twice the 5 of a start
+    world.later(9)
+    assert world.groups.count == groups
+
+
 def test_others_start_even_if_the_first_group_does_not_train() -> None:
     world = World(2).step(9).comes_up("group-0").later(IN_TURN_S - 1)
     assert world.groups.count == 1

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +17,7 @@ from dray.errors import NoExperiment
 from dray.experiment.experiment import Experiment
 from dray.records.copies import delete
 from dray.records.directory import ExperimentDirectory, link_into_results
-from dray.records.listing import StoredExperiment, list_experiments
+from dray.records.listing import KEPT, StoredExperiment, list_experiments
 from dray.records.lookup import locate
 from searchers.journal import Journal
 from tests.recorded_search import recorded_search
@@ -154,3 +159,43 @@ def test_a_link_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "file" / "results"))
     link_into_results(tmp_path / "shared" / "one")
     assert list_experiments() == []
+
+
+LIST = """
+import json, sys
+from dataclasses import asdict
+from dray.records.listing import list_experiments
+found = [asdict(each) for each in list_experiments(sys.argv[1])]
+print(json.dumps([found, [*{"numpy", "pyarrow", "pandas"} & {*sys.modules}]]))
+"""
+
+
+def test_the_overview_of_an_ended_experiment_is_kept_until_its_files_change(tmp_path: Path) -> None:
+    directory = simulated(tmp_path / "results" / "one", 4)
+
+    def listed() -> tuple[dict[str, Any], list[str]]:
+        command = [sys.executable, "-c", LIST, str(tmp_path / "results")]
+        [found], imported = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        return found, imported
+
+    first, imported = listed()
+    overview = asdict(StoredExperiment.here(directory).overview())
+    assert (first, "pyarrow" in imported) == (json.loads(json.dumps(overview)), True)
+    assert listed() == (first, [])
+    directory.path.rename(tmp_path / "results" / "two")
+    directory = ExperimentDirectory(tmp_path / "results" / "two")
+    assert listed() == ({**first, "name": "two", "path": str(directory.path)}, [])
+    with Journal(directory.journal) as journal:
+        journal.append({"event": "extended", "max_trials": 9, "actions": [{"action": "resume", "trial": 0}]})
+    for _ in range(2):  # and that of one that has not ended is read each time
+        found, imported = listed()
+        assert (found["state"], "pyarrow" in imported) == ("STOPPED", True)
+
+
+def test_a_kept_overview_that_is_damaged_is_read_anew(tmp_path: Path) -> None:
+    directory = simulated(tmp_path / "one", 4)
+    before = list_experiments(str(tmp_path))
+    kept = directory.path / KEPT
+    for text in ("", "[]", json.dumps({**json.loads(kept.read_text()), "overview": {"trials": 3}})):
+        kept.write_text(text)
+        assert list_experiments(str(tmp_path)) == before

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -227,3 +229,19 @@ def test_no_best_trial_if_none_keeps_the_limits(tmp_path: Path) -> None:
         _ = result.best_trial
     assert best_trials(result.reader, width=100) == []
     assert result.overview.front is None
+
+
+EMPTY = """
+import sys
+from pathlib import Path
+from dray.records.growing import GrowingMetrics
+from dray.records.metrics import MetricsLog
+
+MetricsLog(Path(sys.argv[1]))
+GrowingMetrics(Path(sys.argv[1])).new_rows()
+assert "pandas" not in sys.modules
+"""
+
+
+def test_an_experiment_without_metrics_is_opened_without_pandas(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", EMPTY, str(tmp_path)], check=True)

@@ -82,3 +82,20 @@ def test_a_creation_that_fails_before_its_directory_is_one_fault(results: Path) 
     with pytest.raises(ValueError, match="faulty"), creations.new():
         raise ValueError("faulty")
     assert listed(results) == []
+
+
+def test_the_code_that_an_earlier_experiment_was_imported_from_is_not_imported_again(
+    results: Path, model: Path, tmp_path: Path
+) -> None:
+    module, imports = model / "model_def.py", tmp_path / "imports"
+    module.write_text(f"{module.read_text()}\nwith open({str(imports)!r}, 'a') as file:\n    file.write('.')\n")
+
+    def make(*imported: str) -> str:
+        read, link = Draft(config=CONFIG).read(), results / f"link-{len(list(results.iterdir()))}"
+        with imports_undone():
+            return create(Create(read=read, code=model, link=link, imported=frozenset(imported)))[2]
+
+    first = make("of another")
+    assert (make(first), imports.read_text()) == (first, ".")
+    module.write_text(f"{module.read_text()}\n")
+    assert (make(first) == first, imports.read_text()) == (False, "..")

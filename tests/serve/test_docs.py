@@ -1,4 +1,4 @@
-"""The Python of docs/serve.md, with a server whose experiments end at once; the API's description is that of the
+"""The Python of docs/server-api.md, with a server whose experiments end at once; the API's description is that of the
 routes, and `tests.serve.conftest.Served.api` checks all answers by it."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DigitsTrial(PyTorchTrial):
 """
 
 
-def test_the_python_of_serve_md_runs(
+def test_the_python_of_the_page_runs(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "digits.yaml").write_text(CONFIG)
@@ -44,9 +44,9 @@ def test_the_python_of_serve_md_runs(
     driver = threading.Thread(target=train)
     driver.start()
     try:
-        [block] = blocks("python", page="serve.md")
+        [block] = blocks("python", page="server-api.md")
         monkeypatch.setattr("dray.records.result.Result.best_trial", property(lambda self: BestTrial()))
-        exec(compile(block.text.replace("http://127.0.0.1:8600", served.url), "serve.md", "exec"), {})
+        exec(compile(block.text.replace("http://127.0.0.1:8600", served.url), "server-api.md", "exec"), {})
     finally:
         over.set()
         driver.join()

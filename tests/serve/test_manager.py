@@ -55,9 +55,10 @@ class FakeProcess(FakeDriver):
     def send(self, command: object) -> None:
         self.received.append(command)
         if isinstance(command, Create):
-            creations.begin(command.link, path := command.link.parents[2] / "created")
+            path = command.link.parents[2] / f"created{len(command.imported) or ''}"
+            creations.begin(command.link, path)
             ExperimentDirectory.create(path, command.read.config, None)
-            self.opened, self.path = Opened(path, Share(), {}, {}, ()), path
+            self.opened, self.path = Opened(path, Share(), {}, {}, (), path.name), path
         if self.dies_at_once:
             self.exit_code = -9
 
@@ -198,3 +199,11 @@ def test_a_process_that_ends_on_a_full_disk_has_not_died(server: Server, monkeyp
     server.settle()
     found = server.manager.experiment("a")
     assert (found.restarts, found.error[:16]) == (0, "the disk is full")
+
+
+def test_processes_are_told_what_others_have_imported(server: Server) -> None:
+    server.start()
+    for _ in range(3):
+        server.manager.submit(Draft(config=CONFIG), Path("code"))
+    told = [each.imported for process in server.processes for each in process.received if isinstance(each, Create)]
+    assert told == [set(), {"created"}, {"created", "created1"}]

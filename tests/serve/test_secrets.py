@@ -45,8 +45,8 @@ SUBMITTERS = EVERYONE - {"reader"}
 OWNERS = {"owner", "operator"}
 API, ONE = "/api/v1", "/api/v1/experiments/{name}"
 READS = (
-    "", "/config", "/events", "/trials", "/curves", "/comparison", "/checkpoints", "/figures/{kind}", "/failures",
-    "/variants/{variant}", "/logs", "/code", "/code/{path}", "/difference", "/trials/{trial}",
+    "", "/config", "/events", "/trials", "/curves", "/comparison", "/beliefs", "/checkpoints", "/figures/{kind}",
+    "/failures", "/variants/{variant}", "/logs", "/code", "/code/{path}", "/difference", "/trials/{trial}",
     "/trials/{trial}/metrics", "/trials/{trial}/system", "/trials/{trial}/logs",
 )  # fmt: skip
 ROUTES: Mapping[tuple[str, str], set[str]] = {

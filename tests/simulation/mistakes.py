@@ -31,7 +31,7 @@ from dray.experiment.retention import Retention
 from dray.experiment.run import Run
 from dray.groups.lender_shell import GroupsShell, LenderShell
 from dray.leases.desk import Desk
-from dray.leases.lease import Client
+from dray.leases.lease import Client, Lease
 from dray.records.spending import Spending
 from dray.rpc.connection import Session
 from dray.rpc.event_loop import EventLoop
@@ -132,9 +132,9 @@ MISTAKES = {
         Desk, "group_ended", 'lease.state in ("granted", "bound", "moving")', 'lease.state == "granted"', 120
     ),
     "a trial lost that has let another one have its group": Mistake(
-        Desk,
-        "leave",
-        'was_moved or (state.state != "leaving" and departure.outcome == "yielded")',
+        Lease,
+        "goes_on",
+        'was_moved or (self.state != "leaving" and outcome == "yielded")',
         "was_moved",
         0,
         "alone",
@@ -146,7 +146,7 @@ MISTAKES = {
         Desk, "_end", "group.writing = None", "group.lease = group.writing = None", 19, "alone"
     ),
     "a trial completed that has let another one have its group": Mistake(
-        Reports, "complete", 'if goes_on and self.life.state == "fitting":', "if False:", 1
+        Reports, "complete", 'if goes_on and self.life.state == "fitting":', "if False:", 3
     ),
     "a closed terminal that hung": Mistake(
         ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", None
@@ -155,7 +155,7 @@ MISTAKES = {
         ExperimentDriver, "_append", "Append(record, wait)", "Append(record, False)", 0
     ),
     "a lease granted twice": Mistake(
-        Client, "next_trial", "if not self._is_held(trial)", "if True", 22, options="requests"
+        Client, "next_trial", "if not self._is_held(trial)", "if True", 48, options="requests"
     ),
     "a lost wakeup: the parameters of a lease": Mistake(Desk, "bind", "self._answer_ranks(state.group)", "pass", 0),
     "a lost wakeup: a trial that is queued": Mistake(Desk, "enqueue", "    self._match()\n", "", 18),
@@ -177,7 +177,7 @@ MISTAKES = {
         "alone",
     ),
     "a drained trial lost that has saved": Mistake(
-        Desk, "leave", 'state.state == "moving" and departure.outcome == "interrupted"', "False", 72
+        Lease, "goes_on", 'self.state == "moving" and outcome == "interrupted"', "False", 33
     ),
     "a trial that restarted, and waits for what was decided": Mistake(
         ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", None
@@ -209,7 +209,7 @@ MISTAKES = {
         Alerts, "_take", 'self._raised.add(record["key"])', "pass", 0, options="alerts"
     ),
     "an alert that is not on the disk with its cause": Mistake(
-        RunCore, "settle", "self._write(records + alerts)", "self._write(records)", 1, options="alerts"
+        RunCore, "_carry_out_all", "self._write(records + alerts)", "self._write(records)", 1, options="alerts"
     ),
     "a killed run that counts up to the next": Mistake(
         Spending,
@@ -231,11 +231,11 @@ MISTAKES = {
     "results decided without their number": Mistake(
         PendingResults, "awaits", " and self._of[trial][0].number == number", "", None
     ),
-    "a fork with other code": Mistake(Search, "code_of", "self._origin(trial)", "trial", 13, options="requests"),
+    "a fork with other code": Mistake(Search, "code_of", "self._origin(trial)", "trial", 4, options="requests"),
     # ------------------------------------------------------------------ what carries a driver's decisions out
     "decisions carried out before they are written": Mistake(
         RunCore,
-        "settle",
+        "_carry_out_all",
         "self._write(records + alerts)\n        for each in decided:\n            self.carry_out(each)",
         "pass\n        for each in decided:\n            self.carry_out(each)\n        if records:\n"
         "            self._write(records + alerts)",
@@ -275,25 +275,25 @@ MISTAKES = {
     "a call that comes before the decider is lost": Mistake(EventLoop, "_take", "self._early.append(call)", "pass", 38),
     "a burst that is not settled": Mistake(EventLoop, "call", "self._loop.call_soon(self._settle)", "pass", 0),
     # ------------------------------------------------------------------ the path of a commit
-    "a commit without permission": Mistake(RayHost, "commit", "self._link.confirm_commit()", "pass", 0, "commit"),
+    "a commit without permission": Mistake(CheckpointStore, "commit", "    confirm()\n", "", 0, "commit"),
     "a permission that outlives a reconnect": Mistake(
         TrialLink, "confirm_commit", "while time.monotonic() > asked_at + FRESH_S:", "if True:", 32, "commit"
     ),
     "a report under an old lease counts": Mistake(ExperimentDriver, "report", '"fenced"', '"continue"', None),
     "a lost driver hides how a trial left": Mistake(
-        RayHost, "close", "with contextlib.suppress(DriverLost):", "if True:", 136, "commit"
+        RayHost, "close", "with contextlib.suppress(DriverLost):", "if True:", 5, "commit"
     ),
     "a report before its checkpoint is committed": Mistake(
         Saver,
         "publish",
         "if not (report.decides or self._frees) or (writing := self._writing) is None:",
         "if (writing := self._writing) is None or True:",
-        0,
+        9,
         "commit",
     ),
     "an answer that is not awaited": Mistake(Saver, "answer", "answer is not None and answer.result()", "False", None),
     "a checkpoint that is renamed before its manifest": Mistake(
-        CheckpointStore, "commit", "write_manifest(staging, known or {})\n    target", "target", 0, "commit"
+        CheckpointStore, "commit", "write_manifest(staging, known or {})\n", "pass\n", 0, "commit"
     ),
     "a manifest that lists nothing": Mistake(
         checkpoints, "write_manifest", "for name, each in listed}", "for name, each in listed[:0]}", 0, "commit"
@@ -305,7 +305,7 @@ MISTAKES = {
     "a commit that nobody hears of": Mistake(
         RayHost,
         "commit",
-        "self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.staged_at)",
+        "self._link.saved(checkpoint, report.batches, metric, seconds)",
         "pass",
         0,
         "commit",
@@ -409,7 +409,7 @@ MISTAKES = {
         processes, "_receive", "os.kill(os.getpid(), signal.SIGKILL)", "return", 15, options="token"
     ),
     "a damaged checkpoint comes back": Mistake(
-        Retention, "examined", "each.checkpoint not in self._damaged and ", "", None
+        Retention, "_add_listed", "each.checkpoint not in self._damaged and ", "", None
     ),
     "a damaged checkpoint comes back after a restart": Mistake(
         Retention, "recover", 'if record.get("event") == "damaged"', "if False", None

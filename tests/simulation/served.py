@@ -28,7 +28,8 @@ from tests.simulation.pipes import Context
 from tests.simulation.primitives import EPOCH, installed
 from tests.simulation.ray import HEAD, Ray
 from tests.simulation.schedule import Fault
-from tests.simulation.whole import Experiment, Simulated, World, with_clock
+from tests.simulation.setup import in_config
+from tests.simulation.whole import GROWTH, Experiment, Simulated, World, with_clock
 
 LOOK_S = 15.0
 """How often users look at what they have submitted."""
@@ -269,8 +270,8 @@ class Served(World):
                 else:
                     self._want(name, "run", lambda server, name=name: server.act(name, "activate"))  # type: ignore[misc]
             elif state == "COMPLETED" and not facts.done:
-                experiment.budget = {unit: 3 * total for unit, total in experiment.budget.items()}
-                self._extend(experiment, {"budget": dict(experiment.budget)})
+                experiment.budget = {unit: GROWTH * total for unit, total in experiment.budget.items()}
+                self._extend(experiment, {"budget": in_config(experiment.budget)})
             elif state == "COMPLETED" and experiment.extensions:
                 self._extend(experiment, experiment.extensions[0])
             else:

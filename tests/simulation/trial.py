@@ -155,7 +155,6 @@ class _Training:
     def __init__(self, trials: Trials, host: RayHost, checkpoint: str | None) -> None:
         self._trials, self._host = trials, host
         self._random = Random(f"trial:{host.lease.trial_id}:{host.lease.number}")
-        self._leaving = Random(f"leaving:{host.lease.trial_id}:{host.lease.number}")
         trials.check(host)
         at = Progress()
         if checkpoint is not None:
@@ -164,7 +163,7 @@ class _Training:
             assert int((directory / "weights").read_text()) == at.batches, "the weights are of another batch"
         self._at, self._trained = at, at.batches
         trials.begins(host, at)
-        self._saver = Saver(host)
+        self._saver = Saver(host, on_gpu=Random(f"gpu:{host.lease.trial_id}:{host.lease.number}").random() < 0.5)
         self._validation: dict[str, object] | None = None
 
     def run(self) -> None:
@@ -223,8 +222,7 @@ class _Training:
                 texts={"progress.json": progress, "weights": str(self._trained).encode()},
                 nbytes=BIG if self._random.random() < 0.5 else 0,
             )
-            may_leave = (command.decides or command.interrupted) and self._leaving.random() < 0.5
-            saved = self._saver.save(contents, report, at_once=command.final, may_leave=may_leave)
+            saved = self._saver.save(contents, report)
             if saved is not None:
                 report = replace(report, checkpoint=saved)
         stop = self._saver.publish(report)

@@ -116,13 +116,15 @@ class Experiment:
         return self._ran_s + (self.world.kernel.now - self._began if self.is_running else 0.0)
 
     def _check_spent(self) -> None:
-        """Check that its budget is spent: by this account, except for the last seconds of killed drivers."""
+        """Check that its budget is spent: by this account, except for the last seconds of killed drivers, and groups
+        that a driver can't reach."""
         kernel, slots, is_spent = self.world.kernel, sum(self.world.nodes.slots), False
+        late_s = SLOW_S + self.facts.kills * (ALIVE_S + SLOW_S) + self.world.cut_s
         for unit, total in self.budget.items():
             per_s, spent = 1.0 if unit == "time" else slots / 3600, self.spent(unit)
             # A run that begins may find that the run before has spent more while it closed.
             is_late = kernel.now > self._began + SLOW_S
-            if is_late and spent > 1.01 * total + (SLOW_S + self.facts.kills * (ALIVE_S + SLOW_S)) * per_s:
+            if is_late and spent > 1.01 * total + late_s * per_s:
                 kernel.fail(f"{spent:.4f} {unit} are spent, of {total:.4f}")
             is_spent = is_spent or spent > 0.99 * total - SLOW_S / 2 * per_s
         if not is_spent:
@@ -199,6 +201,7 @@ class World(Trials):
         self.random = Random(f"whole:{drawn.seed}")
         self.root, self._drawn = root / f"whole-{drawn.seed}", drawn
         self.net = Net(self.kernel, slow_s=drawn.slow_s)
+        self.cut_s = 0.0  # how long machines are out of reach, in all
         self.nodes = Nodes(self.kernel, self.random, drawn.nodes)
         self._kinds = {fault.kind for fault in drawn.faults}
         has_power = "power" in self._kinds
@@ -488,7 +491,9 @@ class World(Trials):
         group = self.nodes.groups[worker.name]
         self.nodes.cut_off.add(worker.name)
         if which < 0.7:
-            self.net.cut(HEAD, worker.machine.name, _one([5.0, 30.0, 100.0, 400.0], which / 0.7))
+            seconds = _one([5.0, 30.0, 100.0, 400.0], which / 0.7)
+            self.cut_s += seconds
+            self.net.cut(HEAD, worker.machine.name, seconds)
         group.declare_dead()
         self.kernel.at(600.0, worker.kill)
 

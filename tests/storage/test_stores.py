@@ -25,6 +25,7 @@ from dray.storage import (
     Location,
     RemoteDirectory,
     StorageError,
+    checkpoints,
     logs,
     opened,
     remote,
@@ -64,7 +65,7 @@ def store(root: Location, tmp_path: Path) -> CheckpointStore:
     return store_at(root, tmp_path / "scratch")
 
 
-def save(store: CheckpointStore, batches: int, state: bytes = STATE, **more: bytes) -> str:
+def save(store: CheckpointStore, batches: int, state: bytes = STATE, *, keep: bool = False, **more: bytes) -> str:
     staging = store.stage(batches)
     (staging / "state-dict.pth").write_bytes(state)
     (staging / "progress.json").write_text(json.dumps({"batches": batches}))
@@ -72,7 +73,7 @@ def save(store: CheckpointStore, batches: int, state: bytes = STATE, **more: byt
     (staging / "rng" / "rank_0.pth").write_bytes(b"rng of %d" % batches)
     for name, content in more.items():
         (staging / name).write_bytes(content)
-    return store.commit(staging, batches)
+    return store.commit(staging, batches, keep=keep)
 
 
 FILES = ["manifest.json", "progress.json", "rng/rank_0.pth", "state-dict.pth"]
@@ -298,6 +299,55 @@ def test_an_interrupted_upload_is_not_a_checkpoint(s3: LocalS3, tmp_path: Path) 
     assert save(store, 10, state) == store.latest()
 
 
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_a_writer_that_has_lost_its_trial_commits_nothing(store: CheckpointStore, allowed: int) -> None:
+    """A long upload may outlast its permission."""
+    before, asked, staging = save(store, 9), [], store.stage(10)
+    (staging / "state-dict.pth").write_bytes(STATE)
+
+    def confirm() -> None:
+        asked.append(store.listed())
+        if len(asked) > (allowed if store.is_remote else 0):
+            raise LookupError("it runs elsewhere")
+
+    with pytest.raises(LookupError):
+        store.commit(staging, 10, confirm=confirm)
+    assert store.latest() == before
+    if store.is_remote and allowed:
+        assert [batches for batches, _ in asked[-1]] == [10, 9], "it is asked again after the upload"
+
+
+def test_a_process_resumes_from_what_it_has_uploaded_last_without_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = [RemoteStore(Location.of(f"memory://kept{tmp_path}/{n}"), tmp_path / f"{n}") for n in range(2)]
+    downloads, download = [], RemoteDirectory.download
+    monkeypatch.setattr(RemoteDirectory, "download", lambda self, *to: (downloads.append(to), download(self, *to)))
+
+    def resumed(store: RemoteStore) -> bool:
+        """Whether a new lease of the trial needs no download."""
+        downloads.clear()
+        store.sweep()
+        latest = store.open_latest()
+        assert latest is not None
+        assert (latest[1] / "state-dict.pth").read_bytes() == STATE
+        store.close()
+        return not downloads
+
+    for store in stores:
+        save(store, 8, keep=True)
+        store.close()
+    assert [resumed(store) for store in stores] == [False, True], "one copy is kept"
+    assert [path for store in stores for path in store.trial_dir.iterdir() if path.is_dir()] == [], "until it is closed"
+    save(stores[0], 9, keep=True)
+    RemoteStore(stores[0].root, tmp_path / "another machine").delete(9)
+    save(RemoteStore(stores[0].root, tmp_path / "another machine"), 9, progress=b"another one of this name")
+    assert not resumed(stores[0])
+    save(stores[1], 9, keep=True)
+    checkpoints.forget_copy()
+    assert not resumed(stores[1])
+
+
 @pytest.mark.slow
 def test_an_unreachable_store_is_retried_until_it_is_back(
     s3: LocalS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -310,10 +360,10 @@ def test_an_unreachable_store_is_retried_until_it_is_back(
 
         def emit(self, record: logging.LogRecord) -> None:
             s3.start()
-            logging.getLogger("dray.storage.remote").removeHandler(self)
+            logging.getLogger("dray.storage").removeHandler(self)
 
     s3.stop()
-    logging.getLogger("dray.storage.remote").addHandler(Returns())
+    logging.getLogger("dray.storage").addHandler(Returns())
     assert save(store, 10) == store.latest()
     assert [batches for batches, _ in store.listed()] == [10, 9]
     assert (store.open(before) / "state-dict.pth").read_bytes() == STATE

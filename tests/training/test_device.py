@@ -193,7 +193,7 @@ def test_threads_that_may_use_a_gpu_use_that_of_the_thread_which_starts_them(
     monkeypatch.setattr(checkpointer, "AT_ONCE_BYTES", 0)
     contents = files.contents(state={}, progress=Progress(), ranks=[], description=files.Description(metadata={}))
     saving = checkpointer.Saver(FakeHost(tmp_path))
-    saving.save(contents, Report(batches=1), at_once=False)
+    saving.save(contents, Report(batches=1))
     saving.finish()
     assert used == {"dray-agreement": 1, "trial": 1, "dray-saver_0": 1}
 

@@ -33,7 +33,8 @@ class NextTrial:
         self.calls: list[str] = []
         self.finish: Callable[[], None] | None = None
 
-    def is_wanted(self) -> bool:
+    def is_wanted(self, *, returns: bool) -> bool:
+        self.calls.append(f"is wanted{' if it returns' * returns}")
         return self.waits
 
     def wait(self) -> None:
@@ -102,8 +103,8 @@ def of(state: dict[str, Any], batches: int = 1) -> Contents:
     )
 
 
-def save(saver: Saver, state: dict[str, Any], batches: int = 1, **kwargs: Any) -> str | None:
-    return saver.save(of(state, batches), Report(batches=batches), **{"at_once": False, **kwargs})
+def save(saver: Saver, state: dict[str, Any], batches: int = 1, *, at_once: bool = False, **kwargs: Any) -> str | None:
+    return saver.save(of(state, batches), Report(batches=batches, final=at_once), **kwargs)
 
 
 def until(call: Callable[[], object]) -> None:
@@ -117,15 +118,15 @@ def files(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*.*")}
 
 
-@pytest.mark.parametrize("copy_first", [False, True])
+@pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_what_is_saved_is_the_state_of_the_call_to_the_last_byte(
-    device: str, copy_first: bool, host: SlowHost, tmp_path: Path
+    device: str, on_gpu: bool, host: SlowHost, tmp_path: Path
 ) -> None:
     weights = torch.randn(1000, device=device)
     state = {"models_state_dict": [{"w": weights, "row": weights[3:7]}], "lr": {"epochs": [1, 2]}}
     there = SlowHost(tmp_path / "at once")
-    at_once = save(Saver(there), state, at_once=True, copy_first=copy_first)
+    at_once = save(Saver(there, on_gpu=on_gpu), state, at_once=True)
     background = Saver(host)
     assert save(background, state) is None
     weights.zero_()
@@ -150,10 +151,10 @@ def test_a_last_checkpoint_from_a_gpu_is_written_from_memory_that_training_has_p
         write(value, file)
 
     host.gate.set()
-    mine = Saver(host)
+    mine = Saver(host, on_gpu=True)
     mine.snapshots.reserve({"w": weights})
     monkeypatch.setattr(torch, "save", noting)
-    path = save(mine, {"w": weights}, at_once=True, copy_first=True)
+    path = save(mine, {"w": weights}, at_once=True)
     [copy] = written
     assert copy.is_pinned()
     assert path is not None
@@ -181,14 +182,18 @@ def test_a_stop_that_comes_after_a_background_write_is_heard(host: SlowHost) -> 
     assert not mine.answer()
 
 
-def test_a_trial_for_whose_slots_another_waits_leaves_before_its_checkpoint_is_written(host: SlowHost) -> None:
+@pytest.mark.parametrize("is_final", [False, True])
+def test_a_trial_for_whose_slots_another_waits_leaves_before_its_checkpoint_is_written(
+    host: SlowHost, is_final: bool
+) -> None:
     host.behind = NextTrial()
-    mine = Saver(host)
-    report = Report(batches=1, decides=True, final=True)
-    assert mine.save(of({"x": torch.zeros(3)}), report, at_once=True, may_leave=True) is None
+    mine = Saver(host, on_gpu=True)
+    report = Report(batches=1, decides=True, final=is_final)
+    assert mine.save(of({"x": torch.zeros(3)}), report) is None
     assert mine.publish(report), "it leaves"
     mine.finish()
-    assert host.behind.calls == ["wait", "take 12 True"]
+    asks = "is wanted" if is_final else "is wanted if it returns"
+    assert host.behind.calls == [asks, "wait", asks, "wait", "take 12 True"]
     assert host.committed == host.published == []
     host.gate.set()
     assert host.behind.finish is not None
@@ -200,11 +205,11 @@ def test_a_trial_for_whose_slots_another_waits_leaves_before_its_checkpoint_is_w
 def test_a_checkpoint_that_was_left_behind_and_fails_is_not_reported(host: SlowHost, code: int) -> None:
     """Not even if the disk is full: nothing is trained after it, which could be saved later."""
     host.behind = NextTrial()
-    mine = Saver(host)
+    mine = Saver(host, on_gpu=True)
     host.fault = OSError(code, "no")
     host.gate.set()
     report = Report(batches=1, decides=True)
-    mine.save(of({"x": torch.zeros(3)}), report, at_once=False, may_leave=True)
+    mine.save(of({"x": torch.zeros(3)}), report)
     mine.publish(report)
     mine.finish()
     assert host.behind.finish is not None
@@ -216,12 +221,24 @@ def test_a_checkpoint_that_was_left_behind_and_fails_is_not_reported(host: SlowH
 def test_a_trial_for_whose_slots_none_waits_stays(host: SlowHost) -> None:
     host.gate.set()
     host.behind = NextTrial(waits=False)
-    mine = Saver(host)
+    mine = Saver(host, on_gpu=True)
     report = Report(batches=1, decides=True, final=True)
-    assert mine.save(of({"x": torch.zeros(3)}), report, at_once=True, may_leave=True) == host.store.id_of(1)
+    assert mine.save(of({"x": torch.zeros(3)}), report) == host.store.id_of(1)
     assert not mine.publish(report)
     mine.finish()
-    assert host.behind.calls == []
+    assert host.behind.finish is None
+
+
+def test_a_trial_stays_if_none_waits_any_more_once_the_earlier_copy_is_written(host: SlowHost) -> None:
+    host.gate.set()
+    host.behind = behind = NextTrial()
+
+    def wait() -> None:
+        behind.waits = False
+
+    behind.wait = wait  # type: ignore[method-assign]
+    report = Report(batches=1, decides=True, final=True)
+    assert Saver(host, on_gpu=True).save(of({"x": torch.zeros(3)}), report) == host.store.id_of(1)
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
@@ -230,7 +247,7 @@ def test_a_trial_with_a_small_state_leaves_only_for_an_upload(host: SlowHost, is
     host.gate.set()
     host.behind, host.is_remote = NextTrial(), is_remote
     report = Report(batches=1, decides=True)
-    saved = Saver(host).save(of({"x": torch.zeros(3)}), report, at_once=False, may_leave=True)
+    saved = Saver(host, on_gpu=True).save(of({"x": torch.zeros(3)}), report)
     assert (saved is None) == is_remote
 
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import DistNetworkError
 
 from dray import pytorch
 from dray.code.load import load_entrypoint
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
 from dray.leases.messages import Departure, DeskReport
+from dray.script import Script
 from dray.storage.checkpoints import CheckpointStore
 from dray.storage.errors import StorageError
-from dray.storage.manifest import Listed
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.units import Batch
 from dray.worker import trial
-from dray.worker.behind import Behind
+from dray.worker.behind import Behind, Left
+from dray.worker.host import RayHost
 from dray.worker.log.trial_log import TrialLog, log_writer
 from dray.worker.ranks import Place
 from dray.worker.trial import run_trial
@@ -41,11 +44,11 @@ class FarStore(CheckpointStore):
         super().__init__(directory)
         self._gate, self._fault = gate, fault
 
-    def commit(self, staging: Path, batches: int, known: Mapping[str, Listed] | None = None) -> str:
+    def commit(self, *args: Any, **options: Any) -> str:
         assert self._gate.wait(60)
         if self._fault is not None:
             raise self._fault
-        return super().commit(staging, batches, known)
+        return super().commit(*args, **options)
 
 
 class Desk:
@@ -91,6 +94,7 @@ class Process:
     def __init__(self, model: Path, directory: Path, verdict: str = "continue") -> None:
         self.desk = Desk(verdict)
         self.behind = Behind(connected(self.desk))
+        self.behind.write_s = math.inf
         self._model, self._directory = model, directory
         self._gates = {number: threading.Event() for number in (1, 2)}
         self._gates[2].set()
@@ -117,7 +121,7 @@ class Process:
             program, self._model, lease, **links_, **given, place=Place("a", "127.0.0.1"), behind=self.behind
         )
         self.desk.leave(number, 0, left)
-        self.behind.start()
+        self.behind.start(lambda: self.desk.told[number].append("log"))
         return left.outcome
 
     def write(self) -> None:
@@ -140,7 +144,7 @@ def test_the_next_trial_trains_to_its_end_before_the_last_ones_checkpoint_is_com
     assert process.run(2) == ("completed" if verdict == "continue" else outcome)
     assert process.desk.told[1] == ["writing"], "nothing is reported before it is committed"
     process.write()
-    assert process.desk.told[1] == ["writing", "saved 4", "reported 4", outcome]
+    assert process.desk.told[1] == ["writing", "saved 4", "reported 4", "log", outcome], "its log is complete"
     assert process.behind.nbytes == 0
     lines = [line.partition(" ")[2] for line in process.log(1).splitlines()[2:]]
     assert [line.split()[0] for line in lines] == ["saved", "trained", "validated", "trial"]
@@ -153,7 +157,7 @@ def test_a_trial_whose_checkpoint_could_not_be_stored_has_failed(model: Path, tm
     assert process.run(1, StorageError("the store is gone")) == "writing"
     assert process.run(2) == "completed"
     process.write()
-    assert process.desk.told[1] == ["writing", "errored"]
+    assert process.desk.told[1] == ["writing", "log", "errored"]
     assert "StorageError: the store is gone" in process.log(1)
     assert "the store is gone" not in process.log(2)
 
@@ -164,6 +168,7 @@ def test_a_rank_that_learns_late_that_all_is_written_leaves_the_files_of_the_tri
     desk, ranks, place = connected(object()), SimpleNamespace(rank=1, size=2), SimpleNamespace()
     downloads = [tmp_path / f".opened-{lease}" for lease in (1, 2)]
     behind = Behind(desk)
+    behind.begin(1, 1)
 
     def leaves(*_: object) -> Departure:
         downloads[0].mkdir()
@@ -174,8 +179,8 @@ def test_a_rank_that_learns_late_that_all_is_written_leaves_the_files_of_the_tri
     given: Any = pytorch.PyTorchTrial, None, lease_in(tmp_path), desk, desk, experiment_spec(SETTINGS), ranks, place
     trial.run_logged(*given, TrialLog(tmp_path / "rank_1.log", -1), behind=behind)
     downloads[1].mkdir()
-    assert behind.complete is not None
-    behind.complete()
+    behind.start(lambda: None)
+    behind.wait()
     assert [each.exists() for each in downloads] == [False, True]
 
 
@@ -187,7 +192,56 @@ def test_the_desk_learns_of_an_end_that_its_log_could_not_take() -> None:
     def complete() -> Departure:
         raise BrokenPipeError("the writer was killed")
 
-    behind.complete = complete
-    behind.start()
+    behind.left = Left(lambda: None, 0, goes_on=True, complete=complete)
+    behind.start(lambda: None)
     behind.wait()
     assert [(each.outcome, each.failure and each.failure.kind) for each in left] == [("errored", "error")]
+
+
+@pytest.mark.parametrize(
+    ("write_s", "returns", "wanted"),
+    [(0.0, False, True), (0.0, True, False), (-1.0, True, False), (math.inf, True, True)],
+)
+def test_a_trial_that_goes_on_later_leaves_only_if_writing_takes_longer_than_starting(
+    write_s: float, returns: bool, wanted: bool
+) -> None:
+    behind = Behind(connected(Desk("continue")))
+    behind.begin(1, 0)
+    behind.trains()
+    behind.write_s = write_s
+    assert behind.is_wanted(returns=returns) == wanted
+
+
+def test_a_program_begins_once_the_copy_of_the_trial_before_is_written(model: Path, tmp_path: Path) -> None:
+    process = Process(model, tmp_path)
+    assert process.run(1) == "writing"
+    threading.Timer(0.05, process.write).start()
+    desk, ranks, place = connected(object()), DistributedContext(), SimpleNamespace()
+    program = Script(command="true", file="program.py")
+    began: list[list[str]] = []
+
+    def run(*_: object) -> Departure:
+        began.append([*process.desk.told[1]])
+        return Departure(outcome="completed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "_run", run)
+        lease = lease_in(tmp_path / "trial_3")
+        run_trial(program, None, lease, desk, desk, experiment_spec(SETTINGS), ranks, place, behind=process.behind)  # type: ignore[arg-type]
+    assert [told[-1] for told in began] == ["yielded"]
+
+
+def test_a_rank_whose_store_has_ended_with_the_chief_prints_no_error(tmp_path: Path) -> None:
+    """It asks for the last time whether all is committed, when the chief knows and has ended."""
+    host = RayHost(**links(object()), lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
+
+    def finish() -> None:
+        raise DistNetworkError("connection closed")
+
+    for is_chief in (False, True):
+        host.late = []
+        log = TrialLog(tmp_path / f"rank_{is_chief}.log", -1)
+        place = Place("a", "127.0.0.1")
+        left = trial._complete(Left(finish, 0, goes_on=True), host, None, log, place, is_chief=is_chief)  # noqa: SLF001
+        assert left.outcome == ("errored" if is_chief else "writing")
+        assert ("connection closed" in log.path.read_text()) == is_chief

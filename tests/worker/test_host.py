@@ -66,14 +66,14 @@ def test_the_log_of_a_trial_that_prints_nothing_says_how_far_it_came(
 def test_a_trial_that_has_left_prints_nothing_to_the_next_ones_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    behind: Any = SimpleNamespace(finish=lambda: None)
-    host = RayHost(**links(Judge()), lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None, behind=behind)
+    host = host_in(tmp_path, Judge())
     with caplog.at_level("INFO"):
-        assert host.end() == "writing"
+        host.late = []
         saved = host.commit(host.new_checkpoint(4), report := Report(batches=4, validation={"loss": 0.25}), {})
         host.publish(report)
+        host.lease.store.warn("retrying")
     assert caplog.messages == []
-    assert host.late == [f"saved {saved}", "validated at batch 4: loss=0.25"]
+    assert host.late == [f"saved {saved}", "validated at batch 4: loss=0.25", "retrying"]
 
 
 @pytest.mark.parametrize("answer", [True, PeerUnreachable("lost")], ids=["a request", "the desk is lost"])
@@ -200,7 +200,7 @@ def test_pulse_changes_with_every_batch_and_every_step_of_a_transfer(tmp_path: P
     progress = (1, 0)
     assert host.pulse() != first
     second = host.pulse()
-    host.lease.store.transferred += 1
+    checkpoints.CheckpointStore.transferred += 1
     assert host.pulse() != second
 
 

@@ -123,9 +123,10 @@ def test_a_programs_own_logging_config_takes_effect(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, subprocess, sys, threading
 from pathlib import Path
-from dray.worker.log.trial_log import redirect_output
+from dray.worker.log.trial_log import appending, redirect_output
 
-with redirect_output(Path(sys.argv[1])):
+with redirect_output(Path(sys.argv[1])), appending(Path(sys.argv[1] + ".before")) as before:
+    print("the trial before still writes", file=before)
     for number in range(20_000):
         print("line", number)
     os.write(2, b"by the system\\n")
@@ -145,6 +146,7 @@ def test_output_of_a_process_that_ends_in_its_trial_is_complete_and_tells_how_it
         with subprocess.Popen([sys.executable, "-c", KILLED, log, end]):
             wait_for(lambda: log.exists() and ENDING.encode() in log.read_bytes(), "its end")  # noqa: B023
         assert printed(log) == [*lines, f"{ENDING}{ending}"]
+        assert printed(Path(f"{log}.before")) == ["the trial before still writes"]
         assert log_tail(log).endswith("    | the last word")
         assert with_log_tail("it died", log).startswith(f"it died: {ending}\n\n")
         assert with_log_tail("it died: no memory", log).startswith("it died: no memory\n\n")

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dray.storage.errors import is_full
 from dray.storage.manifest import Listed
@@ -49,10 +49,12 @@ class Saver:
     At most one checkpoint is written at a time; if that fails, the next call raises its error. A full disk is only
     logged, since space may be freed later, but is an error for the last checkpoint. A report that the search decides on
     is published once its checkpoint is committed. If that happens in the background, `answer` waits for it.
+
+    `on_gpu`: whether states are on a GPU, from where copying them is much faster than writing them.
     """
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, host: Host, *, on_gpu: bool = False) -> None:
+        self._host, self._on_gpu = host, on_gpu
         self.snapshots = Snapshots() if host.behind is None else Snapshots(host.behind.wait)
         self._side: DistributedContext | None = None
         self._writing: Future[str | None] | None = None
@@ -68,20 +70,12 @@ class Saver:
         contents: Contents,
         report: Report,
         *,
-        at_once: bool,
-        copy_first: bool = False,
-        may_leave: bool = False,
         written: Callable[[Path], None] | None = None,
         peers: DistributedContext | None = None,
     ) -> str | None:
         """Save a checkpoint, and return its id; None if it is not committed yet, or the disk is full.
 
         Args:
-            at_once: commit before returning, unless the trial leaves.
-            copy_first: copy the state also if it is written at once, which is faster from a GPU: torch would copy one
-                tensor after another into new memory that is not pinned.
-            may_leave: if another trial waits for these slots, write the checkpoint in the background, and let the trial
-                leave.
             written: called on the chief with the directory, between writing and committing.
             peers: the ranks that write, which call this together; None for this one alone.
         """
@@ -92,24 +86,21 @@ class Saver:
         except OSError as error:
             self._disk_full(error, report)
             return None
-        # Small states are written at once: see `AT_ONCE_BYTES`.
-        is_small = contents.nbytes < AT_ONCE_BYTES and (report.decides or not self._host.is_remote)
-        # Writing a small state to a directory takes less time than resuming, if the search lets the trial go on.
-        is_brief = is_small and not self._host.is_remote
-        leaves = may_leave and written is None and not is_brief and self._is_wanted(peers)
-        waits = written is not None or (not leaves and (at_once or is_small))
-        is_copied = leaves or not (is_small or (waits and not copy_first))
+        way = "now" if written is not None else self._way(peers, contents, report)
+        # Also if a large state on a GPU is written now: torch would copy one tensor after another into new memory that
+        # is not pinned.
+        is_copied = way != "now" or (self._on_gpu and contents.nbytes >= AT_ONCE_BYTES)
         copied = self._copy(peers, contents, report) if is_copied else None
-        waits = waits or copied is None
-        self._frees, self._nbytes = leaves and not waits, contents.nbytes
+        is_now = way == "now" or copied is None
+        self._frees, self._nbytes = way == "behind" and not is_now, contents.nbytes
         copy, complete = copied or (contents, lambda: None)
 
         def write() -> dict[str, Listed]:
             complete()
             # An upload reads the files soon.
-            return files.write(joint.staging, copy, read_soon=waits or self._host.is_remote)
+            return files.write(joint.staging, copy, read_soon=is_now or self._host.is_remote)
 
-        if waits:
+        if is_now:
             return self._save(joint, write, written)
         if self._side is None and peers.size > 1:
             name = peers.broadcast(joint.staging.name)
@@ -118,10 +109,28 @@ class Saver:
         self._writing = in_thread("dray-saver", on_this_gpu(behind))
         return None
 
-    def _is_wanted(self, peers: DistributedContext) -> bool:
-        """Whether another trial waits for the slots of these ranks."""
-        behind = self._host.behind
-        return behind is not None and peers.broadcast(peers.rank == 0 and behind.is_wanted())
+    def _way(
+        self, peers: DistributedContext, contents: Contents, report: Report
+    ) -> Literal["now", "background", "behind"]:
+        """How to write a checkpoint: now, in the background while training continues, or after the trial has left."""
+        behind, is_remote = self._host.behind, self._host.is_remote
+        copies_fast, is_small = self._on_gpu or is_remote, contents.nbytes < AT_ONCE_BYTES
+        may_be_last = report.decides or report.interrupted  # the search may stop the trial here
+        if behind is not None and may_be_last and copies_fast and (is_remote or not is_small):
+
+            def is_wanted() -> bool:
+                returns = not (report.final or report.interrupted)
+                return peers.broadcast(peers.rank == 0 and behind.is_wanted(returns=returns))
+
+            if is_wanted():
+                behind.wait()
+                if is_wanted():  # meanwhile the other trial may have got other slots
+                    return "behind"
+        # Training waits at the end of the trial. It also waits where the search decides, unless copying the state is
+        # much faster than writing it: most trials stop there, and drop all batches trained since.
+        if report.final or (report.decides and not copies_fast):
+            return "now"
+        return "now" if is_small and (report.decides or not is_remote) else "background"
 
     def _copy(
         self, peers: DistributedContext, contents: Contents, report: Report
@@ -245,7 +254,7 @@ class Checkpointer:
     data_position: Callable[[int], dict[str, Any]] | None = None  # of the training loader, by batches trained
 
     def __post_init__(self) -> None:
-        self.saver = Saver(self.host)
+        self.saver = Saver(self.host, on_gpu=self.rank.device.type == "cuda")
 
     def reserve(self) -> None:
         """Allocate memory for copies of a state on a GPU, while training continues. Called after the first optimizer
@@ -259,18 +268,7 @@ class Checkpointer:
 
     def save(self, command: Publish, report: Report) -> str | None:
         """Save a checkpoint, on all ranks, and return its id, or None if it is not committed yet."""
-        # Training waits for the checkpoint at the end of the trial. It also waits where the search decides, unless
-        # copying the state is much faster than writing it: most trials stop there, and drop all batches trained since.
-        copies_fast = self.rank.device.type == "cuda" or self.host.is_remote
-        is_last = command.decides or command.interrupted  # it may be, before the search has answered
-        save = partial(
-            self.saver.save,
-            report=report,
-            at_once=command.final or (command.decides and not copies_fast),
-            copy_first=self.rank.device.type == "cuda",
-            may_leave=copies_fast and is_last,
-            written=self._written if self.hooks.checkpoints else None,
-        )
+        save = partial(self.saver.save, report=report, written=self._written if self.hooks.checkpoints else None)
         if self.rank.optimisation.has_sharded:
             return save(self._part(command), peers=self.rank.peers)
         return self._save_whole(command, save)

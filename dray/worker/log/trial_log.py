@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -25,12 +26,15 @@ class LogWriter:
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
+        self._lock = threading.Lock()
 
-    def pipe_to(self, path: Path, secrets: Sequence[str] = ()) -> int:
-        """A file descriptor whose data is appended to ``path``, with the secrets masked."""
+    def pipe_to(self, path: Path, secrets: Sequence[str] = (), *, notes_end: bool = True) -> int:
+        """A file descriptor whose data is appended to ``path``, with the secrets masked. `notes_end`: the file will say
+        how this process ended, if it does before `flush`."""
         reading, writing = os.pipe()
         try:
-            self._send(b"\0".join([os.fsencode(path), *forms(secrets)]), reading)
+            with self._lock:
+                self._send(b"\0".join([b"+" if notes_end else b"-", os.fsencode(path), *forms(secrets)]), reading)
         finally:
             os.close(reading)
         return writing
@@ -38,14 +42,15 @@ class LogWriter:
     def flush(self, *, is_over: bool = False) -> None:
         """Wait until all output is in its file. Unless `is_over`, the log will say how this process ended, if it
         does."""
-        try:
-            self._send(b"." if is_over else b"?")
-            assert self._control is not None
-            answer = self._control.recv(1)
-        except OSError:
-            answer = b""
-        if not answer:  # the process was killed, or is stuck; the next output gets a new one
-            self.close()
+        with self._lock:
+            try:
+                self._send(b"." if is_over else b"?")
+                assert self._control is not None
+                answer = self._control.recv(1)
+            except OSError:
+                answer = b""
+            if not answer:  # the process was killed, or is stuck; the next output gets a new one
+                self.close()
 
     def close(self) -> None:
         """Let the process end once no process can write to its pipes."""
@@ -124,13 +129,15 @@ def redirect_output(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLo
 
 @contextlib.contextmanager
 def appending(path: Path, secrets: Sequence[str] = ()) -> Iterator[IO[str]]:
-    """A stream whose text is appended to ``path`` like redirected output, while that goes elsewhere."""
-    descriptor = log_writer.pipe_to(path, secrets)
+    """A stream whose text is appended to ``path`` like redirected output, while that goes elsewhere. It is in the file
+    when the block ends."""
+    descriptor = log_writer.pipe_to(path, secrets, notes_end=False)
     try:
         with text_stream(descriptor) as stream:
             yield stream
     finally:
         os.close(descriptor)
+        log_writer.flush()
 
 
 def text_stream(descriptor: int) -> IO[str]:

@@ -132,8 +132,9 @@ def ending(process: int, pid: int) -> str:
 def serve(control: socket.socket, process: int | None, pid: int) -> None:
     """Serve until the worker, and all processes that could still write into its pipes, are gone.
 
-    The worker sends a file's path and secrets together with a pipe's reading end; b"?", which is answered after all
-    earlier output is written; or b".", which also ends the trial. If the worker ends before that, the log says how.
+    The worker sends b"+" or b"-", a file's path and secrets together with a pipe's reading end; b"?", which is answered
+    after all earlier output is written; or b".", which also ends the trial. If the worker ends before that, the logs
+    that were sent with b"+" say how.
 
     Args:
         process: a file descriptor of the worker's process; None if the system has no pidfd.
@@ -174,10 +175,11 @@ def serve(control: socket.socket, process: int | None, pid: int) -> None:
                 if not message:
                     ready.unregister(control)
                 elif ends:
-                    path, *secrets = message.split(b"\0")
+                    notes_end, path, *secrets = message.split(b"\0")
                     pipe = _Pipe(os.fsdecode(path), ends[0], secrets)
                     ready.register(pipe.end, selectors.EVENT_READ, pipe)
-                    unfinished.append(pipe)
+                    if notes_end == b"+":
+                        unfinished.append(pipe)
                 else:
                     for pipe in [key.data for key in ready.get_map().values() if key.data is not None]:
                         pipe.drain()
