@@ -95,6 +95,7 @@ def test_single_trials_are_drawn_on_demand_and_the_note_says_which(site: Site) -
     site.until(lambda: told in site.texts("section.curves [role=status]")[0])
 
 
+@pytest.mark.long
 def test_several_metrics_are_a_grid_and_all_choices_are_in_the_address(site: Site) -> None:
     site.open("#/e/digits-1/curves")
     site.until(lambda: drawn(site), "curves")
@@ -252,6 +253,7 @@ def test_the_choice_of_metrics_closes_by_escape_which_does_not_leave_the_page(si
     assert site.js("return document.activeElement.localName") == "summary"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick")
 def test_curves_are_followed_drawn_dark_and_cleaned_up(site: Site) -> None:
     site.open("#/e/experiment/curves?show=individual")

@@ -170,6 +170,7 @@ def test_slots_tags_and_notes_are_changed(site: Site) -> None:
     site.until(lambda: site.control.experiment("experiment").notes == "two\nlines")
 
 
+@pytest.mark.long
 def test_a_token_that_may_not_change_an_experiment_sees_why_in_place_of_the_buttons(site: Site) -> None:
     secret = tokens.create(site.results, "agent", "submit", Quota())
     site.browser.get(f"{site.url}/login?token={secret}")
@@ -290,6 +291,7 @@ def test_any_line_of_a_long_log_is_shown_searched_and_linked_to(site: Site, long
     site.until(lambda: (site.js(TARGET) or "").endswith("step 78") and "line=78" in query(site))
 
 
+@pytest.mark.long
 def test_all_ranks_are_shown_by_time_and_one_of_them_can_be_chosen(site: Site, long_log: Path) -> None:
     site.open("#/e/digits-1/t/5/logs")
     site.until(lambda: any("of rank 0" in line for line in site.js(LINES)))
@@ -330,6 +332,7 @@ def test_what_a_trial_prints_is_text_and_is_followed(site: Site) -> None:
     assert site.js(UNHARMED)
 
 
+@pytest.mark.long
 def test_an_experiments_log_is_followed_and_searched(site: Site) -> None:
     site.open("#/e/experiment/logs")
     site.until(lambda: any("trial 2 has invalid hyperparameters" in line for line in site.js(LINES)))
@@ -366,6 +369,7 @@ def test_config_and_code_are_text_with_numbered_lines(site: Site) -> None:
     site.until(lambda: "weights.bin is binary: 2.0 KiB." in site.texts(".empty"))
 
 
+@pytest.mark.long
 def test_what_a_variant_of_the_code_changes_is_shown(site: Site) -> None:
     variant = site.results / "digits-1" / "variants" / ("0" * 12)
     (variant / "code").mkdir(parents=True)

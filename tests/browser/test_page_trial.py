@@ -187,6 +187,7 @@ def test_values_that_are_not_numbers_are_gaps_with_crosses_and_long_names_fit(si
     assert site.js("return window.hacked === undefined && document.querySelectorAll('main img').length === 0")
 
 
+@pytest.mark.long
 def test_use_of_the_machine_is_drawn_over_time_with_units(site: Site) -> None:
     log, began = MetricsLog(site.results / "many" / "metrics"), Result(site.results / "many").reader.trials[7].started
     assert began is not None
@@ -370,6 +371,7 @@ def test_what_a_trial_printed_is_reached_by_its_tab(site: Site) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_trial_fits_its_screens_light_and_dark(site: Site) -> None:
     for width, theme in SCREENS:
         with on_screen(site.browser, width, theme):

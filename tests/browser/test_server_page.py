@@ -13,6 +13,7 @@ from tests.records.test_repeats import VALUES, runs
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
+@pytest.mark.long
 def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> None:
     directory = repeated(site.results / "again", VALUES, runs({1: 0.45, 2: 0.11, 3: 0.10}, noise=0.01))
     try:
@@ -28,6 +29,7 @@ def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> 
         shutil.rmtree(directory.path)
 
 
+@pytest.mark.long
 def test_the_page_fits_its_screens_light_and_dark_and_leaves_the_machine_alone(site: Site) -> None:
     for width, theme in SCREENS:
         with on_screen(site.browser, width, theme):
