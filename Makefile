@@ -1,7 +1,7 @@
 # make demo    the ASHA search of examples/digits on Ray, on this machine
 # make check   ruff, mypy --strict, import-linter, the fast tests: under a minute
 # make test    check, then the slow tests and those on a real Ray; about a quarter of an hour
-# make test-all  the same, and the long ones: the deaths of nodes, machines that Ray launches, a store in S3; half an hour more
+# make test-all  the same, and the long ones: the deaths of nodes, machines that Ray launches, a store in S3; three quarters of an hour more
 # make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
 # make test-oldest  the fast tests and the demo with the lowest versions that pyproject.toml allows, in build/oldest; 7 GB
 # make test-newest  the same with the newest versions, in build/newest; 7 GB
@@ -36,7 +36,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Without bytecode pytest rewrites the asserts of all test files in every run: five seconds for each half of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test-fast-simulation test test-slow-simulation test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-oldest test-newest test-ray test-determined bench gpu docs pictures release soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test-fast-simulation test test-slow-simulation test-slow-ray test-slow-ranks test-slow-rest test-slow-browser test-all test-cluster test-oldest test-newest test-ray test-determined bench gpu docs pictures release soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -87,27 +87,24 @@ test-fast-simulation: $(INSTALLED)
 
 # Side by side, five on two cores: much of a test on a real Ray is waiting. A crash, also at the exit, shows where.
 test: check
-	@$(MAKE) --no-print-directory -j 5 test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-slow-browser test-slow-simulation
+	@$(MAKE) --no-print-directory -j 5 test-slow-ray test-slow-ranks test-slow-rest test-slow-browser test-slow-simulation
 
 SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
-# Five shares that take about as long: tests that share a Ray, those that (also) start Rays of their own, those of ranks, docs and
-# examples without Ray, the page's, and the rest; and the simulation.
-OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,fault_matrix interrupt sweep)
+# Few shares, as each collects its tests for seconds: those that share a Ray; those of ranks, docs and examples without Ray, whose
+# processes fork, which no thread of the others' libraries would survive; the page's; the rest; and the simulation.
+RAYS := tests/cli tests/migration tests/ray
 
 RANKS := tests/api tests/docs tests/examples tests/pytorch tests/training
 
 test-slow-ray: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/ray $(addprefix --ignore=,$(OWN))
-
-test-slow-own: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(OWN)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(RAYS)
 
 test-slow-ranks: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(RANKS)
 
 test-slow-rest: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(addprefix --ignore=,tests/ray tests/browser tests/simulation $(OWN) $(RANKS))
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(addprefix --ignore=,tests/browser tests/simulation $(RAYS) $(RANKS))
 
 test-slow-browser: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/browser
@@ -116,7 +113,8 @@ test-slow-simulation: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/simulation
 
 test-all: test
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long --ignore=tests/simulation
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long tests/simulation
 
 test-cluster: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m cluster

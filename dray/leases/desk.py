@@ -447,8 +447,7 @@ class Desk:
         if departure.outcome not in ("interrupted", "yielded"):
             lease.client.new.pop(lease.trial, None)
         left = lease.left_by(departure, ended)
-        # It tells the owner that the group works, or that a GPU does not.
-        for name in dict.fromkeys((lease.client.name, lease.group.owner.name)):
+        for name in dict.fromkeys((lease.client.name, lease.group.owner.name)):  # it says that the group, or GPU, works
             self._emit(Tell(name, left))
 
     def _free(self, lease: Lease) -> None:

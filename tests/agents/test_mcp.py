@@ -238,7 +238,7 @@ def test_a_port_in_use_is_one_error(up: Served, dray: Callable[..., Said]) -> No
 
 # -------------------------------------------------------------------------------------------------------------- stdio
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=pytest.mark.long)])
 def test_an_agent_starts_the_command(mode: str, digits: Path, tmp_path: Path) -> None:
     given = StdioServerParameters(
         command=sys.executable, args=["-m", "dray.cli", "mcp"], env={"DRAY_HOME": str(digits.parent)}, cwd=ROOT

@@ -17,7 +17,7 @@ from tests.serve.fake import FakeControl
 
 NOT_YET = (IndexError, JavascriptException, StaleElementReferenceException)  # what is looked for is not there yet
 MANY = 1_000  # trials of the experiment "many"
-PATIENCE_S, POLL_S = 60, 0.05
+PATIENCE_S, POLL_S = 60, 0.1
 SCREENS = ((1400, "light"), (390, "dark"))  # widths of a desktop and a phone, with a theme each
 AXE = files("selenium_axe_python").joinpath("axe-core", "axe.min.js").read_text(encoding="utf-8")
 CHECK = """const done = arguments[arguments.length - 1];
@@ -82,6 +82,12 @@ class Site:
                     if (found.length === 1) found[0].click();
                     return found.length === 1;"""
         self.until(lambda: self.js(script, label, within), label)
+
+    def more(self, label: str) -> None:
+        """Press a button of the menu of an experiment's page."""
+        self.one(".actions details")
+        self.js("document.querySelector('.actions details').open = true")
+        self.click(label, ".actions")
 
     def press(self, *keys: str) -> None:
         """Press keys where the focus is."""

@@ -111,7 +111,8 @@ def violations(site: Site, where: list[str], **options: object) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("screen", [1400, pytest.param(PHONE, marks=pytest.mark.long)], indirect=True)
+@pytest.mark.long  # it takes 20 s; `make test` has one category of its rules, below
+@pytest.mark.parametrize("screen", [1400, PHONE], indirect=True)
 def test_axe_finds_nothing(screen: Site) -> None:
     where = places(screen)
     assert len(where) >= 15
@@ -126,10 +127,15 @@ def test_axe_finds_nothing_in_the_dark(screen: Site) -> None:
     assert violations(screen, places(screen), runOnly=["color-contrast", "link-in-text-block"]) == ""
 
 
+@pytest.mark.long
 def test_axe_finds_nothing_in_dialogs(full: Site) -> None:
-    for place, label in (("#/e/experiment", "Stop"), ("#/e/experiment", "Slots"), (f"#/e/{LONG}", "Fork")):
+    for place, label, press in (
+        ("#/e/experiment", "Stop", full.click),
+        ("#/e/experiment", "Share…", full.more),
+        (f"#/e/{LONG}", "Fork", full.click),
+    ):
         show(full, place)
-        full.click(label, ".actions")
+        press(label)
         full.one("dialog[open]")
         assert axe(full.browser, {}) == [], label
         full.press(Keys.ESCAPE)
@@ -158,12 +164,14 @@ return [document.documentElement.scrollWidth - innerWidth, wide.map(told), short
 
 @pytest.mark.parametrize("screen", [PHONE], indirect=True)
 def test_nothing_is_wider_than_a_phone_and_no_text_stands_letter_under_letter(screen: Site) -> None:
+    """And elements have names that screen readers can say."""
     found = {}
     for place in places(screen):
         show(screen, place)
         beyond, wide, short = screen.js(SIDEWAYS)
-        if beyond > 0 or wide or short:
-            found[place] = (beyond, wide[:3], short[:3])
+        unnamed = axe(screen.browser, {"runOnly": ["cat.name-role-value"]})
+        if beyond > 0 or wide or short or unnamed:
+            found[place] = (beyond, wide[:3], short[:3], unnamed[:3])
     assert found == {}
 
 
@@ -254,6 +262,7 @@ def test_what_failed_last_night_and_why(full: Site) -> None:
     assert person.steps == 5
 
 
+@pytest.mark.long
 def test_the_best_of_two_sweeps_are_compared(full: Site) -> None:
     person = Person(full)
     for name in ("digits-1", "many"):
@@ -283,6 +292,7 @@ def test_the_best_is_forked_at_half_the_lr(full: Site) -> None:
         assert person.steps == 10
 
 
+@pytest.mark.long
 def test_the_last_lines_of_rank_1_are_read(full: Site) -> None:
     person = Person(full)
     person.open("120", LONG)
@@ -298,6 +308,7 @@ def test_the_last_lines_of_rank_1_are_read(full: Site) -> None:
     assert person.steps == 8
 
 
+@pytest.mark.long
 def test_an_experiment_is_moved_up_in_the_queue(queue: QueueSite) -> None:  # noqa: F811
     person = Person(queue)
     person.press("q")

@@ -59,6 +59,7 @@ def trials(site: Site, name: str = "digits-1") -> pd.DataFrame:
     return Result(site.results / name).trials
 
 
+@pytest.mark.long
 def test_figures_are_asked_for_and_drawn_when_they_come_on_the_screen(site: Site) -> None:
     asked = "return performance.getEntriesByType('resource').map(it => it.name.split('/figures/')[1]).filter(Boolean)"
     opened(site)
@@ -123,6 +124,7 @@ def test_dragging_along_an_axis_selects_in_all_figures_and_a_reload_keeps_it(sit
     site.until(lambda: selected(site) == set(), "its axis has moved with it")
 
 
+@pytest.mark.long
 def test_a_box_in_a_slice_selects_and_a_click_takes_away(site: Site) -> None:
     opened(site, "?section=slices")
     drag(site, "#slices canvas", (0.2, 0.02), (0.98, 0.8))
@@ -150,6 +152,7 @@ def test_a_box_in_a_slice_selects_and_a_click_takes_away(site: Site) -> None:
     site.until(lambda: selected(site) == set(), "not selected any more")
 
 
+@pytest.mark.long
 def test_conditions_select_by_keyboard_alone(site: Site) -> None:
     opened(site, "?section=parallel")
     table = trials(site)
@@ -169,6 +172,7 @@ def test_conditions_select_by_keyboard_alone(site: Site) -> None:
     site.until(lambda: selected(site) == set(range(64)), "all")
 
 
+@pytest.mark.long
 def test_selected_trials_are_shown_although_others_of_their_rank_are_left_out(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +190,7 @@ def test_selected_trials_are_shown_although_others_of_their_rank_are_left_out(
     site.until(lambda: any("1 selected trial is not shown." in text for text in site.texts("#parallel > p")))
 
 
+@pytest.mark.long
 def test_figures_of_a_running_experiment_are_made_anew_on_demand_and_conditions_stay(site: Site) -> None:
     opened(site, f"?section=parallel&where={quote('error<0.07')}", "experiment")
     told = "#parallel .conditions [role=status]"
@@ -202,6 +207,7 @@ def test_figures_of_a_running_experiment_are_made_anew_on_demand_and_conditions_
     site.until(lambda: selected(site) == {3})
 
 
+@pytest.mark.long
 def test_names_of_others_are_text_and_long_ones_stay_in_their_place(site: Site) -> None:
     evil, long = site.results / "evil", "w" * 120
     shutil.copytree(site.results / "digits-1", evil)

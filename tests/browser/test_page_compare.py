@@ -58,6 +58,7 @@ def test_trials_of_two_experiments_are_compared_in_all_their_metrics(site: Site)
     site.js("sessionStorage.clear()")
 
 
+@pytest.mark.long
 def test_trials_are_removed_and_added_and_the_address_has_them(site: Site) -> None:
     site.open("#/compare?t=1:digits-1&t=3:digits-1")
     site.until(lambda: site.texts(HEADS) == ["trial 1", "trial 3"])
@@ -146,6 +147,7 @@ def test_config_and_code_of_two_experiments_are_compared_as_text(site: Site) -> 
     assert site.js("return window.hacked === undefined")
 
 
+@pytest.mark.long
 def test_more_than_twelve_and_trials_that_are_gone_are_said(site: Site) -> None:
     site.open("#/compare?" + "&".join(f"t={trial}:digits-1" for trial in range(15)))
     site.until(lambda: len(site.texts(HEADS)) == 12)

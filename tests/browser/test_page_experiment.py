@@ -154,7 +154,7 @@ def test_stopping_asks_first_and_reaches_the_server(site: Site) -> None:
 
 def test_slots_tags_and_notes_are_changed(site: Site) -> None:
     site.open("#/e/experiment")
-    site.click("Slots", ".actions")
+    site.more("Share…")
     weight = site.one("dialog input[name=weight]")
     weight.clear()
     weight.send_keys("2.5")
@@ -162,7 +162,7 @@ def test_slots_tags_and_notes_are_changed(site: Site) -> None:
     site.until(lambda: not site.all("dialog"), "the end of the dialog")
     site.until(lambda: "weight 2.5" in site.one(".tiles").text)
     assert site.control.experiment("experiment").share.weight == 2.5
-    site.click("Tags and notes", ".actions")
+    site.more("Tags and notes")
     site.one("dialog input").send_keys("new, tags")
     site.one("dialog textarea").send_keys("two\nlines")
     site.click("Save", "dialog")
@@ -170,6 +170,7 @@ def test_slots_tags_and_notes_are_changed(site: Site) -> None:
     site.until(lambda: site.control.experiment("experiment").notes == "two\nlines")
 
 
+@pytest.mark.long
 def test_a_token_that_may_not_change_an_experiment_sees_why_in_place_of_the_buttons(site: Site) -> None:
     secret = tokens.create(site.results, "agent", "submit", Quota())
     site.browser.get(f"{site.url}/login?token={secret}")
@@ -197,15 +198,18 @@ def test_an_experiment_is_run_again_with_changes(site: Site) -> None:
     change = """const it = document.querySelector('dialog textarea');
                 it.value = arguments[0];
                 it.dispatchEvent(new Event('input'));"""
-    site.js(change, text.replace("divisor: 4", "divisor: 1"))
-    site.until(lambda: "1 changed line." in site.texts("dialog [role=status]"))
+    assert "max_restarts" not in text, "what has its default is left out"
+    lines = "dialog [role=status] li"
+    site.js(change, text.replace("num_rungs: 3", "divisor: 1"))
+    site.until(lambda: site.texts(lines) == ["searcher.num_rungs: no longer set", "searcher.divisor: 1"])
     site.click("Fork", "dialog")
     told = "return document.querySelector('dialog .trouble')?.innerText ?? ''"
     site.until(lambda: "searcher.divisor: must be > 1" in site.js(told))
     smaller = text.replace("max_trials: 64", "max_trials: 8").replace("name: simulated", "name: smaller")
-    site.js(change, smaller.replace("  like: []", "  like:\n  - '11'\n  - other-*"))
+    site.js(change, smaller.replace("searcher:\n", "searcher:\n  like:\n  - '11'\n  - other-*\n"))
     site.one("dialog label input").send_keys("12, digits-*\t")
-    site.until(lambda: "3 changed lines." in site.texts("dialog [role=status]"))
+    changed = ["name: simulated → smaller", "searcher.max_trials: 64 → 8", 'searcher.like: ["12","digits-*"]']
+    site.until(lambda: site.texts(lines) == changed)
     site.click("Fork", "dialog")
     site.until(lambda: "#/e/smaller" in site.browser.current_url)
     [made] = site.results.glob("smaller*")
@@ -287,6 +291,7 @@ def test_any_line_of_a_long_log_is_shown_searched_and_linked_to(site: Site, long
     site.until(lambda: (site.js(TARGET) or "").endswith("step 78") and "line=78" in query(site))
 
 
+@pytest.mark.long
 def test_all_ranks_are_shown_by_time_and_one_of_them_can_be_chosen(site: Site, long_log: Path) -> None:
     site.open("#/e/digits-1/t/5/logs")
     site.until(lambda: any("of rank 0" in line for line in site.js(LINES)))
@@ -327,6 +332,7 @@ def test_what_a_trial_prints_is_text_and_is_followed(site: Site) -> None:
     assert site.js(UNHARMED)
 
 
+@pytest.mark.long
 def test_an_experiments_log_is_followed_and_searched(site: Site) -> None:
     site.open("#/e/experiment/logs")
     site.until(lambda: any("trial 2 has invalid hyperparameters" in line for line in site.js(LINES)))
@@ -363,6 +369,7 @@ def test_config_and_code_are_text_with_numbered_lines(site: Site) -> None:
     site.until(lambda: "weights.bin is binary: 2.0 KiB." in site.texts(".empty"))
 
 
+@pytest.mark.long
 def test_what_a_variant_of_the_code_changes_is_shown(site: Site) -> None:
     variant = site.results / "digits-1" / "variants" / ("0" * 12)
     (variant / "code").mkdir(parents=True)
@@ -371,7 +378,7 @@ def test_what_a_variant_of_the_code_changes_is_shown(site: Site) -> None:
     site.open("#/e/digits-1/code")
     site.browser.refresh()
     choice: Any = site.one("select")
-    choice.send_keys("v")
+    choice.send_keys("0")
     site.until(lambda: site.texts(".log .added .said") == ["+++ b/model_def.py", "+lr = 2"])
     assert site.texts(".log .removed .said") == ["--- a/model_def.py", "-lr = 1"]
     site.all("nav[aria-label=Files] a")[1].click()

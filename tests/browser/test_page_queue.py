@@ -93,6 +93,7 @@ def test_who_runs_who_waits_and_why(site: QueueSite) -> None:
     assert not site.all("ol.entries img")
 
 
+@pytest.mark.long
 def test_lanes_are_walked_and_opened_by_keyboard(site: QueueSite) -> None:
     site.until(lambda: len(site.all(".lanes a.bar")) == len(site.control.queue(3600).lanes["bars"]))
     assert len(site.all(".lanes a.bar.bad")) == 1, "the trial that failed"
@@ -148,6 +149,7 @@ def test_keys_move_an_experiment_and_cancel_does_not(site: QueueSite) -> None:
     assert site.priorities() == {**dict.fromkeys(ORDER, 42), "mine": 43}
 
 
+@pytest.mark.long
 def test_dragging_shows_what_dropping_does_and_asks_before_it_does_it(site: QueueSite) -> None:
     handle, target = site.one('li[data-name="nightly"] .handle'), site.one('li[data-name="digits"]')
     actions = ActionChains(site.browser)
@@ -196,6 +198,7 @@ def test_a_share_is_previewed_while_it_is_typed(site: QueueSite) -> None:
     site.until(lambda: "3 of at most 3 slots" in " ".join(site.texts('li[data-name="gpt"] .has')))
 
 
+@pytest.mark.long
 def test_those_who_may_not_change_the_queue_see_it_and_why(site: QueueSite) -> None:
     site.show(tokens.create(site.results, "reader", "read", Quota()))
     site.until(lambda: not site.all("ol.entries button"))
@@ -214,6 +217,7 @@ def test_those_who_may_not_change_the_queue_see_it_and_why(site: QueueSite) -> N
     assert site.priorities()["mine"] == 42
 
 
+@pytest.mark.long
 def test_an_idle_slot_says_for_how_long(site: QueueSite) -> None:
     site.control.cpus = 6
     site.control.core.lender.look(site.control.view())
@@ -224,6 +228,7 @@ def test_an_idle_slot_says_for_how_long(site: QueueSite) -> None:
     site.until(lambda: {text[:8] for text in site.texts(".lanes .idle text")} == {"idle for"})
 
 
+@pytest.mark.long
 def test_the_time_shown_is_in_the_address_and_a_phone_scrolls_only_the_lanes(site: QueueSite) -> None:
     site.js("const it = document.querySelector('select'); it.value = '600'; it.dispatchEvent(new Event('change'))")
     site.until(lambda: site.browser.current_url.endswith("#/queue?span=600"))
@@ -240,6 +245,7 @@ def test_the_time_shown_is_in_the_address_and_a_phone_scrolls_only_the_lanes(sit
         site.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.long
 def test_of_a_long_queue_the_first_are_listed(site: QueueSite) -> None:
     for number in range(120):
         site.control.core.scheduler.submit(site.results / f"later-{number}", Share(), has_process=False)
@@ -249,6 +255,7 @@ def test_of_a_long_queue_the_first_are_listed(site: QueueSite) -> None:
     site.until(lambda: len(site.names()) == 125)
 
 
+@pytest.mark.long
 def test_large_groups_and_shared_slots_have_their_places(site: QueueSite) -> None:
     site.control.run("big", 1, of=kind(4), priority=1)
     site.control.settle(30.0)

@@ -55,6 +55,7 @@ def sel(site: Site) -> str:
     return str(site.js("return new URLSearchParams(location.hash.split('?')[1]).get('sel') ?? ''"))
 
 
+@pytest.mark.long
 def test_only_rows_on_the_screen_are_drawn_and_the_last_ones_are_reached(site: Site) -> None:
     ranked = Result(site.results / "many").trials.sort_values("best_metric", kind="stable")["trial_id"].tolist()
     first = opened(site, "#/e/many/trials")
@@ -134,6 +135,7 @@ def test_columns_are_chosen_and_sorted_by_also_other_metrics(site: Site) -> None
     assert "lr" not in site.texts(f"{TABLE} th")
 
 
+@pytest.mark.long
 def test_trials_are_selected_one_by_one_in_ranges_and_all_that_are_found(site: Site) -> None:
     order = opened(site, "#/e/many/trials?sort=trial")
     assert order[:4] == [0, 1, 2, 3]
@@ -179,7 +181,7 @@ def test_rows_follow_a_running_experiment_and_keep_focus_and_selection(site: Sit
     site.js(f"document.querySelector('{TABLE} tr[data-key=\"3\"] a').focus()")
     site.until(lambda: rows(site).index(3) > rows(site).index(0))
     site.story.validate(3, 20, 0.0625)
-    site.until(lambda: cell(site, 3, "best") == "0.0625")
+    site.until(lambda: cell(site, 3, "best") == "0.062500", "with as many digits as the others")
     site.until(lambda: rows(site).index(3) < rows(site).index(0), "it has moved")
     assert site.js("return document.activeElement.closest('tr')?.dataset.key") == "3"
     assert sel(site) == "3"

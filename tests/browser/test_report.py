@@ -54,6 +54,7 @@ def click(page: Any, selector: str) -> None:
     page.execute_script("document.querySelector(arguments[0]).click()", selector)
 
 
+@pytest.mark.long
 def test_lines_are_the_metrics_that_one_chooses(page: Any, result: dray.Result) -> None:
     click(page, "input[name=show]:not(:checked)")
     until(page, lambda: drawn(page) == table(result, "validation_loss"))
@@ -96,6 +97,7 @@ return [getComputedStyle(document.body).backgroundColor, ink.join(), wide];
 """
 
 
+@pytest.mark.long
 def test_report_is_dark_where_that_is_preferred_and_light_on_paper(page: Any) -> None:
     def is_dark() -> tuple[bool, bool]:
         background, ink, _ = page.execute_script(LOOK)
@@ -121,7 +123,7 @@ def _brightness(colour: str) -> float:
     return sum(float(part) for part in colour.split(",")[:3]) / 3
 
 
-@pytest.mark.parametrize(("width", "theme"), SCREENS)
+@pytest.mark.parametrize(("width", "theme"), [SCREENS[0], pytest.param(*SCREENS[1], marks=pytest.mark.long)])
 def test_report_fits_its_screen_and_axe_finds_nothing(page: Any, width: int, theme: str) -> None:
     with on_screen(page, width, theme):
         page.refresh()

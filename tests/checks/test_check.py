@@ -95,6 +95,7 @@ def test_efa_devices_are_those_with_its_driver(tmp_path: Path) -> None:
     assert efa_devices(tmp_path / "nowhere") == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_plugin_is_found_as_nccl_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = "libc.so.6"  # a library that there is
@@ -182,6 +183,7 @@ def only_notes(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [finding for finding in findings if not finding["is_wrong"]]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_storage_is_that_of_a_config(home: Path, dray: Dray, tmp_path: Path) -> None:  # noqa: F811
     searcher = "searcher: {name: single, metric: loss, max_length: {batches: 1}}\n"

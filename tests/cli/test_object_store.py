@@ -14,7 +14,7 @@ from dray.records.result import Result
 from dray.report import write_report
 from dray.storage import RemoteDirectory, store_at
 from searchers.journal import Journal
-from tests.cli.conftest import TRIALS, checkpoint
+from tests.cli.conftest import checkpoint
 from tests.cli.said import Said
 from tests.report.simulated import simulated
 from tests.storage.s3 import LocalS3
@@ -23,6 +23,7 @@ Dray = Callable[..., Said]
 
 pytestmark = pytest.mark.slow
 
+TRIALS = 3
 CHECKPOINTS = {1: [10, 160]}
 """Batches of the checkpoints by trial; the others have one after 10. The best validation of all is after 160."""
 NUM_CHECKPOINTS = TRIALS + 1
@@ -99,6 +100,7 @@ def test_what_a_driver_runs_elsewhere_is_shown_as_running_and_cannot_be_deleted(
     assert not s3.files("results", "digits-1")
 
 
+@pytest.mark.long
 def test_a_result_reads_it_from_a_copy_that_goes_with_it(original: ExperimentDirectory, s3: LocalS3) -> None:
     result = Result(s3.uri("results", "digits-1"))
     assert result.trials.equals(Result(original.path).trials)
@@ -111,13 +113,14 @@ def test_a_result_reads_it_from_a_copy_that_goes_with_it(original: ExperimentDir
     assert not copy.exists()
 
 
+@pytest.mark.long
 def test_checkpoints_come_from_there(original: ExperimentDirectory, s3: LocalS3, dray: Dray) -> None:
     where = s3.uri("results", "digits-1")
-    assert dray("c", "download", where, "4", "--at", "last", "-o", "four").out == "four\n"
+    assert dray("c", "download", where, "2", "--at", "last", "-o", "two").out == "two\n"
     assert dray("c", "export", where, "-o", "weights").code == 0
     assert (Path("weights") / "model.pt").exists()
-    assert dray("c", "export", s3.uri("results", "digits-1", "trial_3", "checkpoint_10"), "-o", "three").code == 0
-    assert "there is no checkpoint" in dray("c", "verify", s3.uri("results", "digits-1", "trial_3", "checkpoint_9")).err
+    assert dray("c", "export", s3.uri("results", "digits-1", "trial_2", "checkpoint_10"), "-o", "three").code == 0
+    assert "there is no checkpoint" in dray("c", "verify", s3.uri("results", "digits-1", "trial_2", "checkpoint_9")).err
 
 
 def test_a_download_is_the_whole_experiment_without_the_store(
@@ -131,6 +134,7 @@ def test_a_download_is_the_whole_experiment_without_the_store(
     assert dray("c", "verify", "./copy").out == f"{NUM_CHECKPOINTS} checkpoints verified, 0 damaged\n"
 
 
+@pytest.mark.long
 def test_on_its_drivers_machine_it_is_the_local_one(
     original: ExperimentDirectory, s3: LocalS3, dray: Dray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +147,7 @@ def test_on_its_drivers_machine_it_is_the_local_one(
     assert s3.files() == {}
 
 
+@pytest.mark.long
 def test_what_is_not_there_is_one_line(original: ExperimentDirectory, s3: LocalS3, dray: Dray) -> None:
     assert "it has no experiment.yaml" in dray("e", "describe", s3.uri("results", "digits-2")).is_one_line()
     assert "it has no experiment.yaml" in dray("e", "delete", s3.uri("results"), "--yes").is_one_line()

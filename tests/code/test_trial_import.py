@@ -78,6 +78,7 @@ def test_an_import_on_trial_is_answered_in_time_and_leaves_no_process(tmp_path: 
             os.kill(int(pid), 0)
 
 
+@pytest.mark.long
 def test_a_process_without_torch_can_start_another_one_for_it(tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text(MODULES["good"])
     assert import_in_new_process(ClassName("good", "Trial"), tmp_path) == ""

@@ -68,6 +68,7 @@ def test_every_public_name_of_determined_has_a_counterpart_or_an_answer(alias: N
     assert {name for name in names if (name in COUNTERPARTS) == (missing(name) is not None)} == set()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.api("10.1", "10.2", "10.5")
 def test_every_counterpart_is_the_same_object_by_both_names(run_python: Any) -> None:
@@ -407,6 +408,7 @@ def test_a_spawned_process_finds_it(untouched: None, run_python: Any, tmp_path: 
     assert said == f"0.38.1+dray{dray.__version__} determined.experimental.client"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_class_of_a_notebook_travels_with_its_modules(alias: None, run_python: Any, tmp_path: Path) -> None:
     """By value: it names `determined`, and is made in a worker before anything of the user's is imported there."""

@@ -254,6 +254,7 @@ def test_objects_from_python_must_be_given_again(tmp_path: Path) -> None:
         resume(path, method=given_asha(max_trials=3), sampler=Tenths(), constraint=small).run()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_preview_of_a_method_of_ones_own_is_a_simulation(code: Path) -> None:
     """Each of the 24 trials has a random value and continues with even odds; of the first four, two always do."""

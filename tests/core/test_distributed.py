@@ -225,6 +225,7 @@ assert found == [[0, 1], False, [0, 1], 4, [0, 1], 4, False, 2], found
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.api("3.5")
 def test_torchruns_ranks_are_found_by_a_program_that_passes_none(tmp_path: Path) -> None:

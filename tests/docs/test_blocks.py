@@ -191,7 +191,7 @@ def check(words: list[str], page: str) -> None:
         case ["pip", "install" | "wheel", *what] | ["uv", "pip", "install", *what]:
             for extra in re.findall(r"\[([\w,]+)\]", " ".join(what)):
                 assert set(extra.split(",")) <= set(PROJECT["optional-dependencies"])
-        case ["python3", "-m", "venv", ".venv"] | ["uv", "venv"] | [".", ".venv/bin/activate"]:
+        case ["python3", "-c", _] | ["python3", "-m", "venv", ".venv"] | ["uv", "venv"] | [".", ".venv/bin/activate"]:
             pass
         case ["python", file, *_] if file.startswith("clusters/"):
             assert (ROOT / file).exists()

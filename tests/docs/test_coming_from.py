@@ -76,7 +76,11 @@ def test_pages_with_the_same_program_have_the_same() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "validations"),
-    [("from-optuna.md", 9), ("from-hydra.md", 9), ("from-ray-tune.md", 3)],  # the last validates at its rungs
+    [
+        ("from-optuna.md", 9),
+        pytest.param("from-hydra.md", 9, marks=pytest.mark.long),
+        ("from-ray-tune.md", 3),  # it validates at its rungs
+    ],
 )
 def test_a_trial_of_drays_search_learns(page: str, validations: int, tmp_path: Path, results: Path) -> None:
     code = project(page, tmp_path / "code")

@@ -91,7 +91,9 @@ def test_hugging_face_trainer_learns_standalone(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------- streaming.md
 @pytest.mark.slow
-@pytest.mark.parametrize("entrypoint", ["hugging_face:DigitsTrial", "records:DigitsTrial"])
+@pytest.mark.parametrize(
+    "entrypoint", [pytest.param("hugging_face:DigitsTrial", marks=pytest.mark.long), "records:DigitsTrial"]
+)
 def test_streamed_digits_are_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entrypoint: str) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.chdir(tmp_path)
@@ -110,6 +112,7 @@ def test_tokens_are_learnt_from_a_loader_of_ones_own(tmp_path: Path, monkeypatch
 
 
 # ---------------------------------------------------------------------------------------- images.md
+@pytest.mark.long
 @pytest.mark.slow
 def test_image_classifier_learns(tmp_path: Path) -> None:
     found = validations("images.md", tmp_path)

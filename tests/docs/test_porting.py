@@ -95,6 +95,7 @@ def test_names_on_the_page_exist() -> None:
     assert [name for name in used if not any(hasattr(home, name) for home in homes)] == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_trial_learns_like_the_original_loop(project: Path) -> None:
     by_hand = last_accuracy(run_script(project / "by_hand.py", directory=project))

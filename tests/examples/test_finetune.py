@@ -62,6 +62,7 @@ def test_it_learns_and_its_checkpoint_is_the_adapter(model_def: ModuleType, tmp_
     assert trial.model.get_parameter(weight).data_ptr() == other.model.get_parameter(weight).data_ptr()
 
 
+@pytest.mark.long
 def test_a_sharded_model_learns_the_same(model_def: ModuleType, tmp_path: Path) -> None:
     (_, plain), (_, sharded) = (
         train(model_def, tmp_path / str(shards), batches=3, fully_shard=shards) for shards in (False, True)
@@ -73,6 +74,7 @@ def test_a_sharded_model_learns_the_same(model_def: ModuleType, tmp_path: Path) 
     assert all(type(each) is torch.nn.Parameter for each in base_model.parameters()), "the kept model is not sharded"
 
 
+@pytest.mark.long
 def test_a_model_comes_from_a_directory(model_def: ModuleType, tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast

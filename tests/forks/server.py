@@ -25,6 +25,8 @@ from typing import Any
 IMPORTED = (
     "torch._dynamo",  # the first optimizer imports it
     "torch.distributed.optim",
+    "torch.distributed.run",
+    "torch.distributed.tensor.experimental",
     "torch.utils.tensorboard",
     "aiohttp",
     "fsspec",
@@ -33,12 +35,15 @@ IMPORTED = (
     "pandas",
     "pyarrow.fs",
     "pydantic",
+    "pytest",
     "requests",
     "rich.console",
+    "sklearn.datasets",
     "tqdm",
     "yaml",
 )
-"""What Ray, torch and dray import. Not Ray itself, which reads variables of a worker's when it is imported."""
+"""What Ray, torch, dray, the digits and the ranks' scripts import. Not Ray itself, which reads variables of a worker's
+when it is imported."""
 
 Request = dict[str, Any]
 

@@ -11,8 +11,6 @@ import functools
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import pytest
 
 import dray
 from dray.cli import main as command
+from tests.forks.process import ROOT, Forked
 from tests.migration.models import HERE, MODELS
 from tests.migration.real import PYTHON, planned, run, trials
 from tests.migration.told import KINDS, Told, difference, with_dray
@@ -76,23 +75,21 @@ Drive = Callable[[list[tuple[str, int]]], Path]
 @pytest.fixture(scope="module")
 def drive(shared_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drive]:
     """Run experiments with `drive.py`; where they are stored."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[Forked] = []
 
     @functools.cache
     def start(wanted: tuple[tuple[str, int], ...]) -> Path:
         root = tmp_path_factory.mktemp("experiments")
-        with (root / "output.txt").open("wb") as output:
-            program = [sys.executable, "-m", "tests.migration.drive", root, *(f"{name}:{n}" for name, n in wanted)]
-            environment = {**os.environ, "RAY_ADDRESS": shared_cluster}
-            started.append(
-                subprocess.Popen(program, stdout=output, stderr=subprocess.STDOUT, cwd=HERE.parents[1], env=environment)
-            )
-            started[-1].wait(TAKES_AT_MOST_S)
+        with (root / "output.txt").open("w") as output:
+            program = [str(HERE / "drive.py"), str(root), *(f"{name}:{n}" for name, n in wanted)]
+            environment = {**os.environ, "RAY_ADDRESS": shared_cluster, "PYTHONPATH": str(ROOT)}
+            started.append(Forked(*program, environment=environment, directory=ROOT, output=output.fileno()))
+            output.write(started[-1].communicate(TAKES_AT_MOST_S)[1])
         return root
 
     yield lambda wanted: start(tuple(wanted))
     for process in started:
-        if process.poll() is None:
+        if process.returncode is None:
             family = [process.pid, *descendants(process.pid)]
             for pid in family:
                 os.kill(pid, signal.SIGKILL)

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import datasets  # noqa: F401 - before the forks, because it takes seconds
 import torch
 
 from dray import pytorch
@@ -48,6 +47,8 @@ def train(directory: Path, kind: str, kill_at: int | None) -> None:
 def main(directory: Path, kind: str, kills: list[int]) -> None:
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)])  # which imports a thousand modules
+    if "Hugging" in kind:
+        import datasets  # noqa: F401 - before the forks, because it takes seconds
     os.environ["HF_HOME"] = str(directory / "hf")
     for kill_at in [*kills, None]:
         if (child := os.fork()) == 0:

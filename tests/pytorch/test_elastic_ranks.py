@@ -26,14 +26,11 @@ from tests.pytorch.sharding import foreach_by_default
 pytestmark = pytest.mark.slow
 
 RECORDS, BATCH_SIZE, BATCHES = 42, 12, 14
-#: The processes, and the batch that they train up to.
-STORIES: dict[str, list[tuple[int, int]]] = {
-    "2, 4, 3": [(2, 5), (4, 9), (3, BATCHES)],
-    "1, 2, 1": [(1, 3), (2, 10), (1, BATCHES)],
-}
+PARTS = [(2, 5), (4, 9), (3, BATCHES)]
+"""The processes, and the batch that they train up to."""
 SHARDED = ("sharded", "tensor parallel")
 """With two batches a step too."""
-KINDS = ("whole batches", "partial batches", "two batches a step", *SHARDED)
+KINDS = ("partial batches", "two batches a step", *SHARDED)
 
 
 class Trial(pytorch.PyTorchTrial):
@@ -100,7 +97,7 @@ def run(kind: str, directory: Path, until: int, latest: str | None, **init: Any)
     """Train up to a batch, and save there."""
     host = FakeHost(directory, stop_at=until)
     elastic = {"resources": {"slots_per_trial": {"min": 1, "max": 4}}}
-    steps = 1 if kind in ("whole batches", "partial batches") else 2
+    steps = 1 if kind == "partial batches" else 2
     size = init["distributed"].size if "distributed" in init else 1
     init["mesh"] = {"tp": sharing(kind, size)}
     with (
@@ -116,37 +113,34 @@ def run(kind: str, directory: Path, until: int, latest: str | None, **init: Any)
         return {"seen": trial.seen, "state": sharded.gathered(state_of(context), keep=True)}
 
 
-def stories(directory: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
+def changing(directory: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """One trial after another, each on a number of processes that changes."""
     foreach_by_default()
     rank = dist.get_rank()
+    dist.barrier()  # nobody leaves while another still connects, or receives
     dist.destroy_process_group()
-    found: dict[tuple[str, str, int], dict[str, Any]] = {}
-    for story, parts in STORIES.items():
-        for kind in KINDS:
-            place, latest = directory / story / kind, None
-            for part, (size, until) in enumerate(parts):
-                # Whoever has no part in it goes on, and waits for the others where it has.
-                if rank < size:
-                    os.environ.update(WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
-                    queued.init(directory.with_name(f"{story}-{kind}-{until}".replace(" ", "")), rank, size)
-                    peers = DistributedContext.from_torch_distributed()
-                    found[story, kind, part] = run(kind, place, until, latest, distributed=peers)
-                    dist.barrier()  # nobody leaves while another still connects, or receives
-                    dist.destroy_process_group()
-                latest = str(place / f"checkpoint_{until}")
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for kind in KINDS:
+        place, latest = directory / kind, None
+        for part, (size, until) in enumerate(PARTS):
+            # Whoever has no part in it goes on, and waits for the others where it has.
+            if rank < size:
+                os.environ.update(WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+                queued.init(directory.with_name(f"{kind}-{until}".replace(" ", "")), rank, size)
+                peers = DistributedContext.from_torch_distributed()
+                found[kind, part] = run(kind, place, until, latest, distributed=peers)
+                dist.barrier()
+                dist.destroy_process_group()
+            latest = str(place / f"checkpoint_{until}")
     queued.init(directory.with_name("end"), rank, 4)
     dist.barrier()
     return found
 
 
-STORY = pytest.mark.parametrize("story", STORIES)
-
-
 @pytest.fixture(scope="module")
-def ranks(directory: Path, backend: str) -> list[dict[tuple[str, str, int], dict[str, Any]]]:
-    """Each rank's observations of those parts of a story in which it took part."""
-    return [found["stories"] for found in results_of(4, __file__, directory, backend)]
+def ranks(directory: Path, backend: str) -> list[dict[tuple[str, int], dict[str, Any]]]:
+    """Each rank's observations of the parts in which it trained."""
+    return [found["changing"] for found in results_of(4, __file__, directory, backend)]
 
 
 @pytest.fixture(scope="module")
@@ -157,54 +151,45 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     return {**found, **dict.fromkeys(SHARDED, found["two batches a step"])}
 
 
-def steps(ranks: list[Any], story: str, kind: str) -> list[list[int]]:
+def steps(ranks: list[Any], kind: str) -> list[list[int]]:
     """The records of each step, over all processes."""
     found: dict[int, list[int]] = {}
-    for part, (size, _) in enumerate(STORIES[story]):
+    for part, (size, _) in enumerate(PARTS):
         for rank in ranks[: size : sharing(kind, size)]:
-            for batch, records, _ in rank[story, kind, part]["seen"]:
+            for batch, records, _ in rank[kind, part]["seen"]:
                 found.setdefault(batch, []).extend(records)
     return [sorted(found[batch]) for batch in range(BATCHES)]
 
 
-@STORY
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_step_has_the_records_that_it_has_in_one_process(
-    ranks: list[Any], alone: dict[str, dict[str, Any]], story: str, kind: str
+    ranks: list[Any], alone: dict[str, dict[str, Any]], kind: str
 ) -> None:
-    assert steps(ranks, story, kind) == [sorted(records) for _, records, _ in alone[kind]["seen"]]
+    assert steps(ranks, kind) == [sorted(records) for _, records, _ in alone[kind]["seen"]]
 
 
-@STORY
-@pytest.mark.parametrize("kind", ["whole batches", "two batches a step", "sharded", "tensor parallel"])
+@pytest.mark.parametrize("kind", ["two batches a step", "sharded", "tensor parallel"])
 def test_weights_and_momenta_are_those_of_one_process(
-    ranks: list[Any], alone: dict[str, dict[str, Any]], story: str, kind: str
+    ranks: list[Any], alone: dict[str, dict[str, Any]], kind: str
 ) -> None:
-    found, expected = ranks[0][story, kind, 2]["state"], alone[kind]["state"]
+    found, expected = ranks[0][kind, 2]["state"], alone[kind]["state"]
     torch.testing.assert_close(found["models_state_dict"], expected["models_state_dict"])
     torch.testing.assert_close(found["optimizers_state_dict"], expected["optimizers_state_dict"])
 
 
-@STORY
-def test_processes_that_had_no_random_numbers_get_some_of_their_own(ranks: list[Any], story: str) -> None:
-    [(before, _), (size, _), _] = STORIES[story]
+def test_processes_that_had_no_random_numbers_get_some_of_their_own(ranks: list[Any]) -> None:
+    [(before, _), (size, _), _] = PARTS
     # Those that were there from the beginning have the trial's seed, all of them.
-    drawn = [
-        {draw for _, _, draw in rank[story, "whole batches", 1]["seen"]} for rank in (ranks[0], *ranks[before:size])
-    ]
+    drawn = [{draw for _, _, draw in rank["partial batches", 1]["seen"]} for rank in (ranks[0], *ranks[before:size])]
     assert len(set.union(*drawn)) == sum(map(len, drawn))
-    first = {draw for _, _, draw in ranks[0][story, "whole batches", 0]["seen"]}
+    first = {draw for _, _, draw in ranks[0]["partial batches", 0]["seen"]}
     assert first.isdisjoint(set.union(*drawn)), "nobody begins again with the first batch's"
 
 
-@STORY
-@pytest.mark.parametrize("kind", ["tensor parallel"])
-def test_tensor_parallel_ranks_draw_the_same_random_numbers_and_others_do_not(
-    ranks: list[Any], story: str, kind: str
-) -> None:
-    for part, (size, _) in enumerate(STORIES[story]):
-        step = sharing(kind, size)
-        draws = [[draw for *_, draw in rank[story, kind, part]["seen"]] for rank in ranks[:size]]
+def test_tensor_parallel_ranks_draw_the_same_random_numbers_and_others_do_not(ranks: list[Any]) -> None:
+    for part, (size, _) in enumerate(PARTS):
+        step = sharing("tensor parallel", size)
+        draws = [[draw for *_, draw in rank["tensor parallel", part]["seen"]] for rank in ranks[:size]]
         groups = [draws[first : first + step] for first in range(0, size, step)]
         assert all(each == group[0] for group in groups for each in group)
         if part > 0:  # at the beginning all have the trial's seed
@@ -212,4 +197,4 @@ def test_tensor_parallel_ranks_draw_the_same_random_numbers_and_others_do_not(
 
 
 if __name__ == "__main__":
-    serve([stories])
+    serve([changing])

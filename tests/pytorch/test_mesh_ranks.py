@@ -255,7 +255,6 @@ def four(directory: Path) -> dict[str, Any]:
         "own": run(Trial, directory / "own", own),
         "resumed": run(Trial, directory / "resumed", own, directory / "own"),
         "other mesh": run(Trial, directory / "other mesh", {"ep": 4, "cp": 1}, directory / "own"),
-        "merged": run(Trial, directory / "merged", {"cp": 2, "ep": 1}, directory / "own"),
         "replicated": run(Replicated, directory / "replicated", own),
         "forgetful": run(Forgetful, directory / "forgetful", own),
         "stages": run(Stages, directory / "stages", {"pp": 4}),
@@ -275,7 +274,7 @@ def assert_close(run: Any, other: Any) -> None:
     torch.testing.assert_close(run, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["own", "resumed", "other mesh", "merged", "replicated", "resumed by one"])
+@pytest.mark.parametrize("name", ["own", "resumed", "other mesh", "replicated", "resumed by one"])
 def test_training_is_that_of_one_process(runs: dict[str, Any], name: str) -> None:
     run, one = runs[name], runs["one"]
     for part in ("models_state_dict", "optimizers_state_dict"):

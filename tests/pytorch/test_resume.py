@@ -559,13 +559,13 @@ def test_workers_that_are_forked_while_a_checkpoint_is_written_do_not_hang(
 
     fit(
         Forking,
-        max_length=Batch(20),
+        max_length=Batch(8),
         checkpoint_period=Batch(1),
         validation_period=Batch(1),
         checkpoint_policy="none",
     )
-    assert len(pids) > 20, "they are forked for each validation"
+    assert len(pids) > 8, "they are forked for each validation"
     for batches, path in host.store.listed():
         state = torch.load(verify(Path(path)) / "state-dict.pth", weights_only=True)
         assert state["models_state_dict"][0]["weight"].item() == pytest.approx(one_weight(batches))
-    assert len(host.store.listed()) == 20
+    assert len(host.store.listed()) == 8

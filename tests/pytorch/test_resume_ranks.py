@@ -14,9 +14,13 @@ from dray.training import rng
 from tests.pytorch import resuming
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.processes import gloo_first, results_of, serve  # noqa: F401 - a fixture
-from tests.pytorch.resuming import KINDS, MOVING, assert_goes_on
+from tests.pytorch.resuming import assert_goes_on
 
 pytestmark = pytest.mark.slow
+
+MOVING = ("shuffled", "aggregation 2", "own sampler", "torch's sampler")
+KINDS = (*MOVING, "everything, aggregation 3", "iterable, own skip", "stateful loader")
+"""What depends on the ranks; tests/pytorch/test_resume.py has all kinds, in one process."""
 
 CUTS = 1
 """How often each kind is cut: all kinds together are cut almost everywhere."""

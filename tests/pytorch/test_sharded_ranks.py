@@ -34,19 +34,17 @@ from tests.storage.s3 import KEYS, LocalS3
 
 pytestmark = pytest.mark.slow
 
-CUTS = (3, 4)
-"""In the middle of an epoch and of an aggregation, and between two aggregations."""
+CUT = 3
+"""In the middle of an epoch and of an aggregation."""
 
 
 def go(trial_class: type[Sharded], directory: Path | FakeHost, **arguments: Any) -> dict[str, Any]:
     return run(trial_class, directory, distributed=DistributedContext.from_torch_distributed("127.0.0.1"), **arguments)
 
 
-def go_on(trial_class: type[Sharded], directory: Path, source: Path) -> dict[int, dict[str, Any]]:
-    """The runs that go on from two checkpoints of `source`."""
-    return {
-        cut: go(trial_class, directory / str(cut), latest_checkpoint=str(source / f"checkpoint_{cut}")) for cut in CUTS
-    }
+def go_on(trial_class: type[Sharded], directory: Path, source: Path) -> dict[str, Any]:
+    """The run that goes on from a checkpoint of `source`."""
+    return go(trial_class, directory, latest_checkpoint=str(source / f"checkpoint_{CUT}"))
 
 
 @contextmanager
@@ -123,9 +121,7 @@ def two_machines(directory: Path) -> dict[str, Any]:
 
     found: dict[str, Any] = {"whole": go(trial(fsdp), host("whole"))}
     source = host("whole").store
-    found["resumed"] = {
-        cut: go(trial(fsdp), host(f"resumed_{cut}"), latest_checkpoint=source.id_of(cut)) for cut in CUTS
-    }
+    found["resumed"] = go(trial(fsdp), host("resumed"), latest_checkpoint=source.id_of(CUT))
     return found
 
 
@@ -188,20 +184,19 @@ def after(reports: list[Any], cut: int) -> list[Any]:
     return [report for report in reports if report[0] > cut]
 
 
-def assert_goes_on(resumed: dict[str, Any], expected: dict[str, Any], cut: int) -> None:
+def assert_goes_on(resumed: dict[str, Any], expected: dict[str, Any], cut: int = CUT) -> None:
     """Weights, optimizers and all that was reported after the cut are those of another run, to float tolerance."""
     assert_close(resumed["state"], expected["state"])
     assert_close(after(resumed["reports"], cut), after(expected["reports"], cut))
     assert resumed["epochs"] == expected["epochs"]
 
 
-@pytest.mark.parametrize("cut", CUTS)
-def test_the_same_ranks_go_on_bit_for_bit(two: Found, cut: int) -> None:
+def test_the_same_ranks_go_on_bit_for_bit(two: Found) -> None:
     for rank in two:
-        resumed, whole = rank["dropout, resumed"][cut], rank["dropout"]
+        resumed, whole = rank["dropout, resumed"], rank["dropout"]
         assert_equal(resumed["state"], whole["state"])
         assert_equal(resumed["rng"], whole["rng"])
-        assert_equal(resumed["reports"], after(whole["reports"], cut))
+        assert_equal(resumed["reports"], after(whole["reports"], CUT))
         assert resumed["epochs"] == whole["epochs"]
 
 
@@ -237,22 +232,18 @@ def test_torchs_own_reader_reads_the_shards(two: Found, directory: Path) -> None
         assert torch.equal(tensor, expected[name.removeprefix("models_state_dict.0.")])
 
 
-@pytest.mark.parametrize("cut", CUTS)
 def test_one_goes_on_from_two_and_two_from_one(
-    two: Found, one: dict[str, Any], directory: Path, tmp_path: Path, cut: int
+    two: Found, one: dict[str, Any], directory: Path, tmp_path: Path
 ) -> None:
     assert_goes_on(two[0]["fsdp"], one, 0)
-    assert_goes_on(two[0]["from one"][cut], one, cut)
-    checkpoint = directory / "fsdp" / f"checkpoint_{cut}"
-    assert_goes_on(run(trial(), tmp_path, latest_checkpoint=str(checkpoint)), one, cut)
+    assert_goes_on(two[0]["from one"], one)
+    checkpoint = directory / "fsdp" / f"checkpoint_{CUT}"
+    assert_goes_on(run(trial(), tmp_path, latest_checkpoint=str(checkpoint)), one)
 
 
-@pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("kind", ["ddp to fsdp", "fsdp to ddp", "from full", "from background"])
-def test_whole_and_sharded_models_load_each_others_checkpoints(
-    two: Found, one: dict[str, Any], kind: str, cut: int
-) -> None:
-    assert_goes_on(two[0][kind][cut], one, cut)
+def test_whole_and_sharded_models_load_each_others_checkpoints(two: Found, one: dict[str, Any], kind: str) -> None:
+    assert_goes_on(two[0][kind], one)
 
 
 def test_a_tensor_parallel_model_loads_what_fsdp_saved(two: Found) -> None:
@@ -328,7 +319,7 @@ def test_a_kill_between_a_rung_and_its_commit_costs_that_checkpoint(one: dict[st
     assert_goes_on(run(trial(), tmp_path / "resumed", latest_checkpoint=latest), one, 3)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_kill_in_the_middle_of_a_save_costs_that_checkpoint(one: dict[str, Any], tmp_path: Path, victim: int) -> None:
     with two_processes(__file__, tmp_path, victim) as processes:
         for rank, process in enumerate(processes):
@@ -350,12 +341,12 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Found, 
     server.stop()
 
 
+@pytest.mark.long
 def test_each_machine_uploads_its_shards(machines: tuple[Found, LocalS3], one: dict[str, Any]) -> None:
     ranks, server = machines
     assert_goes_on(ranks[0]["whole"], one, 0)
     for rank in ranks:
-        for cut in CUTS:
-            assert_equal(rank["resumed"][cut]["state"], rank["whole"]["state"])
+        assert_equal(rank["resumed"]["state"], rank["whole"]["state"])
     uploaded = server.files("sharded", "whole", "checkpoint_3")
     assert {name for name in uploaded if name.startswith("sharded/")} == {sharded.file_of(rank) for rank in (0, 1)}
 
@@ -383,7 +374,7 @@ def test_shards_of_another_checkpoint_are_refused_even_without_a_manifest(
     file.unlink()
     with pytest.raises(CheckpointError, match=r"of the 48 elements of models_state_dict\.0\.0\.weight, .* has 24"):
         pytorch.load_trial_from_checkpoint_path(checkpoint, trial_class=trial())
-    shutil.copy(directory / "from_one" / "3" / "checkpoint_8" / sharded.file_of(0), file)
+    shutil.copy(directory / "from_one" / "checkpoint_8" / sharded.file_of(0), file)
     with pytest.raises(CheckpointError, match="another checkpoint's"):
         pytorch.load_trial_from_checkpoint_path(checkpoint, trial_class=trial())
     file.write_bytes(b"\x10\0\0\0\0\0\0\0not JSON, 16 bytes")

@@ -71,7 +71,7 @@ def uneven(directory: Path) -> Any:
     with said() as messages:
         whole = two("uneven", directory / "whole")
     resumed = {}
-    for cut in (1, 2, 3, 4):
+    for cut in (2, 4):
         rng.seed_all(999)
         resumed[cut] = two(
             "uneven", directory / str(cut), latest_checkpoint=str(directory / "whole" / f"checkpoint_{cut}")
@@ -88,7 +88,7 @@ def hugging_face(directory: Path) -> Any:
         resuming.KINDS[kind] = (kind_of(LOADERS[kind], parquet), 1)
         whole = two(kind, place / "whole")
         resumed = {}
-        for cut in resuming.cuts(kind, 2):
+        for cut in resuming.cuts(kind, 1):
             rng.seed_all(999)
             resumed[cut] = two(kind, place / str(cut), latest_checkpoint=str(place / "whole" / f"checkpoint_{cut}"))
         found[kind] = {"whole": whole, "resumed": resumed}
@@ -230,13 +230,10 @@ def test_a_stream_divided_by_record_is_divided_anew_anywhere(
 ) -> None:
     place = directory / "hugging_face" / kind
     monkeypatch.setitem(resuming.KINDS, kind, (kind_of(LOADERS[kind], place / "parquet_0"), 1))
-    for cut in (2, 7):
-        alone = resuming.run(
-            kind, FakeHost(tmp_path / str(cut)), latest_checkpoint=str(place / "whole" / f"checkpoint_{cut}")
-        )
-        both = zip(*(rank["hugging_face"][kind]["whole"]["seen"][cut:] for rank in ranks), strict=True)
-        expected = [sorted(one[2] + other[2]) for one, other in both]
-        assert [sorted(batch) for _, _, batch in alone["seen"]] == expected
+    alone = resuming.run(kind, FakeHost(tmp_path), latest_checkpoint=str(place / "whole" / "checkpoint_7"))
+    both = zip(*(rank["hugging_face"][kind]["whole"]["seen"][7:] for rank in ranks), strict=True)
+    expected = [sorted(one[2] + other[2]) for one, other in both]
+    assert [sorted(batch) for _, _, batch in alone["seen"]] == expected
 
 
 if __name__ == "__main__":

@@ -357,7 +357,8 @@ LOADERS: dict[str, Callable[[int, list[str]], Any]] = {
 }
 # Arrow's threads do not survive a fork: one run in some ten crashed. Other workers take seconds to start.
 ARROW_WORKERS = [kind for kind in LOADERS if kind.startswith("Hugging") and "workers" in kind]
-OF_KINDS = [pytest.param(kind, marks=pytest.mark.long if kind in ARROW_WORKERS else ()) for kind in LOADERS]
+LONG = (*ARROW_WORKERS, "stateful loader, 2 workers")
+OF_KINDS = [pytest.param(kind, marks=pytest.mark.long if kind in LONG else ()) for kind in LOADERS]
 
 
 def kind_of(loader: Callable[[int, list[str]], Any], directory: Path) -> type[resuming.Plain]:
@@ -398,7 +399,7 @@ def test_a_stream_resumes_bit_for_bit_wherever_it_was_cut(
     records = RECORDS if kind.startswith("Hugging") else resuming.RECORDS
     seen = [record for _, _, batch in whole["seen"] for record in batch]
     assert sorted(seen[:records]) == list(range(records))
-    for cut in resuming.cuts(kind, 3):
+    for cut in resuming.cuts(kind, 1):
         rng.seed_all(999)
         checkpoint = str(tmp_path / "whole" / f"checkpoint_{cut}")
         resumed = resuming.run(kind, FakeHost(tmp_path / f"cut_{cut}"), latest_checkpoint=checkpoint)
@@ -422,11 +423,11 @@ def test_a_stream_that_the_trial_has_divided_is_not_divided_again(
     "kind",
     [
         "stateful loader, 2 workers",
-        "Hugging Face",
+        pytest.param("Hugging Face", marks=pytest.mark.long),
         pytest.param("Hugging Face, shuffled", marks=pytest.mark.long),
     ],
 )
-def test_a_run_killed_at_ten_random_batches_is_the_whole_run(tmp_path: Path, kind: str) -> None:
+def test_a_run_killed_at_four_random_batches_is_the_whole_run(tmp_path: Path, kind: str) -> None:
     def seen_of(directory: Path, kills: list[int]) -> tuple[dict[int, list[int]], Any]:
         directory.mkdir()
         run_script(KILLED, str(directory), kind, str(kills), directory=ROOT)
@@ -437,7 +438,7 @@ def test_a_run_killed_at_ten_random_batches_is_the_whole_run(tmp_path: Path, kin
         return seen, torch.load(directory / "state.pth")
 
     whole, state = seen_of(tmp_path / "whole", [])
-    killed, state_killed = seen_of(tmp_path / "killed", sorted(random.Random(kind).sample(range(40), 10)))
+    killed, state_killed = seen_of(tmp_path / "killed", sorted(random.Random(kind).sample(range(40), 4)))
     assert list(whole) == sorted(killed) == list(range(40))
     assert killed == whole
     resuming.assert_equal(state_killed, state)

@@ -178,6 +178,7 @@ def test_a_disk_that_takes_no_files_does_not_end_the_training(
     assert caplog.text.count("no more metrics are written for TensorBoard") == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_scalars_are_written_without_an_import_of_tensorboard(tmp_path: Path) -> None:
     code = (

@@ -195,7 +195,7 @@ def wait_for(condition: Callable[[], T], what: str, timeout_s: float = STARTS_IN
             return value
         if began > deadline:
             raise TimeoutError(f"waited {timeout_s:.0f} s in vain for {what}")
-        time.sleep(min(max(0.02, 9 * (time.monotonic() - began)), 0.5))
+        time.sleep(min(max(0.1, 9 * (time.monotonic() - began)), 0.5))
 
 
 class Meanwhile:

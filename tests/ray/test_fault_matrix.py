@@ -4,7 +4,7 @@
 |---|---|---|---|
 | rank 0's worker, another's, all of a group | here | here, one rank | |
 | an error of one rank | here, `test_programs.py` | | |
-| the Tune handle, the driver | here, in `make test` too | | `test_server.py`: its process |
+| the Tune handle, the driver | here | | `test_server.py`: its process |
 | a raylet alone, a node, the head | here | | `test_server.py`: the server's Ray |
 | the server | | | `test_server.py` |
 | a node that is taken away, or joins, of an elastic trial | `test_elastic.py` | | |
@@ -14,6 +14,9 @@
 
 What Ray has no part in is shown by `tests/simulation` alone, with whatever else may happen before and after: lost
 connections, partitions, full disks, damaged checkpoints, stores that are away, drivers that were taken for dead.
+
+`make test` has kills of a worker in `test_core_api.py`, of a driver and of the server in `test_server.py`, and of a
+rank that writes its shards in tests/pytorch/test_sharded_ranks.py.
 """
 
 from __future__ import annotations
@@ -28,7 +31,13 @@ import dray
 from tests.ray.faults import OF_RANKS, ON_A_CLUSTER, ON_THIS_MACHINE, SAVED_EVERY, Play, config, faults_of, weights_of
 from tests.ray.harness import journal
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.usefixtures("ray_is_up"),
+    pytest.mark.timeout(600),
+]
 
 RANKS = {"rank-0 worker": 0, "another worker": 1, "rank 0 saving": 0, "another saving": 1}
 """The rank that is killed, by the case."""
@@ -37,11 +46,10 @@ RANKS = {"rank-0 worker": 0, "another worker": 1, "rank 0 saving": 0, "another s
 @pytest.mark.parametrize(
     ("cases", "sharded", "where"),
     [
-        pytest.param(("Tune handle", "another saving", "driver"), {1, 2}, "shared", id="shared"),
-        pytest.param(ON_THIS_MACHINE, {}, "own", id="own", marks=pytest.mark.long),
-        pytest.param(ON_A_CLUSTER, {}, "nodes", id="of others", marks=pytest.mark.long),
-        pytest.param(OF_RANKS, range(len(OF_RANKS)), "shared", id="shared, sharded", marks=pytest.mark.long),
-        pytest.param(ON_A_CLUSTER, range(len(ON_A_CLUSTER)), "nodes", id="of others, sharded", marks=pytest.mark.long),
+        pytest.param(ON_THIS_MACHINE, {}, "own", id="own"),
+        pytest.param(ON_A_CLUSTER, {}, "nodes", id="of others"),
+        pytest.param(OF_RANKS, range(len(OF_RANKS)), "shared", id="shared, sharded"),
+        pytest.param(ON_A_CLUSTER, range(len(ON_A_CLUSTER)), "nodes", id="of others, sharded"),
     ],
 )
 def test_whatever_dies_trials_end_once_with_undisturbed_weights(

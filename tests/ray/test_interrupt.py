@@ -113,6 +113,7 @@ def test_trials_save_when_the_terminal_is_closed(drive: Callable[..., Driver], t
     assert saved_batches(path, 0) == len(attempt.batches) < 1000
 
 
+@pytest.mark.long
 def test_an_experiment_that_is_deleted_ends_with_one_line(tmp_path: Path) -> None:
     record, path = tmp_path / "record", tmp_path / "experiment"
     config = recorded(record, trials=1, batches=1000, pause_s=0.2)

@@ -43,6 +43,7 @@ class Cell(types.ModuleType):
         self.outputs.clear()
 
 
+@pytest.mark.long
 def test_the_picture_stays_in_its_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell, ipython = Cell(), types.ModuleType("IPython")
     ipython.get_ipython = lambda: None  # type: ignore[attr-defined]

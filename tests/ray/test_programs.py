@@ -23,6 +23,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
     return dray.Result(path)
 
 
+@pytest.mark.long
 @pytest.mark.api("8.3b", "8.16")
 def test_trials_are_as_long_as_fit_says_and_validate_when_it_says(example: dray.Result) -> None:
     assert example.trials["state"].tolist() == ["COMPLETED"] * 3
@@ -31,6 +32,7 @@ def test_trials_are_as_long_as_fit_says_and_validate_when_it_says(example: dray.
     assert losses.groupby("trial_id")["batches"].agg(list).tolist() == [[EPOCH * n for n in (1, 2, 3, 4)]] * 3
 
 
+@pytest.mark.long
 @pytest.mark.api("8.15")
 def test_what_a_program_prints_is_in_its_trials_log(
     example: dray.Result,
@@ -46,6 +48,7 @@ def test_what_a_program_prints_is_in_its_trials_log(
         assert lines == [f"training with {hparams}"]
 
 
+@pytest.mark.long
 def test_best_trial_is_of_the_class_that_its_checkpoint_names(example: dray.Result) -> None:
     trial: Any = example.load_best_trial()
     saved = torch.load(f"{example.best_trial.checkpoint.path}/state-dict.pth", weights_only=True)
@@ -59,10 +62,10 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
     directory = tmp_path_factory.mktemp("faults")
     config = recorded(
         directory / "record",
-        trials=5,
+        trials=4,
         batches=12,
         entrypoint="python3 -m determined.launch.torch_distributed python3 program.py",
-        searcher={"name": "random", "metric": "error", "max_trials": 5, "max_concurrent_trials": 1},
+        searcher={"name": "random", "metric": "error", "max_trials": 4, "max_concurrent_trials": 1},
         resources={"slot": "cpu", "slots_per_trial": 2},
         max_restarts=1,
     )
@@ -80,19 +83,19 @@ def test_what_one_rank_does_alone_ends_the_trial_as_documented(faults: dray.Resu
         for rank in (0, 1):
             assert printed(faults.path, trial, rank) == [f"rank {rank} of 2 on slots [0, 1]"]
     trials = faults.trials.set_index("trial_id")
-    # Completed; stopped by itself at the next validation; left before its sixth batch; replaced; begun again, twice.
-    assert trials["state"].tolist() == ["COMPLETED", "COMPLETED", "COMPLETED", "INVALID_HP", "COMPLETED", "COMPLETED"]
+    # Completed; stopped by itself at the next validation; left before its sixth batch; replaced; begun again.
+    assert trials["state"].tolist() == ["COMPLETED", "COMPLETED", "COMPLETED", "INVALID_HP", "COMPLETED"]
     assert trials["batches"].tolist()[:3] == [12, 8, 5]
-    assert trials["restarts"].tolist() == [0, 0, 0, 0, 1, 1]
-    assert ends(faults.path) == dict.fromkeys(range(6), 1)
+    assert trials["restarts"].tolist() == [0, 0, 0, 0, 1]
+    assert ends(faults.path) == dict.fromkeys(range(5), 1)
 
 
 @pytest.mark.api("8.13")
 def test_error_of_one_rank_is_told_by_that_rank_within_thirty_seconds(faults: dray.Result) -> None:
-    """Also if the other one is busy for ten minutes, without ``hang_timeout_s``: trial 5."""
-    for trial, error in ((4, "ArithmeticError: rank 1 went wrong"), (5, "KeyError: 'gone'")):
-        [restart] = [each for each in journal(faults.path) if each["event"] == "restarted" and each["trial"] == trial]
-        assert restart["error"].splitlines()[-1] == error
-        assert 'program.py", line' in restart["error"]
-        assert set(noted(faults, trial, "batch")) == set(range(12)), "it goes on from its checkpoint"
-    assert restart["time"] < noted(faults, 5, "failed")[0] + 30
+    """Although the other one is busy for ten minutes, without ``hang_timeout_s``."""
+    [restart] = [each for each in journal(faults.path) if each["event"] == "restarted"]
+    assert restart["trial"] == 4
+    assert restart["error"].splitlines()[-1] == "KeyError: 'gone'"
+    assert 'program.py", line' in restart["error"]
+    assert set(noted(faults, 4, "batch")) == set(range(12)), "it goes on from its checkpoint"
+    assert restart["time"] < noted(faults, 4, "failed")[0] + 30

@@ -151,6 +151,7 @@ def test_a_stopped_trial_leaves_and_each_request_has_one_answer(story: Story) ->
     assert not RequestFiles(ExperimentDirectory(story.path)).waiting()
 
 
+@pytest.mark.long
 def test_a_fork_of_a_search_that_is_done_runs_it(story: Story) -> None:
     said = run_here("fork", story.path, "7", "--at", "30", "--set", "lr=0.01", group="trial")
     assert said.code == 3, f"the broken variant failed for good before: {said.err}"

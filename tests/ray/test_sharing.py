@@ -15,6 +15,7 @@ from tests.ray.harness import TRIALS, attempts, journal, recorded
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_is_up")
 def test_three_trials_go_on_when_a_fourth_runs_out_of_memory(tmp_path: Path) -> None:
     met = check_that_three_go_on(tmp_path, "killed", "died", slot="cpu", cpus_per_slot=2)

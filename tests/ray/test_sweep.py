@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -19,7 +18,7 @@ from dray.config.load import load_config
 from dray.config.search import build_method
 from searchers.search import Search
 from tests.pytorch.test_tensorboard import scalars
-from tests.ray.harness import ROOT, STARTS_IN_S, Driver, ends, journal
+from tests.ray.harness import ROOT, STARTS_IN_S, ends, journal, run_here
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -138,11 +137,11 @@ def test_every_batch_of_every_trial_is_in_its_tensorboard(result: dray.Result) -
         assert shown["Determined/val_accuracy"][-1] == (batches, pytest.approx(last[trial]))
 
 
-def test_command_ends_with_a_table_of_the_best_and_the_path(result: dray.Result, drive: Callable[..., Driver]) -> None:
+def test_command_ends_with_a_table_of_the_best_and_the_path(result: dray.Result) -> None:
     # A finished experiment has nothing left to do: `resume` prints its outcome again, without starting Ray.
-    driver = drive("resume", result.path)
-    assert driver.wait() == 0
-    for output in ((result.path.parents[1] / "output.txt").read_text(), driver.log.read_text()):
+    said = run_here("resume", result.path)
+    assert said.code == 0
+    for output in ((result.path.parents[1] / "output.txt").read_text(), said.out + said.err):
         table = output.rpartition("best trials by validation_loss")[2]
         assert table.splitlines()[2].split()[0] == str(result.best_trial.trial_id)
         assert f"Results: {result.path}" in table

@@ -15,6 +15,7 @@ from searchers.ray_tune import TuneDriver
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 
+@pytest.mark.long
 def test_a_handle_that_never_starts_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_tune, "MAX_HANDLE_DEATHS", 2)
     nobody = Endpoint(host="127.0.0.1", port=1, key=b"key")

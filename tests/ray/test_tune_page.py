@@ -36,6 +36,7 @@ def test_the_search_runs_and_a_finished_one_has_nothing_left_to_do(tmp_path: Pat
     assert epochs(continued(path, search.train, search.new_tuner).fit()) == found
 
 
+@pytest.mark.long
 def test_a_callback_adds_a_trial(tmp_path: Path) -> None:
     page = program("side_by_side.py")
     config = page.drays()

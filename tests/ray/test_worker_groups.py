@@ -136,7 +136,7 @@ def lives(process: dict[str, Any]) -> bool:
     return Path(f"/proc/{process['pid']}").exists()
 
 
-def test_processes_have_trains_context_and_end_with_their_group(world: World) -> None:
+def test_processes_have_trains_context_and_the_death_of_one_is_reported_with_its_rank(world: World) -> None:
     world.start(slots=2, cpus=0.5)
     both = world.processes(2)
     assert [(each["size"], each["local"]) for each in both] == [(2, 0), (2, 1)]
@@ -144,13 +144,15 @@ def test_processes_have_trains_context_and_end_with_their_group(world: World) ->
         "ray.train.report() and ray.train.collective don't work in trials of dray" in each["error"] for each in both
     )
     assert world.hears(GroupPlaced) == GroupPlaced(group="g", start=1)
+    os.kill(both[1]["pid"], signal.SIGKILL)
+    assert world.ended() == ({1: ""}, "")
+    assert lives(both[0]), "it is for the driver to end it"
     for _ in range(2):
         world.end()
-    assert world.ended() == ({}, "")
-    wait_for(lambda: not any(map(lives, both)), "their end")
-    wait_for(world.is_over, "its slots")
+    wait_for(lambda: not lives(both[0]) and world.is_over(), "the other's end, and its slots")
 
 
+@pytest.mark.long
 def test_groups_start_without_trains_context_where_ray_has_changed_it(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,17 +178,7 @@ def test_a_group_that_is_ended_as_it_gets_its_slots_leaves_no_thread(world: Worl
     wait_for(world.is_over, "its thread and its slots")
 
 
-def test_the_death_of_a_process_is_reported_with_its_rank(world: World) -> None:
-    world.start(slots=2, cpus=0.5)
-    both = world.processes(2)
-    os.kill(both[1]["pid"], signal.SIGKILL)
-    world.hears(GroupPlaced)
-    assert world.ended() == ({1: ""}, "")
-    assert lives(both[0]), "it is for the driver to end it"
-    world.end()
-    wait_for(lambda: not lives(both[0]) and world.is_over(), "the other's end")
-
-
+@pytest.mark.long
 def test_a_death_beside_a_kill_of_the_kernel_is_out_of_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("dray.groups.group.SURVIVORS_S", 60.0)  # both deaths, however late Ray reports the second

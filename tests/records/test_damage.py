@@ -60,6 +60,7 @@ def _mutations(record: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_changed_journal_record_is_an_error_of_its_line(tmp_path: Path) -> None:
     directory = happened(tmp_path / "one")

@@ -46,7 +46,8 @@ def num_failures(name: str, reason: Literal["errored", "out_of_memory"], trials:
 
 
 @pytest.mark.parametrize(
-    ("name", "trials"), [("tpe", 20), ("multi_fidelity", 20), pytest.param("gp", 14, marks=pytest.mark.slow)]
+    ("name", "trials"),
+    [("tpe", 20), ("multi_fidelity", 20), pytest.param("gp", 14, marks=[pytest.mark.slow, pytest.mark.long])],
 )
 def test_most_failures_are_avoided(name: str, trials: int) -> None:
     """For figures see `bench/out_of_memory.py`."""

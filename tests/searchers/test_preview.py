@@ -136,6 +136,7 @@ REACHED = (200, 93.4, 49.8, 32.2)
 """The mean number of their trials at each rung."""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_simulations")
 def test_auto_trains_as_long_as_previewed() -> None:
@@ -186,6 +187,7 @@ def test_a_budget_that_is_spent_before_the_workers_are_up_has_no_trials() -> Non
         assert (found.trials, found.cut) == (0, 1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_range_of_trials_within_a_budget_holds_85_of_100_other_searches() -> None:
     def make() -> Method:

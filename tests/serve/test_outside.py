@@ -54,6 +54,7 @@ def test_an_archive_that_grows_is_refused(served: Served, model: Path, monkeypat
     assert (reply.status, "30 s of CPU time and 512 MiB of memory" in reply.json["error"]) == (400, True), reply.body
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_limits_are_not_those_of_a_model_that_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MEMORY_BYTES", 2 << 30)

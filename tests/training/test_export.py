@@ -139,6 +139,7 @@ print(max(seen) - before)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:

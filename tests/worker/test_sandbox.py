@@ -163,6 +163,7 @@ def test_an_exception_is_reported_with_the_users_line(model: Path, tmp_path: Pat
     check_error("batch: exception", departure.error, RAISES)
 
 
+@pytest.mark.long
 def test_a_crash_is_reported_with_its_line_and_the_end_of_the_log(model: Path, tmp_path: Path) -> None:
     departure, _ = ended("batch: segfault", PROGRAM, model, tmp_path)
     assert departure.failure is not None
@@ -171,13 +172,16 @@ def test_a_crash_is_reported_with_its_line_and_the_end_of_the_log(model: Path, t
     assert "the last lines of its log" in departure.error
 
 
+@pytest.mark.long
 def test_an_exit_without_an_exception_is_reported_with_its_code(model: Path, tmp_path: Path) -> None:
     departure, _ = ended("batch: end", CLASS, model, tmp_path)
     assert departure.error.splitlines()[0] == "the sandbox of trial 0 died: exited with code 5"
     assert departure.error.endswith("    | just before its end")
 
 
-@pytest.mark.parametrize(("bug", "entrypoint"), [("batch: sleep", CLASS), ("none", "endless:Trial")])
+@pytest.mark.parametrize(
+    ("bug", "entrypoint"), [("batch: sleep", CLASS), pytest.param("none", "endless:Trial", marks=pytest.mark.long)]
+)
 def test_a_trial_that_hangs_is_ended_also_while_its_code_is_imported(
     bug: str, entrypoint: str, model: Path, tmp_path: Path
 ) -> None:
@@ -188,6 +192,7 @@ def test_a_trial_that_hangs_is_ended_also_while_its_code_is_imported(
     assert any("the stacks of all threads" in line for line in printed(tmp_path / "experiment", 0))
 
 
+@pytest.mark.long
 def test_code_that_cant_be_imported_ends_the_experiment(model: Path, tmp_path: Path) -> None:
     departure, desk = ended("none", "bugs_import:Buggy", model, tmp_path)
     assert departure == Departure(outcome="interrupted")

@@ -228,9 +228,10 @@ def test_a_worker_sees_the_gpus_of_its_group_and_on_a_cpu_slot_none(
     [
         # Each worker before it comes to its own code.
         ("dray.worker.entry, dray.worker.lease", {"ray.tune", "rich", "searchers.search", "torch"}),
-        (
+        pytest.param(
             "dray.worker.lease_loop",
             {"ray.tune", "rich", "searchers.search", "ray.train.v2._internal.execution.controller"},
+            marks=pytest.mark.long,
         ),
     ],
     ids=["before its code", "worker"],
