@@ -338,14 +338,21 @@ class ExperimentConfig(Section):
 
         ``load_config(config.to_dict()) == config`` for a config without secrets, also through a YAML file.
         """
-        plain = self.model_dump(mode="python", exclude_none=True)
+        return self._plain(self.model_dump(mode="python", exclude_none=True))
+
+    def written(self) -> dict[str, Any]:
+        """``to_dict`` without the fields that have their defaults: what somebody had to write."""
+        found = self._plain(self.model_dump(mode="python", exclude_none=True, exclude_defaults=True))
+        return {name: value for name, value in found.items() if value not in ({}, [])}
+
+    def _plain(self, dumped: dict[str, Any]) -> dict[str, Any]:
         # Here None is a value, which `exclude_none` must not drop.
         if isinstance(self.searcher, ClassSearcher):
-            plain["searcher"]["options"] = self.searcher.options
+            dumped["searcher"]["options"] = self.searcher.options
         if self.searcher.metrics is not None:
-            del plain["searcher"]["smaller_is_better"]  # each metric has its own
-        plain["hyperparameters"], plain["data"] = self.hyperparameters, self.data
-        return masked(plain)
+            dumped["searcher"].pop("smaller_is_better", None)  # each metric has its own
+        dumped["hyperparameters"], dumped["data"] = self.hyperparameters, self.data
+        return masked(dumped)
 
     def for_code(self) -> dict[str, Any]:
         """``to_dict`` for a trial's code, with Determined's values for fields that are not set."""

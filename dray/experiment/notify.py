@@ -17,6 +17,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
+from urllib.parse import quote
 
 from dray.config.notify import Notify, Outcome
 from dray.experiment.alerts import end_text
@@ -32,6 +33,8 @@ PAUSES_S = (1.0, 4.0)  # before the webhook is tried again
 END_S = 40.0  # how long the end of an experiment waits for its alerts
 MAX_WAITING = 1000  # alerts that wait while a receiver is slow; further ones are dropped
 MAX_TEXT = 2000  # most letters of an alert
+SERVED_AT = "DRAY_SERVED_AT"
+"""The environment variable with the address of the page, in the processes of a server."""
 _AGAIN = (408, 425, 429)  # HTTP's statuses, besides 5xx, after which another try may succeed
 
 log = logging.getLogger(__name__)
@@ -43,6 +46,8 @@ def message(where: ExperimentDirectory, kind: str, text: str, **more: Any) -> di
     label = name if number is None else f"{number}: {name}"
     words = f"experiment {label}{'' if kind in get_args(Outcome) else ':'} {text}"
     told = {"experiment": name, "event": kind, "text": cut(printable(words), MAX_TEXT), "time": time.time()}
+    if server := os.environ.get(SERVED_AT):
+        more["url"] = f"{server}/#/e/{quote(name)}"
     return {**told, **{field: value for field, value in more.items() if value is not None}}
 
 
@@ -60,8 +65,10 @@ def deliver(wanted: Notify, told: Mapping[str, Any]) -> str:
 
 
 def _for_chat(told: Mapping[str, Any]) -> dict[str, Any]:
-    """With a text as Slack wants it: an error's <pad> is no link, and its <!channel> calls nobody."""
-    text = str(told["text"]).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """With a text as Slack wants it: the page's address is a link, an error's <pad> is none, and its <!channel> calls
+    nobody."""
+    text = "\n".join([str(told["text"]), *([told["url"]] if "url" in told else [])])
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return {**told, "text": text}
 
 

@@ -215,11 +215,11 @@ def rungs_reached(rungs: Sequence[float], step: float) -> int:
 
 
 def rung_name(rungs: Sequence[float], rung: int, unit: str) -> str:
-    """The name of the group of trials that have reached this many rungs."""
+    """The name of the group of trials that have reached this many rungs and no more."""
     if not rungs:
         return "all trials"
     length = amount(f"{rungs[max(rung - 1, 0)]:g}", unit)
-    return f"reached {length}" if rung else f"below {length}"
+    return f"up to {length}" if rung else f"below {length}"
 
 
 def some_ranks(number: int, most: int) -> list[int]:

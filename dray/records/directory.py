@@ -112,6 +112,10 @@ class ExperimentDirectory:
             raise NoExperiment(f"{self.path.name} has no variant {variant[:40]!r} of its code")
         return (self.variant(variant) / DIFF).read_text(errors="replace")
 
+    def changed_by(self, variant: str) -> list[str]:
+        """The files that a variant changes."""
+        return re.findall(r"^diff --git a/(.*) b/\1$", self.diff_of(variant), re.MULTILINE)
+
     def copy_code(self, code: Code, config: ExperimentConfig) -> None:
         """Copy the model's code, without the config's secrets."""
         code.copy(self.code)

@@ -197,13 +197,15 @@ def spent_of(name: str, spent: float, total: float) -> str:
 
     >>> spent_of("time", 4320, 7200), spent_of("slot_hours", 38.16, 40), spent_of("usd", 181.2, 200)
     ('1.2 of 2 h', '38.2 of 40 slot-hours', '$181.20 of $200')
+    >>> spent_of("time", 66, 7200)
+    '1.1 min of 2 h'
     """
     if name == "usd":
         return f"${spent:.2f} of ${total:g}"
     if name == "slot_hours":
         return f"{spent:.3g} of {total:g} slot-hours"
-    seconds, unit = _unit(total)
-    return f"{spent / seconds:.3g} of {total / seconds:g} {unit}"
+    (seconds, unit), (own, its) = _unit(total), _unit(spent or total)
+    return f"{spent / own:.3g}{'' if its == unit else f' {its}'} of {total / seconds:g} {unit}"
 
 
 def in_config(name: str, total: float) -> str:

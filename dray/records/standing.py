@@ -118,11 +118,11 @@ def standing(
 
 
 def _lasted(seconds: float) -> str:
-    """A time that has passed: 40 s, 12 min, 3 h 5 min."""
-    if seconds < 60:
-        return f"{round(seconds)} s"
-    minutes = int(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+    """A time that has passed, as the page's tiles have it: 40 s, 12 min 03 s, 3 h 05 min."""
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
 def _state(seen: Overview, ran_s: float, queued_s: float | None) -> str:

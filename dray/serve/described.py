@@ -65,6 +65,7 @@ class ExperimentInFull(Standings):
         best_hparams: the hyperparameters of the best trial, by dotted name.
         varying: hyperparameters that differ between trials.
         metrics: the metrics that trials have reported, by KIND.NAME.
+        variants: the code of single trials, by name, with the files that it changes.
         failures: the number of failures.
         diverged: the trials whose loss became NaN or infinite, in a sentence; empty if none did.
         stragglers: the trials in which one rank's steps are slow, with the rank and its node; empty if there are none.
@@ -85,6 +86,7 @@ class ExperimentInFull(Standings):
     best_hparams: Mapping[str, Any] | None
     varying: list[str]
     metrics: list[str]
+    variants: Mapping[str, list[str]]
     failures: int
     diverged: str
     stragglers: str
@@ -124,12 +126,21 @@ def described(reader: ExperimentReader, overview: Overview, submitted: Submitted
         best_hparams=None if best is None else best.hparams,
         varying=reader.varying,
         metrics=sorted(f"{kind}.{name}" for kind, name in reader.metrics),
+        variants=_variants(reader),
         failures=len(reader.failures),
         diverged=reader.divergence_summary(),
         stragglers=reader.straggler_summary(),
         alerts=reader.alerts,
         damaged=said(reader.directory.path),
     )
+
+
+def _variants(reader: ExperimentReader) -> Mapping[str, list[str]]:
+    known: dict[str, list[str]] = reader.derived.setdefault("variants", {})  # they never change
+    for name in {trial.code for trial in reader.trials.values() if trial.code} - known.keys():
+        if reader.directory.has_variant(name):
+            known[name] = reader.directory.changed_by(name)
+    return known
 
 
 def taken(seen: Overview) -> dict[str, Any]:

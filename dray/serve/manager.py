@@ -9,6 +9,7 @@ import errno
 import functools
 import logging
 import math
+import os
 import shutil
 import signal
 import threading
@@ -27,6 +28,7 @@ from dray.config.notify import ServerNotify
 from dray.config.search import CHANGEABLE, as_extended, check_growth
 from dray.display.counts import Counts
 from dray.errors import ConfigError
+from dray.experiment.notify import SERVED_AT
 from dray.groups.borrowed import GroupServer
 from dray.groups.lender import Lender, PoolClosed
 from dray.groups.lender_shell import LenderShell
@@ -209,7 +211,7 @@ class Manager:
             raise
         process.path = command.path
         process.send(command)
-        process.send(commands.RUN)
+        process.send(commands.Run(os.environ.get(SERVED_AT, "")))
         if process.exit_code is not None:  # it ended before it was assigned to the experiment
             self._ended(process)
 
@@ -286,7 +288,7 @@ class Manager:
         )
         if runs:
             self._processes[submitted.name] = process
-            process.send(commands.RUN)
+            process.send(commands.Run(os.environ.get(SERVED_AT, "")))
         else:
             process.signal(signal.SIGKILL)
         return submitted

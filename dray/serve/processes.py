@@ -3,7 +3,7 @@
 A spare one waits for the next experiment, connected to Ray: imports take seconds, and the connection half a second. A
 process dies with its server; the next server finds the experiment in its queue, and resumes it from its journal.
 
-The server sends `Create` or `Open`, and later `RUN`; the process sends `BEGUN`, `Opened`, `Raised`, and `ENDED` or
+The server sends `Create` or `Open`, and later `Run`; the process sends `BEGUN`, `Opened`, `Raised`, and `ENDED` or
 `Failed`.
 """
 
@@ -37,6 +37,7 @@ from dray.code.ignore import code_of
 from dray.config.notify import Watched
 from dray.errors import ConfigError, ExperimentError, Fault, NoExperiment
 from dray.experiment.experiment import Experiment
+from dray.experiment.notify import SERVED_AT
 from dray.experiment.run import Lent
 from dray.experiment.tune_handle import results_of
 from dray.groups.borrowed import GroupServer
@@ -51,7 +52,6 @@ from searchers.ray_tune import TuneDriver
 
 START_S = 120.0  # how long a process may take to open an experiment
 MAX_SPARES = 3  # how many processes in a row may end before they begin with an experiment
-RUN = "run"  # run the experiment to its end
 BEGUN = "begun"  # the process has its experiment, which may be the cause of any later failure
 ENDED = "ended"  # the experiment has ended, and this process is about to
 OUTPUT = "driver.log"  # the output of the process, in the experiment's directory
@@ -66,7 +66,7 @@ LEAVE_S = 2.0  # how long Ray may take to flush its metrics; usually a third of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Create:
-    """Create an experiment from its config and a directory with the model's code, and wait for `RUN`."""
+    """Create an experiment from its config and a directory with the model's code, and wait for `Run`."""
 
     read: Read
     code: Path
@@ -76,7 +76,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Open the experiment in a directory, extend it to these values, and wait for `RUN`."""
+    """Open the experiment in a directory, extend it to these values, and wait for `Run`."""
 
     path: Path
     extension: Mapping[str, Any]
@@ -92,6 +92,13 @@ class Opened:
     by_quota: Mapping[str, Any]  # these two: see `dray.serve.control.Submitted`
     missing_secrets: tuple[str, ...]
     code: str = ""  # what a new experiment was imported from: its entrypoint, and a hash of its code
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run the experiment to its end. `page`: the address of the server's page; "" if unknown."""
+
+    page: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +226,7 @@ class Spares:
                 self._waiting = self._start()
 
     def create(self, command: Create) -> ExperimentProcess:
-        """Create an experiment in a process, which then waits for `RUN`.
+        """Create an experiment in a process, which then waits for `Run`.
 
         Raises:
             ConfigError: with every fault of the config, or because the model can't be imported.
@@ -329,7 +336,9 @@ def _serve(connection: Connection, commands: queue.SimpleQueue[Any], lent: Lent)
         budget = experiment.config.budget
         totals = totals_of(None if budget is None else budget.model_dump())
         connection.send(Opened(path, share, totals, read.by_quota, read.missing_secrets, code))
-        assert commands.get() == RUN
+        run = commands.get()
+        assert isinstance(run, Run)
+        os.environ[SERVED_AT] = run.page
         _print_to(path / OUTPUT)
         experiment.run()
     except Exception as error:

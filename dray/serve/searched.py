@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import yaml
 from typing_extensions import TypedDict
 
 from dray.config.searcher import SamplingSearcher
@@ -16,13 +17,16 @@ from searchers.domains import parameters, ranges
 
 class Searched(TypedDict):
     config: str  # the text of experiment.yaml
+    written: str  # the same without the fields that have their defaults
     facts: list[tuple[str, str]]  # about the search: method, metric, lengths, slots
     space: list[tuple[str, str]]  # the hyperparameters with their values
 
 
 def searched(reader: ExperimentReader) -> Searched:
     space = [*ranges(reader.config.space.root), *_constants(reader)]
-    return {"config": reader.directory.config_text(), "facts": list(_facts(reader)), "space": space}
+    directory = reader.directory
+    written = yaml.dump(directory.config().written(), Dumper=yaml.CSafeDumper, sort_keys=False)
+    return {"config": directory.config_text(), "written": written, "facts": list(_facts(reader)), "space": space}
 
 
 def _facts(reader: ExperimentReader) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from dray.cluster.connection import connect
 from dray.config.notify import ServerNotify
 from dray.errors import ExperimentError
 from dray.experiment.interrupts import restore_handlers, set_handlers
+from dray.experiment.notify import SERVED_AT
 from dray.groups.on_ray import OnRay
 from dray.records.directory import results_root
 from dray.serve import address as addresses
@@ -105,6 +106,7 @@ def serve(
             manager = Manager(OnRay(cluster), tokens, idle_s=idle_s, say=say, notify=notify)
             with listening(manager, results, host, port, tokens, root) as url:
                 addresses.write(results, url, token)
+                os.environ[SERVED_AT] = root.address or url  # of the processes that it starts, too
                 say(f"serving {results} on {cluster.description}")
                 say(f"open {root.address or url}/login?token={token}")
                 try:

@@ -144,6 +144,7 @@ def _refusal(token: Token, submitted: Submitted, new: Share | int) -> str:
 Read = Callable[..., Any]
 """Takes a request, and a model of its query if it has one. Returns what is sent as JSON."""
 THREADS = 4
+LEAST_COMPRESSED = 4096  # bytes of an answer
 PACE_S = 2.5  # how often a page should poll its experiment
 PACE_EACH_S = 1.0
 """The pace is at least this, times the number of viewed experiments: many open pages must not cost the server much."""
@@ -215,7 +216,10 @@ class Views:
                 headers["Retry-After"] = str(math.ceil(found.wait_s))
             if request.headers.get("If-None-Match") == headers["ETag"]:
                 return web.Response(status=304, headers=headers)
-            return web.Response(body=body, content_type="application/json", charset="utf-8", headers=headers)
+            response = web.Response(body=body, content_type="application/json", charset="utf-8", headers=headers)
+            if len(body) > LEAST_COMPRESSED:
+                response.enable_compression()
+            return response
 
         return answer
 

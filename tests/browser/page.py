@@ -83,6 +83,12 @@ class Site:
                     return found.length === 1;"""
         self.until(lambda: self.js(script, label, within), label)
 
+    def more(self, label: str) -> None:
+        """Press a button of the menu of an experiment's page."""
+        self.one(".actions details")
+        self.js("document.querySelector('.actions details').open = true")
+        self.click(label, ".actions")
+
     def press(self, *keys: str) -> None:
         """Press keys where the focus is."""
         for key in keys:

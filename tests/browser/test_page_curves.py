@@ -62,7 +62,7 @@ def test_bands_have_the_quartiles_of_all_trials_by_rung(site: Site) -> None:
     reader = Result(site.results / "many").reader
     rows = Result(site.results / "many").metrics.query("kind == 'validation' and name == 'validation_loss'")
     bands = [line for line in drawn(site) if line["band"]]
-    assert [band["label"] for band in bands] == ["reached 1 epoch", "reached 4 epochs", "reached 16 epochs"]
+    assert [band["label"] for band in bands] == ["up to 1 epoch", "up to 4 epochs", "up to 16 epochs"]
     for rung, line in enumerate(bands, start=1):
         mine = [each.id for each in reader.ranked() if rungs_reached(reader.rungs, each.last_step) == rung]
         assert line["band"]["of"] == len(mine)
@@ -218,7 +218,7 @@ def test_lines_are_reached_by_keys_and_said(site: Site) -> None:
     site.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     site.until(lambda: f"trial {best}, the best at 3 epochs" in site.texts(".tip")[0])
     site.press(Keys.ARROW_UP)
-    site.until(lambda: site.texts(".tip")[0].startswith("reached 16 epochs; at 3 epochs: median "))
+    site.until(lambda: site.texts(".tip")[0].startswith("up to 16 epochs; at 3 epochs: median "))
     site.press(Keys.ARROW_DOWN, Keys.ENTER)
     site.until(lambda: f"sel={best}" in site.browser.current_url)
     site.js("document.querySelector('#picked button').click()")

@@ -154,7 +154,7 @@ def test_stopping_asks_first_and_reaches_the_server(site: Site) -> None:
 
 def test_slots_tags_and_notes_are_changed(site: Site) -> None:
     site.open("#/e/experiment")
-    site.click("Slots", ".actions")
+    site.more("Share…")
     weight = site.one("dialog input[name=weight]")
     weight.clear()
     weight.send_keys("2.5")
@@ -162,7 +162,7 @@ def test_slots_tags_and_notes_are_changed(site: Site) -> None:
     site.until(lambda: not site.all("dialog"), "the end of the dialog")
     site.until(lambda: "weight 2.5" in site.one(".tiles").text)
     assert site.control.experiment("experiment").share.weight == 2.5
-    site.click("Tags and notes", ".actions")
+    site.more("Tags and notes")
     site.one("dialog input").send_keys("new, tags")
     site.one("dialog textarea").send_keys("two\nlines")
     site.click("Save", "dialog")
@@ -198,15 +198,18 @@ def test_an_experiment_is_run_again_with_changes(site: Site) -> None:
     change = """const it = document.querySelector('dialog textarea');
                 it.value = arguments[0];
                 it.dispatchEvent(new Event('input'));"""
-    site.js(change, text.replace("divisor: 4", "divisor: 1"))
-    site.until(lambda: "1 changed line." in site.texts("dialog [role=status]"))
+    assert "max_restarts" not in text, "what has its default is left out"
+    lines = "dialog [role=status] li"
+    site.js(change, text.replace("num_rungs: 3", "divisor: 1"))
+    site.until(lambda: site.texts(lines) == ["searcher.num_rungs: no longer set", "searcher.divisor: 1"])
     site.click("Fork", "dialog")
     told = "return document.querySelector('dialog .trouble')?.innerText ?? ''"
     site.until(lambda: "searcher.divisor: must be > 1" in site.js(told))
     smaller = text.replace("max_trials: 64", "max_trials: 8").replace("name: simulated", "name: smaller")
-    site.js(change, smaller.replace("  like: []", "  like:\n  - '11'\n  - other-*"))
+    site.js(change, smaller.replace("searcher:\n", "searcher:\n  like:\n  - '11'\n  - other-*\n"))
     site.one("dialog label input").send_keys("12, digits-*\t")
-    site.until(lambda: "3 changed lines." in site.texts("dialog [role=status]"))
+    changed = ["name: simulated → smaller", "searcher.max_trials: 64 → 8", 'searcher.like: ["12","digits-*"]']
+    site.until(lambda: site.texts(lines) == changed)
     site.click("Fork", "dialog")
     site.until(lambda: "#/e/smaller" in site.browser.current_url)
     [made] = site.results.glob("smaller*")
@@ -375,7 +378,7 @@ def test_what_a_variant_of_the_code_changes_is_shown(site: Site) -> None:
     site.open("#/e/digits-1/code")
     site.browser.refresh()
     choice: Any = site.one("select")
-    choice.send_keys("v")
+    choice.send_keys("0")
     site.until(lambda: site.texts(".log .added .said") == ["+++ b/model_def.py", "+lr = 2"])
     assert site.texts(".log .removed .said") == ["--- a/model_def.py", "-lr = 1"]
     site.all("nav[aria-label=Files] a")[1].click()

@@ -90,9 +90,19 @@ def test_one_goes_from_trial_to_trial_in_a_tab_by_links_and_keys(site: Site) -> 
 
 
 def test_all_metrics_are_a_grid_with_the_best_trial_beside(site: Site) -> None:
-    best = best_of(site, "digits-1")
+    best, shown = best_of(site, "digits-1"), ".metric-grid h2 span:last-child"
     site.open("#/e/digits-1/t/3/metrics")
-    rows = rows_of(site, "digits-1", 3)
+    single = rows_of(site, "digits-1", 3)
+    assert all(len(each) == 1 for each in single.values())
+    loss = float(single["validation", "validation_loss"]["value"].iloc[0])
+    site.until(lambda: site.texts(shown)[:1] == [f"{loss:.5g}"] and len(site.texts(shown)) == len(single), "numbers")
+    assert not drawn(site), "no plots with a single point"
+    trial, rows = next(
+        (each, found)
+        for each in range(64)
+        if each != best and len((found := rows_of(site, "digits-1", each))["validation", "validation_loss"]) > 1
+    )
+    site.open(f"#/e/digits-1/t/{trial}/metrics")
     site.until(lambda: len(drawn(site)) == len(rows), "a plot for each metric")
     names = {(kind, name): name if name.startswith(kind) else f"{kind} {name}" for kind, name in rows}
     for key, mine in rows.items():
@@ -100,11 +110,12 @@ def test_all_metrics_are_a_grid_with_the_best_trial_beside(site: Site) -> None:
         assert (line["x"], line["y"]) == (mine["batches"].tolist(), mine["value"].tolist())
     assert site.texts(".metric-grid h2 span:first-child")[0] == "validation_loss", "the searched one first"
     label = site.js("return document.querySelector('[data-metric=validation_loss] .lines').ariaLabel")
-    assert label.startswith("validation_loss along batches: 1 point, at last ")
+    points = len(rows["validation", "validation_loss"])
+    assert label.startswith(f"validation_loss along batches: {points} points, at last ")
     site.js("[...document.querySelectorAll('.controls input[type=checkbox]')][0].click()")
     choose(site, "along", "epochs")
     theirs = rows_of(site, "digits-1", best)["validation", "validation_loss"]
-    both = ["trial 3", f"trial {best}, the best"]
+    both = [f"trial {trial}", f"trial {best}, the best"]
     site.until(lambda: sorted(line["label"] for line in drawn(site)["validation_loss"]) == sorted(both), "both")
     values = (theirs["epochs"].tolist(), theirs["value"].tolist())
     site.until(

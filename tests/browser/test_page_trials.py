@@ -181,7 +181,7 @@ def test_rows_follow_a_running_experiment_and_keep_focus_and_selection(site: Sit
     site.js(f"document.querySelector('{TABLE} tr[data-key=\"3\"] a').focus()")
     site.until(lambda: rows(site).index(3) > rows(site).index(0))
     site.story.validate(3, 20, 0.0625)
-    site.until(lambda: cell(site, 3, "best") == "0.0625")
+    site.until(lambda: cell(site, 3, "best") == "0.062500", "with as many digits as the others")
     site.until(lambda: rows(site).index(3) < rows(site).index(0), "it has moved")
     assert site.js("return document.activeElement.closest('tr')?.dataset.key") == "3"
     assert sel(site) == "3"

@@ -20,7 +20,7 @@ def test_trials_that_were_trained_again_are_shown_with_intervals(site: Site) -> 
         site.open("#/e/again")
         rows = "table[aria-label='Trained again with other seeds'] tbody tr"
         site.until(lambda: [text[0] for text in site.texts(rows)] == ["3", "2", "1"], "the finalists")
-        assert "0.350 (0.275 .. 0.425)" in site.texts(rows)[2]
+        site.until(lambda: "0.350 (0.275 .. 0.425)" in site.texts(rows)[2], "all of what was written")
         assert "Trial 3 is the best of 3 over 3 seeds, but not distinguishable from trial 2." in site.texts("section p")
         widths = "return [...document.querySelectorAll('.interval i')].map(it => it.getBoundingClientRect().width)"
         third, second, first = site.js(widths)  # noise adds to the luck of the seeds, by a different amount each

@@ -74,6 +74,14 @@ def test_null_stays_a_value_among_hyperparameters_and_data() -> None:
     assert load_config(config.to_dict()) == config
 
 
+@pytest.mark.parametrize("path", sorted(Path("examples/digits").glob("*.yaml")), ids=lambda path: path.stem)
+def test_what_was_written_is_enough_for_the_same_config(path: Path) -> None:
+    config = load_config(path)
+    written = config.written()
+    assert load_config(yaml.safe_load(yaml.safe_dump(written))) == config
+    assert "max_restarts" not in written
+
+
 def test_missing_seed_is_drawn_and_recorded() -> None:
     first, second = (load_config(changed(reproducibility=...)) for _ in range(2))
     assert first.reproducibility.experiment_seed != second.reproducibility.experiment_seed

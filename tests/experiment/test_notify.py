@@ -133,6 +133,16 @@ def test_the_webhook_and_the_command_learn_how_it_ended(
     assert json.loads(second) == {**posted, "text": text}
 
 
+def test_an_alert_of_a_server_leads_to_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, webhook: Webhook
+) -> None:
+    monkeypatch.setenv(notify.SERVED_AT, "https://hub.example.org/lab")
+    run(tmp_path, monkeypatch, {"url": webhook.url}, None)
+    [posted] = webhook.received
+    assert posted["url"] == "https://hub.example.org/lab/#/e/told"
+    assert posted["text"].endswith(f"\n{posted['url']}"), "what Slack shows"
+
+
 def test_controls_in_an_error_are_told_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "told.txt"
     run(

@@ -49,12 +49,12 @@ def test_time_and_budget_left_are_shown_while_it_can_continue() -> None:
     seen = Overview(name="a", path="", state="RUNNING", began=0.0, last=60.0, ran_s=60.0, left_s=2400.0, budget=budget)
     found = standing(seen, None, now=60.0)
     assert (found.sentence, found.left_s) == (
-        "Running for 1 min; about 40 min and 12% of the budget left",
+        "Running for 1 min 00 s; about 40 min and 12% of the budget left",
         2400.0,
     )
     assert found.budget_left == pytest.approx(0.12)
-    ended = standing(Overview(name="a", path="", state="COMPLETED", began=0.0, ran_s=60.0, budget=budget), None)
-    assert ended.sentence == "Completed after 1 min"
+    ended = standing(Overview(name="a", path="", state="COMPLETED", began=0.0, ran_s=113.0, budget=budget), None)
+    assert ended.sentence == "Completed after 1 min 53 s"
 
 
 BEGAN = {"began": 1.0, "ran_s": 40.0}
@@ -63,7 +63,7 @@ BEGAN = {"began": 1.0, "ran_s": 40.0}
 @pytest.mark.parametrize(
     ("state", "fields", "sentence"),
     [
-        ("QUEUED", {}, "Queued for 5 min"),
+        ("QUEUED", {}, "Queued for 5 min 00 s"),
         ("QUEUED", BEGAN, "Queued after 40 s"),
         ("STOPPED", {}, "Not begun"),
         ("PAUSED", {"began": 1.0, "ran_s": 47.4}, "Paused after 47 s"),

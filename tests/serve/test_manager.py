@@ -22,8 +22,7 @@ from dray.serve import creations, manager
 from dray.serve.control import Share
 from dray.serve.draft import Draft
 from dray.serve.manager import Manager
-from dray.serve.processes import FULL, STOPPED, Create, Failed, Open, Opened
-from dray.serve.processes import RUN as RUN_IT
+from dray.serve.processes import FULL, STOPPED, Create, Failed, Open, Opened, Run
 from dray.serve.queue import open_queue
 from dray.serve.quota import Quota
 from dray.serve.scheduler import MAX_DEATHS
@@ -189,7 +188,7 @@ def test_without_memory_for_a_process_an_experiment_waits_for_it(server: Server)
     server.most = 99
     server.settle()
     opens = Open(path=server.results / "a", extension={})
-    assert [each.received for each in server.processes if each.received] == [[opens, RUN_IT]]
+    assert [each.received for each in server.processes if each.received] == [[opens, Run("")]]
 
 
 def test_a_process_that_ends_on_a_full_disk_has_not_died(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

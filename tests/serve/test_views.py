@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,16 @@ def test_experiments_are_listed_whether_or_not_they_were_submitted(served: Serve
     assert (two["state"], two["submitted"]) == ("COMPLETED", None)
     overview = Result(digits).overview
     assert (two["trials"], two["ended"], two["best_metric"]) == (overview.trials, overview.ended, overview.best_metric)
+
+
+def test_large_answers_are_compressed_for_those_who_ask(served: Served, digits: Path) -> None:
+    path = f"/api/v1/experiments/{digits.name}/trials?limit=100"
+    plain = served.send("GET", path)
+    packed = served.send("GET", path, headers={**served.headers, "Accept-Encoding": "gzip"})
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == plain.body
+    assert len(packed.body) < len(plain.body) / 4
+    assert packed.headers["ETag"] == plain.headers["ETag"]
 
 
 def test_the_list_answers_before_all_experiments_are_read(
@@ -136,7 +147,7 @@ def test_trials_are_filtered_by_facets_that_say_what_they_leave(served: Served, 
     assert counts == adams["state"].str.lower().value_counts().to_dict(), "a facet does not limit itself"
     rungs = {each["value"]: each for each in found["facets"]["rung"]}
     assert sum(each["count"] for each in rungs.values()) == len(pruned)
-    assert rungs["1"]["label"] == "reached 1 epoch"
+    assert rungs["1"]["label"] == "up to 1 epoch"
     assert trials(f"search=optimizer%3Dadam&state=pruned&rung={','.join(rungs)}&ids=1")["ids"] == pruned
     assert trials("search=optimizer%3Dadam&state=pruned&rung=1&ids=1")["found"] == rungs["1"]["count"]
     assert "trials" not in trials("ids=1")

@@ -8,7 +8,7 @@ import { Parallel } from "./parallel.js";
 import { Empty, Rows, Select, Skeleton, Trouble, useSeen } from "./parts.js";
 import { colourOf, dashOf, ranges, useSelection } from "./selection.js";
 import { address, returning, setParams, useParam } from "./url.js";
-import { duration, plural, timeOfDay } from "./values.js";
+import { duration, number, plural, timeOfDay } from "./values.js";
 
 const INPUTS = ["wheel", "touchmove", "keydown", "pointerdown"];
 const EVERY_MS = 10_000, MOST_INCLUDED = 100;
@@ -71,7 +71,8 @@ function useScale(figure) {
 const Squares = ({ of }) => html`<p class="legend">${of.map(([text, colour]) => html`<span key=${text}><i style=${{ background: colour }} />${text}</span>`)}</p>`;
 
 function Points({ figure, label, picked }) {
-  const [scale, choice] = useScale(figure);
+  const [scale, choice] = useScale(figure), points = new Set(figure.data.flatMap(each => each.x.map((x, at) => `${x} ${each.y[at]}`)));
+  if (points.size === 1) return html`<p class="numbers"><b>${number(figure.data[0].y[0])}</b></p>`;
   return html`<div class="top"><${Squares} of=${figure.data.map(trace => [trace.name, trace.marker?.color ?? trace.line.color])} />${choice}</div>
     <${Figure} figure=${figure} scale=${scale} label=${label} picked=${picked} />`;
 }

@@ -1,6 +1,7 @@
 // An experiment's config and the files of its code, as text with numbered lines; and what the code of a trial changes.
 
 import { html, useMemo } from "./lib/preact.js";
+import { codeName } from "./columns.js";
 import { experiment, useData } from "./data.js";
 import { Diff, TextLines } from "./lines.js";
 import { Empty, Waiting } from "./parts.js";
@@ -20,7 +21,7 @@ export function Code({ name, about }) {
   const link = (text, href, on, more) => html`<li key=${text}><a href=${href} aria-current=${on ? "page" : null}>${text}</a>${more}</li>`;
   const changed = show === CHANGES && variant;
   return html`${data.variants.length > 0 && html`<p class="controls"><label class="inline">code of <select value=${variant} onchange=${event => setParams({ variant: event.target.value, file: null, line: null, show: event.target.value ? CHANGES : null })}>
-      <option value="" selected=${!variant}>the experiment</option>${data.variants.map(each => html`<option key=${each} value=${each} selected=${each === variant}>variant ${each}, of single trials</option>`)}</select></label></p>`}
+      <option value="" selected=${!variant}>the experiment</option>${data.variants.map(each => html`<option key=${each} value=${each} selected=${each === variant}>${codeName(about, each)} changed</option>`)}</select></label></p>`}
     <div class="files"><nav aria-label="Files"><ul>
       ${variant ? link("What it changes", at({ show: CHANGES }), changed) : link("experiment.yaml", at({}), file === CONFIG, html` <span class="quiet">config</span>`)}
       ${data.files.map(each => each.is_link ? html`<li key=${each.path}>${clean(each.path)} <span class="quiet">link</span></li>`

@@ -5,6 +5,7 @@ import { Smoothing, axisOf } from "./curves.js";
 import { Poll, Refused, experiment, get, useData } from "./data.js";
 import { Diff } from "./lines.js";
 import { Check, Crumbs, Empty, Select, Skeleton, State } from "./parts.js";
+import { label as labelOf, named, useLabels } from "./names.js";
 import { Lines, smoothed, xOf } from "./plot.js";
 import { MOST_COMPARED, Swatch, colourOf, dashOf, pick } from "./selection.js";
 import { LIVE } from "./states.js";
@@ -67,7 +68,7 @@ function Plots({ trials, label }) {
     const every = metricsOf(trials, along, label), most = Math.max(...every.flatMap(([, lines]) => lines.flatMap(({ x }) => x.at(-1) ?? 0)), 0);
     const [divisor, unit] = axisOf(along, most);
     return [every.map(([name, lines]) => [name, smoothed(lines.map(each => ({ ...each, x: each.x.map(x => x / divisor) })), weight)]), unit];
-  }, [trials, along, weight]);
+  }, [trials, along, weight, trials.map(label).join()]);
   if (!plots.length) return html`<${Empty}>No metrics yet.</${Empty}>`;
   return html`<div class="controls">
       <${Select} name="x" label="along" options=${ALONG.map(each => [each, each])} />
@@ -86,7 +87,7 @@ const FACTS = [
   ["state", it => html`<${State} trial state=${it.about.state} by=${it.about.ended_by} />`], ["metric", it => it.metric, true], ["best", it => number(it.about.best_metric)],
   ["last", it => number(it.about.metric)], ["rank", it => it.about.rank === null ? "–" : `${count(it.about.rank)} of ${count(it.about.of)}`],
   ["batches", it => count(it.about.batches)], ["time", it => duration(it.about.started && (it.about.ended ?? Date.now() / 1000) - it.about.started)],
-  ["restarts", it => count(it.about.restarts), true], ["code", it => it.about.code ?? "the experiment's own", true],
+  ["restarts", it => count(it.about.restarts), true], ["code", it => it.about.code ? html`<a href=${address(it.name, null, "code", { variant: it.about.code, show: "changes" })} title=${it.about.code}>changed</a>` : "the experiment's own", true],
 ];
 
 function Values({ trials, label, drop }) {
@@ -156,7 +157,8 @@ export function Compare() {
   const { params } = useRoute();
   const given = params.getAll("t").map(each => /^(\d{1,9}):(.+)$/s.exec(each)).filter(Boolean).map(([, trial, name]) => [name, Number(trial)]);
   const asked = given.slice(0, MOST_COMPARED), of = Math.max(given.length, Number(params.get("of")) || 0), found = useTrials(asked);
-  const several = new Set(asked.map(([name]) => name)).size > 1, label = ({ name, trial }) => several ? `${trial} of ${name}` : `trial ${trial}`;
+  const several = new Set(asked.map(([name]) => name)).size > 1, label = ({ name, trial }) => several ? `${trial} of ${labelOf(name)}` : `trial ${trial}`;
+  useLabels(several ? asked.map(([name]) => name) : []);
   useEffect(() => { document.title = "Compare · dray"; }, []);
   const show = (trials, [name, trial], on) => {
     const query = new URLSearchParams([...trials.map(each => ["t", `${each[1]}:${each[0]}`]), ...[...params].filter(([key]) => !["t", "of"].includes(key))]);
@@ -174,7 +176,7 @@ export function Compare() {
       : !found ? html`<${Skeleton} rows=${10} />` : trials.length > 0 && html`
     <section><h2>Metrics</h2><ul class="legend">${trials.map(each => html`<li key=${label(each)}><${Name} it=${each} label=${label} drop=${drop} /></li>`)}</ul>
       <${Plots} trials=${trials} label=${label} /></section>
-    <section><h2>Values</h2><ul class="differences">${trials.filter(each => each.text && !found[0].error).map(each => html`<li key=${label(each)}>${capital(each.text)}.</li>`)}</ul>
+    <section><h2>Values</h2><ul class="differences">${trials.filter(each => each.text && !found[0].error).map(each => html`<li key=${label(each)}>${capital(named(each.text))}.</li>`)}</ul>
       <${Values} trials=${trials} label=${label} drop=${drop} /></section>
     ${differing.length > 0 && html`<section><h2>Config and code</h2>${differing.map(each => html`<${Difference} key=${label(each)} one=${first} other=${each} label=${label} />`)}</section>`}`}`;
 }

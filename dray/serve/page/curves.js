@@ -67,7 +67,7 @@ function MetricCurves({ name, metric, along, show, one, legend }) {
   useEffect(() => { if (legend && drawn) legend(drawn.entries); }, [drawn]);
   if (!data) return html`<section class="curves" ref=${place}><${Waiting} error=${error} /></section>`;
   const { series, bands, title } = drawn, best = data.curves.find(each => each.trial === data.best);
-  const all = data.how === "all", counted = data.shown === data.of ? `All ${plural(data.of, "trial")} that have validated`
+  const all = data.how === "all", counted = data.of === 1 ? "The only trial that has validated" : data.shown === data.of ? `All ${plural(data.of, "trial")} that have validated`
     : all ? `${count(data.shown)} of ${count(data.of)} trials have reported it` : `${count(data.shown)} of ${count(data.of)} trials: ${data.how}`;
   const notes = [`${counted}${bands.length ? `; ${data.curves.length === 1 && best ? "the best has a line" : `${plural(data.curves.length, "trial")} as lines`}` : ""}.`, ...data.notes, limits && scale.includes("hidden") && `The scale is ${scale}.`,
     Number(weight) > 0 && "Lines of trials are smoothed, with the thin raw line behind.", lost(series), chosen.size > MOST_CHOSEN && `Of the selection, the first ${MOST_CHOSEN} are drawn.`].filter(Boolean);

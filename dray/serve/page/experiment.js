@@ -4,10 +4,12 @@ import { html, useEffect, useState } from "./lib/preact.js";
 import { experiment, send, useData } from "./data.js";
 import { ask, say } from "./dialogs.js";
 import { useKeys } from "./keys.js";
+import { Menu } from "./menu.js";
 import { NotFound } from "./notfound.js";
 import { Overview } from "./overview.js";
 import { Crumbs, Empty, State, Tabs, Waiting, lazy } from "./parts.js";
 import { askShare } from "./share.js";
+import { ENDED } from "./states.js";
 import { address, go } from "./url.js";
 import { VERBS, allowed, askExtend, askFork, askNotes, askVerb, refusal } from "./verbs.js";
 
@@ -47,19 +49,22 @@ export function Experiment({ name, tab }) {
 function Actions({ name, about, me }) {
   const { submitted } = about, owner = submitted?.owner, mine = me.scope === "operate" || (me.scope === "submit" && owner === me.name);
   const button = (label, act, danger = false) => html`<button key=${label} class=${danger ? "danger" : ""} onclick=${act}>${label}</button>`;
-  const fork = button("Fork", () => askFork(name).catch(error => say(error.message)));
+  const fork = button("Fork", () => askFork(name, about.title).catch(error => say(error.message)));
   if (!mine) {
     const may = me.scope === "submit" ? "change only what it has submitted" : "only look";
     return html`<div class="actions">${me.scope === "submit" && fork}<span class="quiet">${owner && `Submitted by ${owner}. `}Your token, ${me.name}, may ${may}.</span></div>`;
   }
+  const can = allowed(about, me), verb = each => can.includes(each) && button(VERBS[each][0], () => askVerb(name, each).catch(error => say(error.message)), VERBS[each][1]);
   return html`<div class="actions">
-    ${allowed(about, me).map(verb => button(VERBS[verb][0], () => askVerb(name, verb).catch(error => say(error.message)), VERBS[verb][1]))}
+    ${["stop", "pause", "activate"].map(verb)}
     ${submitted && !refusal(about, "extend", me) && button("Extend", () => askExtend(about))}
-    ${submitted && button("Slots", () => askShare(about))}
-    ${submitted && button("Tags and notes", () => askNotes(about))}
     ${fork}
-    ${me.scope === "operate" && button("TensorBoard, optuna-dashboard", () => ask({ title: "TensorBoard and optuna-dashboard", yes: "Close", body: html`<${Boards} name=${name} />` }))}
-    ${!submitted && html`<span class="quiet">Not submitted to this server: the command that runs it can stop it.</span>`}</div>`;
+    <${Menu} kind="verbs" title="More" label="What else can be done">
+      ${submitted && !ENDED.includes(about.state) && button("Share…", () => askShare(about))}
+      ${submitted && button("Tags and notes", () => askNotes(about))}
+      ${me.scope === "operate" && button("TensorBoard, optuna-dashboard", () => ask({ title: "TensorBoard and optuna-dashboard", yes: "Close", body: html`<${Boards} name=${name} />` }))}
+      ${["kill", "delete"].map(verb)}<//>
+    ${!submitted && html`<span class="quiet">${about.state === "RUNNING" ? "Not submitted to this server: the command that runs it can stop it." : "Run by a command, not by this server."}</span>`}</div>`;
 }
 
 // Pages of other programs, which the server starts.

@@ -4,7 +4,8 @@ import { useLayoutEffect, useRef } from "./lib/preact.js";
 
 const layers = [];
 // Keys that views have now, as [key, what it does].
-export const described = () => [...new Map(layers.flat().map(([key, what]) => [key, what]))].filter(([, what]) => what);
+export const described = () => [...new Map(layers.flat().map(([key, what]) => [key, what]))].filter(([, what]) => what).sort(([one], [other]) => kind(one) - kind(other) || (one < other ? -1 : 1));
+const kind = key => key.length > 1 ? 3 : /[a-z]/i.test(key) ? 1 : /\d/.test(key) ? 0 : 2;  // figures, letters, signs, keys with names
 
 // `keys`: lists of a key, what it does ("" leaves it out of the help), and its function; the last view's come first.
 export function useKeys(keys) {

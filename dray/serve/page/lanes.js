@@ -1,6 +1,7 @@
 // What each slot did: a row for a slot, a bar for a trial, over time.
 
 import { html, useEffect, useRef, useState } from "./lib/preact.js";
+import { label as labelOf } from "./names.js";
 import { COLOURS } from "./selection.js";
 import { useResize, word } from "./parts.js";
 import { address, go } from "./url.js";
@@ -28,7 +29,7 @@ function ticks(from, to, width) {
 const keyOf = bar => `${bar.kind}-${bar.lanes[0]}-${bar.part}-${bar.began}`;
 const slotOf = (kind, lane, both) => `${both ? `${kind.toUpperCase()} slot` : "slot"} ${lane + 1}`;
 
-const titled = bar => `${bar.experiment}, ${bar.trials > 1 ? `${bar.trials} short trials` : `trial ${bar.trial}`}`;
+const titled = bar => `${labelOf(bar.experiment)}, ${bar.trials > 1 ? `${bar.trials} short trials` : `trial ${bar.trial}`}`;
 
 function described(bar, now, both) {
   const where = `${slotOf(bar.kind, bar.lanes[0], both)}${bar.lanes.length > 1 ? ` and ${bar.lanes.length - 1} more` : ""}${bar.parts > 1 ? ` (1/${bar.parts} of it)` : ""}`;
@@ -79,7 +80,7 @@ export function Lanes({ view }) {
         ${end && wide > 4 && html`<path class="end" d="M${left + wide - 1.5} ${top} v${tall}" />`}`)}</a>`;
   };
   const label = each => boxes(each).map(({ left, top, wide, tall }) => {
-    const fits = Math.floor((wide - 10) / LETTER), name = titled(each).length > fits ? each.experiment : titled(each);
+    const fits = Math.floor((wide - 10) / LETTER), name = titled(each).length > fits ? labelOf(each.experiment) : titled(each);
     return tall > 13 && fits >= 3 && html`<text key=${`${keyOf(each)}-${top}`} x=${left + 6} y=${top + tall / 2 + 4}>${name.length > fits ? `${name.slice(0, fits - 1)}…` : name}</text>`;
   });
   const idle = (each, number) => {

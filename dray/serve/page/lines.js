@@ -83,7 +83,7 @@ function hashWith(changes) {
 
 // A unified diff, as text.
 export function Diff({ text, more = 0, label = "Difference of the code" }) {
-  const lines = clean(text).split("\n"), [at, set] = useParam("diff"), kind = line => line.startsWith("+") ? "added" : line.startsWith("-") ? "removed" : line.startsWith("@@") || line.startsWith("diff ") ? "quiet" : "";
+  const lines = clean(text).trimEnd().split("\n"), [at, set] = useParam("diff"), kind = line => line.startsWith("+") ? "added" : line.startsWith("-") ? "removed" : line.startsWith("@@") || line.startsWith("diff ") ? "quiet" : "";
   return html`<${TextLines} label=${label} total=${lines.length} target=${Number(at || 0) - 1} onpick=${it => set(it.diff)}
     line=${i => ({ text: lines[i], number: i + 1, at: { diff: String(i + 1) }, kind: kind(lines[i]) })} />
     ${more > 0 && html`<p class="quiet">${count(more)} more characters are left out.</p>`}`;

@@ -4,20 +4,21 @@ import { html, useEffect, useMemo, useRef, useState } from "./lib/preact.js";
 import { useData } from "./data.js";
 import { useKeys } from "./keys.js";
 import { Columns } from "./menu.js";
+import { learn, named } from "./names.js";
 import { Check, Chips, Copy, Empty, Search, Skeleton, State, useMedia } from "./parts.js";
 import { compareAddress } from "./selection.js";
-import { meaning, word } from "./states.js";
+import { ENDED, meaning, word } from "./states.js";
 import { Table } from "./table.js";
 import { address, go, joined, listed, setParams, useParam } from "./url.js";
 import { ago, clock, count, duration, number, plural } from "./values.js";
 import { VERBS, askTags, askVerbs } from "./verbs.js";
 
-const EVERY_MS = 2500, SOON_MS = 700, HEIGHTS = [62, 146];
+const EVERY_MS = 2500, SOON_MS = 700, HEIGHTS = [66, 104];
 const CURVE = { width: 96, height: 30 };
 
-// Without a number of trials, the budget is what ends the search.
-const share = it => it.max_trials === null && it.budget ? Math.max(...Object.values(it.budget).map(of => of.spent / of.total))
-  : it.ended / Math.max(it.total, 1);
+// Without a number of trials, the budget is what ends a search: the share of it that is spent, else null.
+const spent = it => it.max_trials === null && it.budget && !ENDED.includes(it.state) ? Math.max(...Object.values(it.budget).map(of => of.spent / of.total)) : null;
+const share = it => spent(it) ?? it.ended / Math.max(it.total, 1);
 const tagsOf = it => [...new Set([...it.submitted?.tags ?? [], ...it.labels])];
 const methodOf = it => it.is_local ? "local run" : it.method ?? "unknown";
 const beganAt = it => it.began ?? it.submitted?.submitted ?? null;
@@ -35,8 +36,11 @@ function Curve({ values, smaller }) {
     <path d=${line} /><circle cx=${x(values.length - 1)} cy=${y(values.at(-1))} r="2.4" /></svg>`;
 }
 
-const Progress = ({ it }) => html`<span>${count(it.ended)} of ${count(it.total)}</span>
-  <progress max="1" value=${share(it)} aria-label="${it.ended} of ${it.total} trials have ended" />${it.failed > 0 && html`<small class="bad">${count(it.failed)} failed</small>`}`;
+function Progress({ it }) {
+  const budget = spent(it), percent = budget !== null && `${Math.round(100 * budget)}% of the budget`;
+  return html`<span>${budget === null ? `${count(it.ended)} of ${count(it.total)}` : `${count(it.ended)} ended`}</span>${it.failed > 0 && html` <small class="bad">${count(it.failed)} failed</small>`}
+    <progress max="1" value=${share(it)} aria-label=${percent ? `${percent} is spent` : `${it.ended} of ${it.total} trials have ended`} />${percent && html`<small>${percent}</small>`}`;
+}
 const slotsOf = ({ submitted }) => [submitted?.slots > 0 && `on ${plural(submitted.slots, "slot")}`, submitted?.waiting > 0 && `${plural(submitted.waiting, "trial")} waiting`].filter(Boolean).join(", ");
 
 // `value`: what is sorted by, the largest first if `down`; `from`: how wide the screen must be, unless columns are chosen;
@@ -44,9 +48,9 @@ const slotsOf = ({ submitted }) => [submitted?.slots > 0 && `on ${plural(submitt
 const COLUMNS = [
   { key: "name", label: "experiment", main: true, value: it => it.title.toLowerCase(),
     cell: it => html`<span class="clamp" title=${it.title}>${it.title}</span>`,
-    more: it => html`<small class="path" title=${it.name}>${it.number !== null && `#${it.number} `}${it.title === it.name ? "" : it.name}${it.is_local ? html` local run, for commands only: <code>dray experiment describe ${it.path}</code>` : ""}</small>` },
-  { key: "state", label: "state", width: "172px", value: it => word(it.state),
-    cell: it => html`<${State} state=${it.state} why=${whyOf(it)} />${slotsOf(it) && html`<small>${slotsOf(it)}</small>`}${whyOf(it) && html`<small class="why" title=${whyOf(it)}>${whyOf(it)}</small>`}` },
+    more: it => html`<small class="path" title=${it.name}>${it.number !== null && `#${it.number} `}${it.title === it.name ? "" : it.name.startsWith(`${it.title}-`) ? it.name.slice(it.title.length + 1) : it.name}${it.is_local ? html` local run, for commands only: <code>dray experiment describe ${it.path}</code>` : ""}</small>` },
+  { key: "state", label: "state", value: it => word(it.state),
+    cell: it => html`<${State} state=${it.state} why=${whyOf(it)} />${(slotsOf(it) || whyOf(it)) && html`<small class="clamp ${whyOf(it) && "why"}" title=${whyOf(it)}>${[slotsOf(it), named(whyOf(it))].filter(Boolean).join(" · ")}</small>`}` },
   { key: "trials", label: "trials ended", width: "144px", value: share, down: true, cell: it => html`<${Progress} it=${it} />` },
   { key: "best", label: "best", width: "132px", value: it => it.best_metric,
     cell: it => it.best_metric !== null && html`<b>${number(it.best_metric)}</b>${it.smaller_is_better !== null && html` <span class="quiet" title=${it.smaller_is_better ? "smaller is better" : "larger is better"}>${it.smaller_is_better ? "↓" : "↑"}</span>`}<small title=${it.metric}>${it.metric}</small>` },
@@ -110,8 +114,8 @@ function Selected({ rows, me, clear }) {
   return html`<div class="bulk" role="group" aria-label="Selected experiments"><b>${count(rows.length)} selected</b>
     ${["stop", "pause", "activate"].map(verb => html`<button key=${verb} class=${VERBS[verb][1] ? "danger" : ""} onclick=${() => askVerbs(rows, verb, me)}>${VERBS[verb][0]}</button>`)}
     <button onclick=${() => askTags(rows, me)}>Tag</button>
-    <button class="danger" onclick=${() => askVerbs(rows, "delete", me, clear)}>Delete</button>
     <button onclick=${compare} disabled=${best.length === 0}>Compare best trials</button>
+    <button class="danger" onclick=${() => askVerbs(rows, "delete", me, clear)}>Delete</button>
     <button class="plain" onclick=${clear}>Clear</button></div>`;
 }
 
@@ -124,6 +128,7 @@ export function List() {
   const all = useMemo(() => (every ?? []).filter(it => local === "1" || !it.is_local), [every, local]), { chips, found, filtered } = useFound(all, search);
   const natural = COLUMNS.find(each => each.key === sort)?.down ? "down" : "up", up = (order || natural) === "up";
   const rows = useMemo(() => sorted(found, sort, up), [found, sort, up]);
+  useMemo(() => learn(every ?? []), [every]);
   useEffect(() => { document.title = "Experiments · dray"; }, []);
   useEffect(() => setSoon(!data || data.unread > 0), [data]);
   if (!data) return html`<h1>Experiments</h1><${Skeleton} rows=${10} />`;

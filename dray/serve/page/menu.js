@@ -1,4 +1,4 @@
-// A menu of boxes: the columns of a table, the metrics of curves.
+// Menus: of boxes, such as the columns of a table, or of verbs.
 
 import { html, useEffect, useRef, useState } from "./lib/preact.js";
 import { joined, listed, setParams, useParam } from "./url.js";
@@ -6,7 +6,7 @@ import { joined, listed, setParams, useParam } from "./url.js";
 const MANY = 14;  // choices from which on one can search them
 
 // `options`: [value, label, title]; `toggle(value)`. Escape and a press beside it close it.
-function Menu({ kind = "", title, label, options, on, toggle, children }) {
+export function Menu({ kind = "", title, label, options = [], on, toggle, children }) {
   const [search, setSearch] = useState(""), menu = useRef(null);
   useEffect(() => {
     const beside = event => { if (!menu.current.contains(event.target)) menu.current.open = false; };
@@ -20,7 +20,8 @@ function Menu({ kind = "", title, label, options, on, toggle, children }) {
     menu.current.firstElementChild.focus();
   };
   const found = options.filter(([, text]) => text.toLowerCase().includes(search.toLowerCase()));
-  return html`<details class="menu ${kind}" ref=${menu} onkeydown=${escape}><summary>${title}</summary><div role="group" aria-label=${label}>
+  const done = event => { if (event.target.localName === "button") menu.current.open = false; };
+  return html`<details class="menu ${kind}" ref=${menu} onkeydown=${escape}><summary>${title}</summary><div role="group" aria-label=${label} onclick=${done}>
     ${options.length > MANY && html`<input type="search" aria-label="Find" placeholder="Find" value=${search} oninput=${event => setSearch(event.target.value)} />`}
     ${found.map(([value, text, more = text]) => html`<label key=${value} title=${more}><input type="checkbox" checked=${on.includes(value)} onchange=${() => toggle(value)} /> ${text}</label>`)}
     ${children}</div></details>`;

@@ -1,18 +1,21 @@
 // An experiment at a glance.
 
 import { html } from "./lib/preact.js";
+import { BestTrials, columnsOf } from "./columns.js";
 import { Place, Trials, useFailures } from "./failures.js";
 import { SAVED, experiment, useData } from "./data.js";
-import { Copy, Rows, Tiles, word } from "./parts.js";
-import { address } from "./url.js";
-import { capital, clean, clock, count, duration, number, plural, shown } from "./values.js";
+import { Figure } from "./figures.js";
+import { Copy, Rows, Skeleton, Tiles, useNarrow, word } from "./parts.js";
+import { ENDED } from "./states.js";
+import { address, go } from "./url.js";
+import { capital, clean, clock, count, duration, number, plural, shown, singular } from "./values.js";
 
 const counted = states => Object.entries(states ?? {}).map(([state, times]) => `${count(times)} ${word(state, null, true)}`).join(", ");
 
 export function Overview({ name, about }) {
   const { submitted, standing } = about, tags = [...(submitted?.tags ?? []), ...(about.labels ?? [])];
   return html`<${Sentence} name=${name} standing=${standing} />
-    ${about.why && html`<p class="trouble">${clean(about.why)}</p>`}
+    ${about.why && !standing?.sentence.includes(about.why) && html`<p class="trouble">${clean(about.why)}</p>`}
     ${about.unread && html`<p class="trouble">${clean(about.unread)}</p>`}
     ${about.diverged && html`<p class="trouble">${capital(clean(about.diverged))}.</p>`}
     ${about.stragglers && html`<p class="trouble">${capital(clean(about.stragglers))}.</p>`}
@@ -21,10 +24,11 @@ export function Overview({ name, about }) {
       ${about.description && html`<p>${about.description}</p>`}${submitted?.notes && html`<p class="text">${submitted.notes}</p>`}</div>`}
     <${Tiles} tiles=${tilesOf(name, about)} />
     ${!SAVED && html`<${Failed} name=${name} about=${about} />`}
-    <${Alerts} alerts=${about.alerts} />
+    ${!SAVED && html`<div class="columns"><${SoFar} name=${name} about=${about} /><${Leaders} name=${name} about=${about} /></div>`}
     <div class="columns"><${Best} name=${name} about=${about} /><${Search} about=${about} /></div>
     <${Repeats} name=${name} about=${about} />
     <${Searched} name=${name} />
+    <${Alerts} alerts=${about.alerts} />
     ${about.path && html`<p class="quiet path stored">Stored in ${about.path}</p>`}`;
 }
 
@@ -47,7 +51,7 @@ function tilesOf(name, it) {
   if (it.usage) tiles.push({ value: it.usage, label: "budget", more: it.standing?.budget_left === null ? "" : `${Math.round(100 * it.standing.budget_left)}% left` });
   if (it.front?.length)
     tiles.splice(1, 0, { value: count(it.front.length), label: "on the Pareto front", more: html`trial ${it.front.slice(0, 6).map((each, at) => html`${at > 0 && ", "}<a href=${address(name, each)}>${each}</a>`)}${it.front.length > 6 && ", …"}` });
-  if (it.submitted) {
+  if (it.submitted && !ENDED.includes(it.state)) {
     const { share, slots, waiting } = it.submitted;
     tiles.push({
       value: `${number(slots)} of ${number(it.status?.slots ?? 0)}`, label: "slots",
@@ -55,6 +59,30 @@ function tilesOf(name, it) {
     });
   }
   return tiles;
+}
+
+const HISTORY_MS = 10_000, LEADERS = 5, MOST_HPARAMS = 3;
+const NONE = { chosen: new Set(), looks: null };
+
+// The best value so far; a click on a trial leads to it.
+function SoFar({ name, about }) {
+  const shows = about.curve.length > 1 && about.trials > 1;
+  const { data } = useData(shows ? `${experiment(name)}/figures/history` : null, { every: about.state === "RUNNING" ? HISTORY_MS : 0, on: about.state, keep: true });
+  const figure = data?.figures.history;
+  if (!shows || data && !figure) return null;
+  return html`<section aria-label="The best so far"><h2>The best so far</h2>
+    ${figure ? html`<${Figure} figure=${figure} height=${240} picked=${{ ...NONE, choose: () => {}, toggle: trial => go(address(name, trial)) }} label="Best value of each trial, and best so far, over time" />`
+      : html`<div style=${{ height: 240 }}><${Skeleton} rows=${5} /></div>`}</section>`;
+}
+
+function Leaders({ name, about }) {
+  const { data } = useData(about.trials > 1 && about.best_trial !== null ? `${experiment(name)}/trials?sort=rank&limit=${LEADERS}` : null, { on: about.version, keep: true });
+  const mean = trial => about.repeats.find(each => each.trial === trial)?.mean;  // which ranks it
+  const { every } = columnsOf(about, name), keys = ["best_metric", ...useNarrow() ? [] : ["batches"], ...about.varying.slice(0, MOST_HPARAMS).map(each => `hparams.${each}`)];
+  if (!data || data.trials.length < 2) return null;
+  return html`<section><h2>${data.trials.length === LEADERS ? "The five best trials" : "The best trials"}</h2>
+    <${BestTrials} name=${name} about=${about} trials=${data.trials.map(it => ({ ...it, best_metric: mean(it.trial) ?? it.best_metric }))} columns=${every.filter(each => keys.includes(each.key))} />
+    <p><a href=${address(name, null, "trials")}>All ${plural(about.trials, "trial")}</a></p></section>`;
 }
 
 function Best({ name, about }) {
@@ -71,18 +99,20 @@ function Best({ name, about }) {
 const quoted = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`;  // for a shell
 
 // "1 epoch", "4 batches"
-const length = (value, unit) => `${count(value)} ${value === 1 ? unit.replace(/(?<=ch)es$|s$/, "") : unit}`;
+const length = (value, unit) => `${count(value)} ${value === 1 ? singular(unit) : unit}`;
 
 // What the search does now: how many trials have come how far.
 function Search({ about }) {
   const { rungs = [], search = "" } = about.standing ?? {}, most = Math.max(...rungs.map(each => each.reached)), paused = rungs.some(each => each.paused), running = rungs.some(each => each.running);
+  const sum = of => about.repeats.reduce((sum, each) => sum + of(each), 0), reached = about.repeats?.length ? sum(each => each.seeds) : 0;
+  const again = reached ? [{ name: "repeats", length: about.max_length, reached, running: sum(each => each.trials.length - each.seeds - each.failed), paused: 0 }] : [];
   const table = rungs.length > 1 && (most > 0 || running);
   if (!search && !table) return null;
   const heads = [about.searcher === "pbt" ? "generation" : "rung", "length", "reached by", running && "on their way", paused && "paused there"].filter(Boolean);
   return html`<section aria-label="The search"><h2>${about.state === "RUNNING" ? "The search now" : "How far trials came"}</h2>
     ${search && html`<p>${capital(search)}.</p>`}
     ${table && html`<div class="wide"><table class="rungs" aria-label="Rungs"><thead><tr>${heads.map(each => html`<th key=${each} scope="col">${each}</th>`)}</tr></thead>
-      <tbody>${rungs.map((each, at) => html`<tr key=${at}><td>${at + 1}</td><td>${length(each.length, about.unit)}</td>
+      <tbody>${[...rungs.map((each, at) => ({ ...each, name: at + 1 })), ...again].map(each => html`<tr key=${each.name}><td>${each.name}</td><td>${length(each.length, about.unit)}</td>
         <td><span class="share"><i style=${{ width: `${100 * each.reached / Math.max(most, 1)}%` }} /></span> ${count(each.reached)}</td>
         ${running && html`<td>${each.running ? count(each.running) : "–"}</td>`}${paused && html`<td>${each.paused ? count(each.paused) : "–"}</td>`}</tr>`)}</tbody></table></div>`}</section>`;
 }

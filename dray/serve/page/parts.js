@@ -93,14 +93,15 @@ export function Check({ name, label }) {
 }
 
 // Filters: `options` are [value, label, how many, explanation]; several may be on, and the parameter has them with commas.
-export function Chips({ name, label, options }) {
+// `onover(value)`: one is pointed at.
+export function Chips({ name, label, options, onover }) {
   const [text, set] = useParam(name), on = new Set(listed(text));
   const toggle = value => {
     if (!on.delete(value)) on.add(value);
     set(joined([...on]));
   };
   return html`<span class="chips" role="group" aria-label=${label}>${options.map(([value, title, many, what]) => html`
-    <button key=${value} class="chip" title=${what} aria-pressed=${on.has(value)} onclick=${() => toggle(value)}>${title}${many === undefined ? "" : html` <span>${count(many)}</span>`}</button>`)}</span>`;
+    <button key=${value} class="chip" title=${what} aria-pressed=${on.has(value)} onclick=${() => toggle(value)} onmouseenter=${() => onover?.(value)}>${title}${many === undefined ? "" : html` <span>${count(many)}</span>`}</button>`)}</span>`;
 }
 
 // ------------------------------------------------------------------

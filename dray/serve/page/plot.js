@@ -3,9 +3,10 @@
 import { html, useLayoutEffect, useRef, useState } from "./lib/preact.js";
 import uPlot from "./lib/uplot.js";
 import { FONT, useTheme } from "./canvas.js";
-import { number } from "./values.js";
+import { number, singular } from "./values.js";
 
 const NEAR = 24, CLICK = 4, FEW = 40, CROSS = 3.5;  // px, px, points or lines that are drawn with dots, px
+const MOST_NUMBERS = 12;  // lines of one point that are shown as text
 const NONE = [];  // always the same: new ones would be drawn
 
 // An exponential moving average without the bias towards its start, as TensorBoard's; what is not finite stays so.
@@ -46,6 +47,16 @@ export const timeUnit = most => most < 180 ? [1, "seconds"] : most < 3 * 3600 ? 
 // with Shift, and these lines pass through it. Plots with the same `sync` share a cursor, and their zoom, unless that is given:
 // `zoom`: [from, to] of x, or null; `onzoom(zoom)`. `label`: what is to be seen.
 export function Lines({ series, bands = NONE, x, y, log = false, range = null, height = 300, label, onpoint, onbrush, sync, zoom, onzoom }) {
+  const alone = series.filter(each => !each.behind);
+  if (!bands.length && alone.length > 0 && alone.length <= MOST_NUMBERS && alone.every(each => each.y.length === 1)) return html`<${Numbers} series=${alone} x=${x} y=${y} label=${label} />`;
+  return html`<${Chart} ...${{ series, bands, x, y, log, range, height, label, onpoint, onbrush, sync, zoom, onzoom }} />`;
+}
+
+// What has a single value each needs no axes.
+const Numbers = ({ series, x, y, label }) => html`<div class="numbers" role="group" aria-label=${label ?? y}>${y && html`<h3>${y}</h3>`}<dl>${series.map(each => html`
+  <dt key=${each.label}>${each.label}</dt><dd><b>${number(each.y[0])}</b> <span class="quiet">at ${each.x[0] === 1 ? `1 ${singular(x)}` : `${number(each.x[0])} ${x}`}</span></dd>`)}</dl></div>`;
+
+function Chart({ series, bands, x, y, log, range, height, label, onpoint, onbrush, sync, zoom, onzoom }) {
   const place = useRef(null), chart = useRef(null), now = useRef(null), [tip, setTip] = useState(null), theme = useTheme();
   now.current = { series, bands, range, x, onpoint, onbrush, zoom, onzoom };
   useLayoutEffect(() => {  // at once: what is printed is drawn before

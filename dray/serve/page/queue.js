@@ -4,6 +4,7 @@ import { html, useRef, useState } from "./lib/preact.js";
 import { useData } from "./data.js";
 import { useKeys } from "./keys.js";
 import { colourOf, Lanes } from "./lanes.js";
+import { label, named, useLabels } from "./names.js";
 import { Empty, Select, Skeleton, State } from "./parts.js";
 import { askShare, askToMove, Preview } from "./share.js";
 import { address, useParam } from "./url.js";
@@ -25,15 +26,15 @@ function Row({ entry, place, next, refused, locked, entries, active, drag }) {
   return html`<li data-name=${name} class="entry ${drag.over === at && moves && drag.name ? "over" : ""} ${drag.name === name ? "dragged" : ""}">
     <span class="handle" aria-hidden="true" title=${why || "Drag to move it"} ...${moves && !refused ? drag.handle(name) : { hidden: true }}>⠿</span>
     <span class="place">${moves ? place + 1 : ""}</span>
-    <span class="who"><i class="square" style=${{ background: colourOf(name) }} /><a class="open" href=${address(name)}>${name}</a>
+    <span class="who"><i class="square" style=${{ background: colourOf(name) }} /><a class="open" href=${address(name)} title=${name}>${label(name)}</a>
       ${next && html`<span class="tag">next</span>`}${entry.owner && html`<span class="quiet"> · ${entry.owner}</span>`}${locked && html`<span class="quiet" title=${why}> · not yours</span>`}</span>
     <span class="is"><${State} state=${entry.state} why=${entry.error || entry.why} /></span>
     <span class="share">priority ${share.priority}${share.weight !== 1 && ` · weight ${number(share.weight)}`}</span>
     <span class="has">${slotsOf(entry)}</span>
-    <span class="why quiet">${[entry.why, entry.error].filter(Boolean).join("; ")}</span>
-    ${(!refused || locked) && html`<span class="verbs">${moves && html`${button("↑", `Move ${name} up`, at === 0, () => askToMove(name, active[at - 1].name, entries))}
-      ${button("↓", `Move ${name} down`, at === active.length - 1, () => askToMove(name, active[at + 2]?.name ?? null, entries))}`}
-      ${button("Share…", `Change the share of ${name}`, false, () => askShare({ submitted: entry, title: name }))}</span>`}
+    <span class="why quiet">${named([entry.why, entry.error].filter(Boolean).join("; "))}</span>
+    ${(!refused || locked) && html`<span class="verbs">${moves && html`${button("↑", `Move ${label(name)} up`, at === 0, () => askToMove(name, active[at - 1].name, entries))}
+      ${button("↓", `Move ${label(name)} down`, at === active.length - 1, () => askToMove(name, active[at + 2]?.name ?? null, entries))}`}
+      ${button("Share…", `Change the share of ${label(name)}`, false, () => askShare({ submitted: entry, title: label(name) }))}</span>`}
   </li>`;
 }
 
@@ -95,7 +96,7 @@ function Now({ data }) {
       ${active.length > most && html`<li class="level"><button onclick=${() => setMost(Infinity)}>Show ${plural(active.length - most, "more experiment")}</button></li>`}
       ${drag.over === active.length && html`<li class="end" />`}
       ${paused.length > 0 && html`<li key="paused" class="level quiet">Paused: they wait for nobody's slots</li>`}${paused.map(entry => row(entry, -1))}</ol>
-    ${over !== null && html`<aside class="dropping" aria-label="What dropping it here does"><b>${active[over] ? `${drag.name} before ${active[over].name}` : `${drag.name} at the end`}</b>
+    ${over !== null && html`<aside class="dropping" aria-label="What dropping it here does"><b>${active[over] ? `${label(drag.name)} before ${label(active[over].name)}` : `${label(drag.name)} at the end`}</b>
       <${Preview} query=${new URLSearchParams({ name: drag.name, before: active[over]?.name ?? "" })} found=${{}} entries=${entries} /></aside>`}`;
 }
 
@@ -104,11 +105,12 @@ function summary({ lanes, entries, next }) {
   if (!all.length) return "No node with slots is up.";
   const longest = idle.length && Math.max(...idle.map(each => lanes.now - each.since)), waits = entries.filter(each => ["QUEUED", "PREEMPTED"].includes(each.state)).length;
   return [`${trains} of ${plural(all.length + lanes.more_lanes, "slot")} busy`, idle.length && `${idle.length} idle, the longest for ${duration(longest)}`,
-    waits && `${plural(waits, "experiment")} ${waits === 1 ? "waits" : "wait"} for slots`, next && `the next free slot goes to ${next}`].filter(Boolean).join(" · ");
+    waits && `${plural(waits, "experiment")} ${waits === 1 ? "waits" : "wait"} for slots`, next && `the next free slot goes to ${label(next)}`].filter(Boolean).join(" · ");
 }
 
 export function Queue() {
   const [span] = useParam("span", SPANS[0][0]), { data, error } = useData(`/queue?seconds=${encodeURIComponent(span)}`, { every: EVERY_MS, keep: true });
+  useLabels(data ? [...data.entries.map(each => each.name), ...data.lanes.bars.map(each => each.experiment)] : []);
   if (!data) return html`<h1>Queue</h1>${error?.status ? html`<p class="trouble">${error.message}</p>` : html`<${Skeleton} />`}`;
   return html`<div class="top"><h1>Queue</h1><${Select} name="span" label="Slots over the last" options=${SPANS} /></div>
     <p class="quiet" id="summary">${summary(data)}</p>

@@ -2,7 +2,7 @@
 
 import { html, render } from "./lib/preact.js";
 import { Analysis } from "./analysis.js";
-import { Marks, columnsOf } from "./columns.js";
+import { BestTrials, columnsOf } from "./columns.js";
 import { Curves } from "./curves.js";
 import { SAVED, experiment, useData } from "./data.js";
 import { Failures } from "./failures.js";
@@ -16,7 +16,7 @@ function Report({ name }) {
     <div class="frame"><h1>${about.title}</h1><${State} state=${about.state} why=${about.why ?? about.reason} /></div>
     <p class="quiet">${about.began && `Created ${clock(about.began)}. `}As of ${clock(at)}.</p>
     <${Overview} name=${name} about=${about} />
-    <${Best} path=${path} about=${about} />
+    <${Best} name=${name} path=${path} about=${about} />
     <section><h2>Learning curves</h2><${Curves} name=${name} /></section>
     <section><${Analysis} name=${name} about=${about} /></section>
     <section><h2>Failures</h2><${Failures} name=${name} about=${about} /></section>
@@ -26,12 +26,10 @@ function Report({ name }) {
 
 const MORE = ["best_batches", "code"];  // columns beside those that the page's table has at first
 
-function Best({ path, about }) {
-  const { data: { trials } } = useData(`${path}/trials?sort=rank`), { every, first } = columnsOf(about);
+function Best({ name, path, about }) {
+  const { data: { trials } } = useData(`${path}/trials?sort=rank`), { every, first } = columnsOf(about, name);
   const columns = every.filter(each => first.includes(each.key) || MORE.includes(each.key) && trials.some(it => it[each.key] !== null));
-  return trials.length > 1 && html`<section><h2>The ${trials.length} best</h2><div class="wide" tabindex="0"><table aria-label="The best trials">
-    <thead><tr><th scope="col">trial</th>${columns.map(each => html`<th key=${each.key} scope="col" title=${each.title} class=${each.align}>${each.label}</th>`)}</tr></thead>
-    <tbody>${trials.map(it => html`<tr key=${it.trial}><td>${it.trial}<${Marks} it=${it} about=${about} /></td>${columns.map(each => html`<td key=${each.key} class=${each.align}>${each.cell(it)}</td>`)}</tr>`)}</tbody></table></div></section>`;
+  return trials.length > 1 && html`<section><h2>The ${trials.length} best</h2><${BestTrials} name=${name} about=${about} trials=${trials} columns=${columns} /></section>`;
 }
 
 render(html`<${Report} name=${SAVED.name} />`, document.getElementById("app"));

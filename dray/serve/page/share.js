@@ -3,6 +3,7 @@
 import { html, useState } from "./lib/preact.js";
 import { experiment, Refused, send, useData } from "./data.js";
 import { ask, say } from "./dialogs.js";
+import { label, named, useLabels } from "./names.js";
 import { number } from "./values.js";
 
 const EVERY_MS = 4000;
@@ -12,13 +13,14 @@ const FIELDS = { priority: "priority", weight: "weight", max_slots: "most slots"
 // `found.current` is the answer for what is shown; see `GET /queue/preview`.
 export function Preview({ query, found, entries }) {
   const { data, error, fresh } = useData(`/queue/preview?${query}`, { every: EVERY_MS, keep: true });
+  useLabels([...entries.map(each => each.name), ...data?.order ?? []]);
   found.current = fresh && !error ? data : null;
   const share = Object.fromEntries(entries.map(each => [each.name, each.share]));
   const changes = Object.entries(data?.changes ?? {}).flatMap(([name, change]) => Object.entries(change).map(
-    ([field, value]) => `${name}: ${FIELDS[field]} ${number(share[name]?.[field] ?? "no limit")} → ${number(value ?? "no limit")}`));
+    ([field, value]) => `${label(name)}: ${FIELDS[field]} ${number(share[name]?.[field] ?? "no limit")} → ${number(value ?? "no limit")}`));
   return html`<div class="preview" role="status" aria-live="polite">
     ${error?.status ? html`<p class="trouble">${error.message}</p>` : !data ? html`<p class="quiet">Asking the server what this does…</p>` : html`
-    <ul>${data.lines.map(line => html`<li key=${line}>${line}</li>`)}</ul>
+    <ul>${data.lines.map(line => html`<li key=${line}>${named(line)}</li>`)}</ul>
     ${changes.length > 0 && html`<p class="quiet">${changes.join("; ")}</p>`}
     ${data.refused && html`<p class="trouble">Not allowed: ${data.refused}</p>`}`}</div>`;
 }
@@ -36,7 +38,7 @@ async function apply(found) {
 export function askToMove(name, before, entries) {
   const query = new URLSearchParams({ name, before: before ?? "" }), found = { current: null };
   ask({
-    title: before === null ? `Move ${name} to the end?` : `Move ${name} before ${before}?`, yes: "Move", sure: true,
+    title: before === null ? `Move ${label(name)} to the end?` : `Move ${label(name)} before ${label(before)}?`, yes: "Move", sure: true,
     body: html`<${Preview} query=${query} found=${found} entries=${entries} />`, act: () => apply(found),
   });
 }

@@ -45,6 +45,7 @@ function of(state, by, trial) {
   return BY[by] ?? (trial ? TRIAL[state] : EXPERIMENT[state]) ?? EXPERIMENT[state] ?? TRIAL[state] ?? [state.toLowerCase().replaceAll("_", " "), "question", "", ""];
 }
 
+export const ENDED = ["COMPLETED", "PARTLY_FAILED", "ERROR"];  // states of experiments whose search has ended
 export const LIVE = ["PENDING", "RUNNING", "PAUSED"];  // states of trials that have not ended
 export const word = (state, by, trial) => of(state, by, trial)[0];
 export const meaning = (state, by, trial) => of(state, by, trial)[3];

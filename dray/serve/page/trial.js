@@ -63,12 +63,12 @@ function Overview({ name, trial, path, it }) {
         : html`<table class="last" aria-label="Last metrics"><tbody>${metrics.series.map(each => html`<tr key=${label(each)}><th scope="row">${label(each)}</th><td>${number(each.values.at(-1))}</td>
           <td class="quiet">at batch ${count(each.batches.at(-1))}</td></tr>`)}</tbody></table>`}</section>
     </div>
-    ${metrics?.series.length > 0 && html`<section><div class="top"><h2>Metrics</h2><a href=${address(name, trial, "metrics")}>all ${plural(metrics.series.length, "metric")}</a></div>
+    ${metrics?.series.length > 0 && searchedFirst(metrics)[0].of > 1 && html`<section><div class="top"><h2>Metrics</h2><a href=${address(name, trial, "metrics")}>all ${plural(metrics.series.length, "metric")}</a></div>
       <${Metric} each=${searchedFirst(metrics)[0]} trial=${trial} started=${metrics.started} along="batches" height=${300} /></section>`}
     ${it.failures.length > 0 && html`<section><h2>Failures</h2>${it.failures.map((each, at) => html`<details key=${at} open=${at === it.failures.length - 1}>
       <summary>${clock(each.time)}: ${clean(lastLine(each.error))}<span class="quiet"> · ${each.again ? "restarted" : `given up${each.why ? `: ${each.why}` : ""}`}</span></summary>
       <pre tabindex="0">${clean(each.error ?? "")}</pre></details>`)}</section>`}
-    ${it.code !== null && html`<section><h2>Code</h2><p>This trial runs variant ${it.code} of the experiment's code:</p>
+    ${it.code !== null && html`<section><h2>Code</h2><p>What this trial changes in the experiment's code (${it.code}):</p>
       <${Changes} path=${`${experiment(name)}/variants/${encodeURIComponent(it.code)}`} /></section>`}`;
 }
 
@@ -129,10 +129,12 @@ function Metric({ each, trial, started, along, other, sync, height = 210 }) {
   ], Number(weight) || 0), [each, other?.values, along, weight]);
   const last = each.values.at(-1), gist = `${label(each)} along ${title}: ${plural(each.of, "point")}, at last ${number(last)}. ${lost(series)}`;
   return html`<section ref=${place} data-metric=${label(each)}><h2><span title=${label(each)}>${label(each)}</span> <span class="quiet">${number(last)}</span></h2>
-    ${seen ? html`<${Lines} series=${series} x=${title} y="" log=${log} height=${height} label=${gist} sync=${sync} />` : html`<div style=${{ height }} />`}</section>`;
+    ${each.of === 1 && !other?.values ? null : seen ? html`<${Lines} series=${series} x=${title} y="" log=${log} height=${height} label=${gist} sync=${sync} />` : html`<div style=${{ height }} />`}</section>`;
 }
 
 // ------------------------------------------------------------------ utilization
+const rough = value => Math.abs(value) >= 100 ? count(Math.round(value)) : number(Number(value.toPrecision(3)));
+const brief = seconds => seconds < 1 ? `${Math.round(1000 * seconds)} ms` : seconds < 10 ? `${seconds.toFixed(1)} s` : duration(seconds);
 function Utilization({ trial, path, it, name }) {
   const { data } = useData(`${path}/system`, { every: EVERY_MS });
   if (!data) return html`<${Skeleton} />`;
@@ -141,18 +143,18 @@ function Utilization({ trial, path, it, name }) {
   return html`${total > 0 && html`<section class="phases"><h2>Where its time went</h2>
       <div class="share-bar" role="img" aria-label=${Object.entries(data.phases).map(([phase, seconds]) => `${PHASES[phase]?.[0] ?? phase} ${(100 * seconds / total).toFixed(0)}%`).join(", ")}>
         ${Object.entries(data.phases).map(([phase, seconds]) => html`<i key=${phase} style=${{ width: `${100 * seconds / total}%`, background: PHASES[phase]?.[1] ?? GREY }} />`)}</div>
-      <div class="legend">${Object.entries(data.phases).map(([phase, seconds]) => html`<span key=${phase}><i style=${{ background: PHASES[phase]?.[1] ?? GREY }} />${PHASES[phase]?.[0] ?? phase} ${(100 * seconds / total).toFixed(1)}%, ${seconds < 10 ? `${number(Number(seconds.toPrecision(2)))} s` : duration(seconds)}</span>`)}</div></section>`}
+      <div class="legend">${Object.entries(data.phases).map(([phase, seconds]) => html`<span key=${phase}><i style=${{ background: PHASES[phase]?.[1] ?? GREY }} />${PHASES[phase]?.[0] ?? phase} ${(100 * seconds / total).toFixed(1)}%, ${brief(seconds)}</span>`)}</div></section>`}
     <div class="metric-grid">${data.figures.map(each => html`<${Figure} key=${each.name} each=${each} started=${it.started} sync=${`machine ${name} ${trial}`} />`)}</div>
     <p class="quiet" role="status">${names.includes("gpu_memory_gb") && !names.includes("gpu_percent") && "The workers' GPUs do not tell their utilization. "}
       Of all its ranks and their loaders, while it had its workers${data.figures.some(each => each.of > each.values.length) && "; longer figures are thinned to 400 points, spikes are kept"}.</p>`;
 }
 
 function Figure({ each, started, sync }) {
-  const xs = xOf(each, "time", started), [divisor, title] = axisOf("time", xs.at(-1)), unit = each.unit || each.label, last = number(each.values.at(-1));
+  const xs = xOf(each, "time", started), [divisor, title] = axisOf("time", xs.at(-1)), unit = each.unit || each.label, last = rough(each.values.at(-1));
   const series = useMemo(() => [{ x: xs.map(at => at / divisor), y: each.values, label: each.label, colour: COLOURS.machine, width: 2 }], [each]);
   const top = Math.max(...each.values.filter(Number.isFinite)), range = useMemo(() => each.name.endsWith("percent") ? [0, 100] : [0, top > 0 ? top * 1.08 : 1], [each.name, top]);
   return html`<section data-figure=${each.name}><h2><span>${each.label}${each.unit && `, ${each.unit}`}</span> <span class="quiet">${last}</span></h2>
-    <${Lines} series=${series} x=${title} y="" range=${range} height=${200} label=${`${each.label} over time, ${unit}: at last ${last}`} sync=${sync} /></section>`;
+    ${each.of > 1 && html`<${Lines} series=${series} x=${title} y="" range=${range} height=${200} label=${`${each.label} over time, ${unit}: at last ${last}`} sync=${sync} />`}</section>`;
 }
 
 // ------------------------------------------------------------------ checkpoints

@@ -1,7 +1,8 @@
 // The table of an experiment's trials: the server sorts, searches and filters; only the rows that are seen are asked for.
 
 import { html, useRef, useState } from "./lib/preact.js";
-import { Marks, columnsOf } from "./columns.js";
+import { Changes } from "./code.js";
+import { Marks, codeName, columnsOf } from "./columns.js";
 import { experiment, get, useData } from "./data.js";
 import { say } from "./dialogs.js";
 import { Columns } from "./menu.js";
@@ -9,9 +10,10 @@ import { Chips, Empty, Search, Skeleton, Trouble } from "./parts.js";
 import { Swatch, useSelection } from "./selection.js";
 import { Table } from "./table.js";
 import { address, listed, setParams, useRoute } from "./url.js";
-import { count, plural } from "./values.js";
+import { clean, count, plural } from "./values.js";
 
 const PAGE = 100;  // rows of a request
+const MOST_HINTED = 1500;  // letters of a diff in a tooltip
 const MOST_ON_CARDS = 6;  // columns
 const FACETS = ["state", "rung", "code"];
 const HEIGHTS = [38, 112];
@@ -30,7 +32,7 @@ function useRows(path, on, top) {
 export function Trials({ name, about }) {
   const { params } = useRoute(), natural = about.smaller_is_better ? "best_metric" : "-best_metric", selection = useSelection(name);
   const sorted = params.get("sort") ?? natural, sort = sorted.replace(/^-/, ""), descending = sorted.startsWith("-");
-  const { every, first } = columnsOf(about), asked = params.get("columns"), keys = asked === null ? first : listed(asked);
+  const { every, first } = columnsOf(about, name), asked = params.get("columns"), keys = asked === null ? first : listed(asked);
   const columns = every.filter(each => keys.includes(each.key));
 
   const filters = ["search", ...FACETS].map(each => [each, params.get(each)]).filter(([, value]) => value);
@@ -67,14 +69,19 @@ export function Trials({ name, about }) {
     setParams({ sort: to === natural ? null : to });
   };
   const clear = () => setParams(Object.fromEntries(filters.map(([each]) => [each, null])));
+  const [over, setOver] = useState(null), variant = code => `${experiment(name)}/variants/${encodeURIComponent(code)}`, [one, ...more] = listed(params.get("code") ?? "");
+  const { data: diff } = useData(over ? variant(over) : null), hint = value => value === over && diff?.code === value ? clean(diff.diff.slice(0, MOST_HINTED)) : undefined;
+  const labelled = (facet, each) => facet === "code" && each.value ? codeName(about, each.value) : each.label;
   const chips = facet => facets[facet]?.length > 1 || params.get(facet)
-    ? html`<${Chips} key=${facet} name=${facet} label=${`Filter by ${facet}`} options=${(facets[facet] ?? []).map(each => [each.value, each.label, each.count])} />` : null;
+    ? html`<${Chips} key=${facet} name=${facet} label=${`Filter by ${facet}`} onover=${facet === "code" ? setOver : null}
+      options=${(facets[facet] ?? []).map(each => [each.value, labelled(facet, each), each.count, facet === "code" && each.value ? hint(each.value) : undefined])} />` : null;
   return html`<div class="top tools">
       <${Search} placeholder="Search: adam lr<0.01 state=running" label="Search trials" title="Words, or conditions on columns: lr<0.01 state=running best<=0.3 training.loss>1" />
       <${Columns} every=${every} keys=${keys} first=${first} />
       ${data && about.trials > 0 && html`<span class="quiet" role="status">${found === data.of ? plural(found, "trial") : `${count(found)} of ${plural(data.of, "trial")}`}</span>`}
       ${filters.length > 0 && html`<button class="plain" onclick=${clear}>Show all</button>`}</div>
     <div class="facets">${FACETS.map(chips)}</div>
+    ${one && !more.length && html`<${Changes} path=${variant(one)} />`}
     ${error?.status === 400 && html`<${Trouble}>${error.message}</${Trouble}>`}
     ${!data ? !error && html`<${Skeleton} rows=${12} />` : about.trials === 0 ? html`<${Empty}>No trials yet.</${Empty}>` : html`
       <${Table} label="Trials" columns=${shownColumns} count=${found} row=${row} range=${range} rowKey=${it => it.trial} href=${it => address(name, it.trial)}

@@ -7,6 +7,15 @@ export function number(value) {
   return String(Number(value.toPrecision(5)));
 }
 
+// How many places after the point a number has that is written with five digits.
+const places = value => Number.isInteger(value) || !Number.isFinite(value) ? null : Math.max(0, 4 - Math.floor(Math.log10(Math.abs(value))));
+
+// A number in a column, to as many places as another one of it.
+export function alike(value, other) {
+  const to = places(other), text = typeof value === "number" && to !== null ? value.toFixed(to) : null;
+  return text === null || to > 12 || value !== 0 && Number(text) === 0 ? number(value) : text;
+}
+
 export function shown(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "number") return number(value);
@@ -17,6 +26,7 @@ const WHOLE = new Intl.NumberFormat("en");
 export const count = value => WHOLE.format(value);
 export const capital = text => text[0].toUpperCase() + text.slice(1);
 export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+export const singular = unit => unit.replace(/^(\w+?)(?:(?<=ch)es|s)\b/, "$1");  // "epochs", "seconds since the start"
 const two = value => String(value).padStart(2, "0");
 
 export function duration(seconds) {

@@ -119,10 +119,10 @@ export function askNotes(it, done) {
 
 // `it`: the experiment in full.
 export function askExtend(it, done) {
-  const budget = Object.keys(it.budget ?? {});
+  const budget = Object.keys(it.budget ?? {}), more = ["more trials", "longer ones", ...budget.length ? ["a larger budget"] : []];
   ask({
     title: `Extend ${it.title}`, yes: "Extend",
-    body: html`<p>It is queued again with more trials, longer ones, or a larger budget. What it has found is kept, and trials go on from the checkpoints that they still have. A larger number can't be taken back, but the experiment can be stopped at any time.</p>
+    body: html`<p>It is queued again with ${more.slice(0, -1).join(", ")} or ${more.at(-1)}. What it has found is kept, and trials go on from the checkpoints that they still have. A larger number can't be taken back, but the experiment can be stopped at any time.</p>
       <label>Trials in all <input type="number" name="max_trials" min="1" step="1" placeholder=${it.max_trials ?? it.trials} /></label>
       <label>Length of a trial, in ${it.unit ?? "its unit"} <input type="number" name="max_length" min="1" step="1" placeholder=${it.max_length ?? ""} /></label>
       ${budget.map(name => html`<label key=${name}>Budget: ${name} in all <input name="budget.${name}" placeholder=${name === "time" ? "4h" : it.budget[name].total} /></label>`)}`,
@@ -138,45 +138,52 @@ export function askExtend(it, done) {
   });
 }
 
-// How many lines of the new text are not in the old one, counting each as often as it is there.
-function changedLines(before, after) {
-  const left = new Map();
-  for (const line of before.split("\n")) left.set(line, (left.get(line) ?? 0) + 1);
-  let changed = 0;
-  for (const line of after.split("\n")) {
-    const there = left.get(line) ?? 0;
-    if (there) left.set(line, there - 1);
-    else changed += 1;
+// The fields of a YAML text of plain sections and lists, by path.
+function fieldsOf(text) {
+  const found = new Map(), above = [];
+  for (const [, indent, items, key, value] of text.matchAll(/^( *)((?:- +)*)(?:([^\s#"'{[][^:\n]*):(?= |$))? *(.*)$/gm)) {
+    const depth = indent.length + items.length;
+    while (above.length && above.at(-1)[0] >= depth) above.pop();
+    if (key) above.push([depth, key]);
+    const path = above.map(([, name]) => name).join(".");
+    if (path && value && value[0] !== "#") found.set(path, [...found.get(path) ?? [], value]);
   }
-  const gone = [...left.values()].reduce((sum, each) => sum + each, 0);
-  return Math.max(changed, gone);
+  return found;
 }
 
-const LIKE = /^(searcher:\n(?: .*\n)*?  like:)(?: \[.*\]|(?:\n  - .*)+)$/m;
+// What differs between two configs, a line for each field.
+function changes(before, after) {
+  const [old, now] = [before, after].map(fieldsOf), of = values => values?.join(", ") ?? null;
+  return [...new Set([...old.keys(), ...now.keys()])].map(path => [path, of(old.get(path)), of(now.get(path))]).filter(([, was, is]) => was !== is)
+    .map(([path, was, is]) => is === null ? `${path}: no longer set` : was === null ? `${path}: ${is}` : `${path}: ${was} → ${is}`);
+}
 
-function Config({ before }) {
-  const [changed, set] = useState(0);
+const LIKE = /^(searcher:\n(?: .*\n)*?)  like:(?: \[.*\]|(?:\n  - .*)+)\n/m;
+
+// `before`: what is set; `all`: with all defaults.
+function Config({ before, all }) {
+  const [text, set] = useState(before), lines = changes(before, text);
   const tab = event => {
     if (event.key !== "Tab" || event.shiftKey) return;  // Shift+Tab leaves the text
     event.preventDefault();
     event.target.setRangeText("  ", event.target.selectionStart, event.target.selectionEnd, "end");
   };
   const learn = ({ target }) => {
-    const text = target.form.config, names = target.value.split(/[\s,]+/).filter(Boolean);
-    text.value = text.value.replace(LIKE, (_, start) => `${start} ${JSON.stringify(names)}`);
-    set(changedLines(before, text.value));
+    const place = target.form.config, names = target.value.split(/[\s,]+/).filter(Boolean);
+    place.value = place.value.replace(LIKE, "$1").replace(/^searcher:\n/m, names.length ? `$&  like: ${JSON.stringify(names).replaceAll("$", "$$$$")}\n` : "$&");
+    set(place.value);
   };
-  return html`${LIKE.test(before) && html`<label>Learn the first points from <input onchange=${learn} autocomplete="off" placeholder="numbers, names or patterns of earlier experiments, such as digits-*" /></label>`}
-    <textarea name="config" class="code" rows="22" spellcheck=${false} aria-label="Config, as YAML" onkeydown=${tab}
-    oninput=${event => set(changedLines(before, event.target.value))}>${before}</textarea>
-    <p class="quiet" role="status">${changed ? `${plural(changed, "changed line")}.` : "No line is changed."}</p>`;
+  return html`${LIKE.test(all) && html`<label>Learn the first points from <input onchange=${learn} autocomplete="off" placeholder="numbers, names or patterns of earlier experiments, such as digits-*" /></label>`}
+    <textarea name="config" class="code" rows=${Math.min(22, before.split("\n").length)} spellcheck=${false} aria-label="Config, as YAML" onkeydown=${tab}
+    oninput=${event => set(event.target.value)}>${before}</textarea>
+    <div class="quiet" role="status">${lines.length ? html`<ul class="names">${lines.map(line => html`<li key=${line}>${line}</li>`)}</ul>` : "Nothing is changed yet. Fields that are not here have their defaults."}</div>`;
 }
 
-export async function askFork(name) {
-  const { config } = await get(`${experiment(name)}/config`);
+export async function askFork(name, title) {
+  const { written, config } = await get(`${experiment(name)}/config`);
   ask({
-    title: `Fork ${name}`, yes: "Fork", wide: true,
-    body: html`<p>A new experiment begins from nothing, with the code of <b>${name}</b> and this config. <b>${name}</b> stays as it is.</p><${Config} before=${config} />`,
+    title: `Fork ${title}`, yes: "Fork", wide: true,
+    body: html`<p>A new experiment begins from nothing, with the code of <b>${title}</b> and this config. <b>${title}</b> stays as it is.</p><${Config} before=${written} all=${config} />`,
     act: async form => {
       const made = await send("POST", `${experiment(name)}/fork`, { config: form.get("config").replaceAll("\r\n", "\n") });
       const missing = made.missing_secrets.join(", ");
