@@ -168,7 +168,7 @@ class Rung:
 
 
 def rung_lengths(*, max_length: int, num_rungs: int, divisor: float) -> tuple[int, ...]:
-    """Return max(floor(max_length / divisor ** (num_rungs - 1 - r)), 1) for r = 0, 1, ...; the last is max_length.
+    """Return `max(floor(max_length / divisor ** (num_rungs - 1 - r)), 1)` for each rung r. The last is max_length.
 
     Lengths count from the trial's beginning. If max_length is too short for this many rungs, the first ones are equal:
 

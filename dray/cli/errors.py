@@ -89,7 +89,7 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
         code = _report_signal(stopped)
     _flush()
     code = code if isinstance(code, int) else 0
-    if arguments is None and "ray" in sys.modules:
+    if arguments is None and "dray.cluster.connection" in sys.modules:  # not for a local run, in which users have files
         _exit_with_ray(code)
     sys.exit(code)
 

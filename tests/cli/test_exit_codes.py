@@ -59,7 +59,8 @@ def test_a_requirement_that_is_not_installed_is_one_line_with_its_extra() -> Non
 
 
 WITH_RAY = """
-import atexit, sys, threading, time, ray
+import atexit, sys, threading, time
+import dray.cluster.connection
 from dray.cli import main
 
 class Module:

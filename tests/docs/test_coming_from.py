@@ -47,7 +47,7 @@ def run_command(page: str, program: str, directory: Path) -> str:
     commands = [
         shlex.split(line, comments=True) for block in blocks("sh", page=page) for line in block.text.splitlines()
     ]
-    [arguments] = [rest for python, name, *rest in commands if (python, name) == ("python", program)]
+    [arguments] = [words[2:] for words in commands if words[:2] == ["python", program]]
     return run_script(directory / program, *arguments, directory=directory)
 
 
