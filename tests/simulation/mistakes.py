@@ -109,7 +109,7 @@ MISTAKES = {
         Desk, "next_lease", "client is None or start in self._ended_starts", "client is None", None, "alone"
     ),
     "a request read twice": Mistake(
-        ExperimentDriver, "request", "if request.id in self._requested or", "if", 30, "alone", "requests"
+        ExperimentDriver, "request", "if request.id in self._requested or", "if", 10, "alone", "requests"
     ),
     "a drained trial lost that another rank has left alone": Mistake(
         Desk,
@@ -143,10 +143,10 @@ MISTAKES = {
         Desk, "group_ended", "(state.writing, state.lease)", "(state.lease,)", 25, "alone"
     ),
     "a group taken from the trial that trains": Mistake(
-        Desk, "_end", "group.writing = None", "group.lease = group.writing = None", 19, "alone"
+        Desk, "_end", "group.writing = None", "group.lease = group.writing = None", 39, "alone"
     ),
     "a trial completed that has let another one have its group": Mistake(
-        Reports, "complete", 'if goes_on and self.life.state == "fitting":', "if False:", 3
+        Reports, "complete", 'if goes_on and self.life.state == "fitting":', "if False:", 5
     ),
     "a closed terminal that hung": Mistake(
         ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", None
@@ -155,7 +155,7 @@ MISTAKES = {
         ExperimentDriver, "_append", "Append(record, wait)", "Append(record, False)", 0
     ),
     "a lease granted twice": Mistake(
-        Client, "next_trial", "if not self._is_held(trial)", "if True", 48, options="requests"
+        Client, "next_trial", "if not self._is_held(trial)", "if True", 14, options="requests"
     ),
     "a lost wakeup: the parameters of a lease": Mistake(Desk, "bind", "self._answer_ranks(state.group)", "pass", 0),
     "a lost wakeup: a trial that is queued": Mistake(Desk, "enqueue", "    self._match()\n", "", 18),
@@ -164,7 +164,7 @@ MISTAKES = {
         "_left",
         "has_ended = self.search.trials[trial].ended or self._results.ends(trial)",
         "has_ended = False",
-        16,
+        69,
         "alone",
         "requests",
     ),
@@ -203,7 +203,7 @@ MISTAKES = {
         Alerts, "_take", 'self.pending.pop(record["id"], None)', "pass", 0, options="alerts"
     ),
     "an alert forgotten that a killed driver was sending": Mistake(
-        Alerts, "_take", 'self.pending[record["id"]] = record', "pass", 12, options="alerts"
+        Alerts, "_take", 'self.pending[record["id"]] = record', "pass", 2, options="alerts"
     ),
     "an alert raised again by another driver": Mistake(
         Alerts, "_take", 'self._raised.add(record["key"])', "pass", 0, options="alerts"

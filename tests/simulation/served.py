@@ -190,10 +190,10 @@ class Served(World):
         if not isinstance(error, OSError):
             self.kernel.fail(f"an experiment's process has failed: {error!r}")
 
-    def _create(self, command: processes.Create) -> tuple[Read, Simulated]:
+    def _create(self, command: processes.Create) -> tuple[Read, Simulated, str]:
         experiment = self.experiments[command.code.name]
         processes.creations.begin(command.link, experiment.path)
-        return command.read, self._simulated(experiment, {})
+        return command.read, self._simulated(experiment, {}), ""
 
     def _reopen(self, path: Path, **extension: Any) -> Simulated:
         return self._simulated(self.experiments[path.name], extension)
