@@ -266,7 +266,7 @@ def test_no_gain_is_told_if_no_trial_has_a_finite_metric() -> None:
 def test_a_budget_that_is_nearly_spent_is_told_once_and_again_after_it_was_raised() -> None:
     driver = Driver(Watched(budget=(0.5, 0.9)), [])
     assert driver.spend(49) == []
-    assert driver.spend(50) == ["50% of the budget is spent: 0.833 of 1.66667 min"]
+    assert driver.spend(50) == ["50% of the budget is spent: 50 s of 1.66667 min"]
     assert driver.spend(60) == []
     assert len(driver.spend(95)) == 1
     assert driver.spend(100) == [], "its end is told"

@@ -36,7 +36,8 @@ def followed(page: str, directory: Path) -> tuple[Path, dict[str, str]]:
     }
     environment.pop("RAY_ADDRESS", None)
     said: dict[str, str] = {}
-    for command in [line for block in blocks("sh", page=page) for line in block.text.replace("\\\n", " ").splitlines()]:
+    text = "".join(block.text for block in blocks("sh", page=page)).replace("\\\n", " ")
+    for command in text.splitlines():
         if not command.startswith(NOT_HERE):
             done = subprocess.run(
                 command, shell=True, cwd=code, env=environment, capture_output=True, text=True, timeout=600

@@ -46,7 +46,7 @@ const slotsOf = ({ submitted }) => [submitted?.slots > 0 && `on ${plural(submitt
 // `value`: what is sorted by, the largest first if `down`; `from`: how wide the screen must be, unless columns are chosen;
 // `any`: what a row must have for the column to be shown.
 const COLUMNS = [
-  { key: "name", label: "experiment", main: true, value: it => it.title.toLowerCase(),
+  { key: "name", label: "experiment", main: true, width: "min(210px, 16vw)", value: it => it.title.toLowerCase(),
     cell: it => html`<span class="clamp" title=${it.title}>${it.title}</span>`,
     more: it => html`<small class="path" title=${it.name}>${it.number !== null && `#${it.number} `}${it.title === it.name ? "" : it.name.startsWith(`${it.title}-`) ? it.name.slice(it.title.length + 1) : it.name}${it.is_local ? html` local run, for commands only: <code>dray experiment describe ${it.path}</code>` : ""}</small>` },
   { key: "state", label: "state", value: it => word(it.state),
