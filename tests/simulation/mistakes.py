@@ -155,7 +155,7 @@ MISTAKES = {
         ExperimentDriver, "_append", "Append(record, wait)", "Append(record, False)", 0
     ),
     "a lease granted twice": Mistake(
-        Client, "next_trial", "if not self._is_held(trial)", "if True", 14, options="requests"
+        Client, "next_trial", "if not self._is_held(trial)", "if True", 98, options="requests"
     ),
     "a lost wakeup: the parameters of a lease": Mistake(Desk, "bind", "self._answer_ranks(state.group)", "pass", 0),
     "a lost wakeup: a trial that is queued": Mistake(Desk, "enqueue", "    self._match()\n", "", 18),
