@@ -164,7 +164,7 @@ class Result:
     def system_metrics(self) -> pd.DataFrame:
         """The trials' use of their machines and their time: trial_id, batches, name, value, time (Unix, s).
 
-        A row per figure, every few seconds and at the end of each trial; ``docs/results.md`` lists the names.
+        A row per figure, every few seconds and at the end of each trial; ``docs/machine.md`` lists the names.
         """
         return read_system(self._directory.metrics).drop(columns=["epochs", "kind"])
 
@@ -172,7 +172,7 @@ class Result:
     def timeline(self) -> pd.DataFrame:
         """A row per phase of each worker group: group, slots, trial_id, phase, start, end (Unix, s), gpu_type.
 
-        ``docs/results.md`` lists the phases.
+        ``docs/machine.md`` lists the phases.
         """
         return read_timeline(self._directory.metrics, self.system_metrics)
 

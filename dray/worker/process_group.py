@@ -71,7 +71,7 @@ def binds_device() -> bool:
 
     Then torch makes each other group by splitting the default one, in which all its ranks must take part: groups that
     only their own ranks make, and groups of gloo, hang. It has also been slower, and a source of other hangs. See
-    docs/operating-clusters.md.
+    docs/cluster-network.md.
     """
     return os.environ.get("DRAY_BIND_DEVICE", "0") == "1"
 
