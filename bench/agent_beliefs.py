@@ -1,11 +1,12 @@
-"""An agent that proposes three trials of ten of a search of examples/gpt, against the search alone.
+"""Agents that propose three trials of ten of a search of examples/gpt, against the search alone.
 
-    python bench/agent_beliefs.py [--seeds 10] [--save] [--keep DIRECTORY]
+    python bench/agent_beliefs.py [--seeds 10] [--first-seed 0] [--save] [--keep DIRECTORY]
 
-The searches are `auto` with 20 trials, two at a time, over learning rate, warm-up, dropout and width. The agent has no
-model of its own: after 7 trials and after 17 it reads `get_beliefs` through ``dray mcp``, and adds three trials: the
-point that should be best, the most uncertain of those that may be, and the best one with what a rule of thumb says of
-short trainings, no dropout and a tenth of the steps for warm-up. The search draws the other 14. Seeds are paired.
+The searches are `auto` with 20 trials, two at a time, over learning rate, warm-up, dropout and width. After 7 trials
+and after 17, an agent reads `get_beliefs` through ``dray mcp``, and adds three trials; the search draws the other 14.
+``obeys`` proposes only what the model says: the two best points and the most uncertain one. ``knows`` takes the best
+point's learning rate, half and double, and what people know of short trainings that underfit: the largest width, no
+dropout, and a tenth of the steps for warm-up. Seeds are paired.
 
 Source of the shares: Centaur (arXiv 2603.24647).
 """
@@ -39,11 +40,12 @@ SPACE = {
     "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -0.5},
     "warm_up_steps": {"type": "int", "minval": 0, "maxval": 64},
 }
-THUMB = {"dropout": 0.0, "warm_up_steps": BATCHES // 10}
+KNOWN = {"width": 48, "dropout": 0.0, "warm_up_steps": BATCHES // 10}
+ARMS = ("alone", "obeys", "knows")
 SHOWN = (5, 10, 20)  # after how many trials the best loss is shown
 
 
-async def search(ask: Agent, seed: int, *, alone: bool) -> list[float]:
+async def search(ask: Agent, seed: int, arm: str) -> list[float]:
     """The losses of the trials in the order in which they were created; inf if one failed."""
 
     async def answer(tool: str, **given: Any) -> dict[str, Any]:
@@ -53,9 +55,9 @@ async def search(ask: Agent, seed: int, *, alone: bool) -> list[float]:
         found: dict[str, Any] = json.loads(done.text)
         return found
 
-    by_agent = 0 if alone else TRIALS * BY_AGENT // TEN
+    by_agent = 0 if arm == "alone" else TRIALS * BY_AGENT // TEN
     config = {
-        "name": "alone" if alone else "with-agent",
+        "name": arm,
         "entrypoint": "model_def:GPTTrial",
         "hyperparameters": SPACE,
         "searcher": {
@@ -75,8 +77,14 @@ async def search(ask: Agent, seed: int, *, alone: bool) -> list[float]:
         ended = int(seen["trials"].split()[0])
         if proposed < by_agent and ended >= TEN * (proposed // BY_AGENT) + TEN - BY_AGENT:
             beliefs = await answer("get_beliefs", experiment=one)
-            points = [each["hparams"] for each in (beliefs["best"] + beliefs["uncertain"])]
-            chosen = [points[0], (beliefs["uncertain"] or beliefs["best"])[0]["hparams"], points[0] | THUMB]
+            points = [
+                each["hparams"] for each in (*beliefs["best"][:2], *beliefs["uncertain"][:1], *beliefs["best"][2:])
+            ]
+            chosen = points[:BY_AGENT]
+            if arm == "knows":
+                low, high = 1e-4, 10**-0.5
+                rates = [min(max(points[0]["lr"] * factor, low), high) for factor in (1, 2, 0.5)]
+                chosen = [points[0] | KNOWN | {"lr": rate} for rate in rates]
             for point in chosen:
                 values = {name: point[name] for name in SPACE if isinstance(SPACE[name], dict)}
                 await answer("add_trial", experiment=one, hparams=values)
@@ -98,24 +106,26 @@ def interval(values: Sequence[float]) -> str:
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     paper.say(f"{machine()}\n\n{(__doc__ or '').partition('[--keep DIRECTORY]')[2].strip()}\n")
-    began, found = time.monotonic(), dict[bool, list[list[float]]]({True: [], False: []})
+    began, found = time.monotonic(), dict[str, list[list[float]]]({arm: [] for arm in ARMS})
 
-    async def both() -> None:
+    async def all_arms() -> None:
         async with agent(directory / "results") as ask:
-            for seed in range(options.seeds):
-                for alone in (True, False) if seed % 2 else (False, True):
-                    found[alone].append(await search(ask, seed, alone=alone))
-                print(seed, [min(found[alone][-1]) for alone in (True, False)], flush=True)
+            for number in range(options.seeds):
+                for place in range(len(ARMS)):
+                    arm = ARMS[(place + number) % len(ARMS)]
+                    found[arm].append(await search(ask, options.first_seed + number, arm))
+                print(options.first_seed + number, {arm: min(found[arm][-1]) for arm in ARMS}, flush=True)
 
     with serving(directory / "results", 18510):
-        asyncio.run(both())
+        asyncio.run(all_arms())
     rows = []
-    for count in SHOWN:
-        best = {alone: [min(losses[:count]) for losses in found[alone]] for alone in found}
-        less = [with_agent - alone for alone, with_agent in zip(best[True], best[False], strict=True)]
-        means = [f"{np.mean(best[alone]):.4f}" for alone in (True, False)]
-        rows.append([str(count), *means, interval(less), f"{sum(each < 0 for each in less)} of {len(less)}"])
-    head = ["after trials", "the search alone", "with the agent", "difference, paired", "better with it"]
+    for arm in ARMS[1:]:
+        for count in SHOWN:
+            alone, best = ([min(losses[:count]) for losses in found[each]] for each in ("alone", arm))
+            less = [one - other for one, other in zip(best, alone, strict=True)]
+            means = [f"{np.mean(alone):.4f}", f"{np.mean(best):.4f}"]
+            rows.append([arm, str(count), *means, interval(less), f"{sum(each < 0 for each in less)} of {len(less)}"])
+    head = ["agent", "after trials", "the search alone", "with the agent", "difference, paired", "better with it"]
     paper.say(f"Mean of the best validation loss, in nats, of {options.seeds} seeds:\n")
     paper.table(head, rows)
     paper.say(f"\nIt took {time.monotonic() - began:.0f} s.")
@@ -124,6 +134,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0)
     perform(measure, parser.parse_args(), name="agent_beliefs", title="An agent that sees what the model expects")
 
 

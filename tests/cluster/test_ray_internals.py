@@ -60,7 +60,7 @@ NAMES: list[tuple[str, str, str, str | None]] = [
     ),
     (
         _INTERNALS,
-        "experiments wait for nodes without knowing which ones the autoscaler starts, or can't",
+        "experiments wait for nodes without knowing which ones the autoscaler starts, or whether it can",
         "ray.autoscaler.v2.sdk:get_cluster_status",
         "gcs_address, timeout",
     ),
@@ -149,8 +149,9 @@ def test_there_are_few_private_names() -> None:
 def test_the_page_has_what_the_absence_of_each_name_costs() -> None:
     page = (ROOT / "docs" / "installing.md").read_text().replace("`", "")
     section = page.partition("## Versions of Ray")[2].partition("\n## ")[0]
-    listed = re.findall(r"^- (.*)[;.]$", section, re.MULTILINE)
-    assert listed == list(dict.fromkeys(cost for _, cost, _, _ in NAMES))
+    listed = re.findall(r"^ +- (.*)\.$", section, re.MULTILINE)
+    costs = list(dict.fromkeys(cost for _, cost, _, _ in NAMES))
+    assert listed == [cost if cost.startswith("ray.") else cost[0].upper() + cost[1:] for cost in costs]
 
 
 def test_every_private_name_of_rays_in_our_files_is_in_the_list() -> None:

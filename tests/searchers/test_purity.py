@@ -16,6 +16,7 @@ NUMERICAL = {
     "like.py",
     "memory_model.py",
     "multi_fidelity.py",
+    "outlook.py",
     "pb2.py",
     "rung_process.py",
     "rung_results.py",
