@@ -137,7 +137,7 @@ def has_state() -> bool:
 def _activity() -> Activity | None:
     # Where Ray does not say it, there probably is an autoscaler on Kubernetes.
     found = Activity(starting={}, failed={}) if _IN_KUBERNETES in os.environ else None
-    with internals.optional("experiments wait for nodes without knowing which ones the autoscaler starts, or can't"):
+    with internals.optional("experiments wait for nodes without knowing what the autoscaler starts"):
         status = internals.cluster_status(ray.get_runtime_context().gcs_address, STATUS_TIMEOUT_S)
         has_autoscaler = int(status.stats.autoscaler_version or 0) > 0
         now = activity_of(status.pending_launches, status.pending_nodes, status.failed_launches)
