@@ -208,7 +208,8 @@ class Reading:
         """
         server, name = self._named(experiment)
         seen = server.read(name)
-        sort = "trial" if re.search(r"\bstate\s*=", search) else "rank"
+        # Trials that failed may have no rank.
+        sort = "trial" if re.search(r"\bstate\s*=(?!\s*(completed|pruned)\b)", search, re.IGNORECASE) else "rank"
         page: dict[str, str | int] = {"sort": sort, "search": search, "offset": offset, "limit": min(max(top, 0), 100)}
         found = server.read(name, "trials", **page)
         fields = {"experiment": seen["number"]}
@@ -399,13 +400,16 @@ class Reading:
         each hyperparameter's ranges. Where you know better, add_trial there.
 
         Predictions of the metric after full training are scaled: 0 is the best point of all, 1 an average one (the
-        median of random points). The model knows trials with the experiment's own code.
+        median of random points). A deviation is the standard deviation of a prediction, and `results` counts the
+        metrics of all trials at all rungs. The model knows trials with the experiment's own code.
 
         Args:
             experiment: its number, name or a unique part of the name, or "latest".
         """
         server, name = self._named(experiment)
-        return answer({"name": name, **figure(server.read(name, "beliefs"))})
+        found = figure(server.read(name, "beliefs"))
+        note = {} if found["best"] else {"note": "there are too few results for a model; ask again later"}
+        return answer({"name": name, **found, **note})
 
     def find_near(self, experiment: str | int, hparams: dict[str, Any], top: int = 8) -> str:
         """What was already tried near a point: the nearest trials, by distance in the search space.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 CONTAINER = "trials run in Ray workers, without a container; "
 _HOROVOD = "an option of Horovod; gradients are averaged by PyTorch's DistributedDataParallel"
-_BATCH_SYSTEM = "batch systems are not used; allocate nodes there, and start Ray on them"
+_BATCH_SYSTEM = "start Ray on nodes that the batch system allocates, as clusters/slurm.sh does"
 _WEB_UI = "for Determined's web UI; experiments are in checkpoint_storage, by their names"
 _SERVICES = "Pachyderm is not supported; for a webhook there is notify"
 
@@ -35,7 +35,7 @@ IGNORED_FIELDS: dict[str, str] = {
     "integrations": _SERVICES,
     "internal": "internal data of old versions of Determined",
     "log_policies.exclude_node": "Ray places workers; remove a bad node from the cluster: dray cluster check finds it",
-    "log_policies.send_webhook": _SERVICES,
+    "log_policies.send_webhook": "use notify",
     "log_policies.signal": "for Determined's web UI",
     "optimizations.auto_tune_tensor_fusion": _HOROVOD,
     "optimizations.average_training_metrics": "training metrics are always averaged over all slots",

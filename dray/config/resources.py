@@ -131,7 +131,7 @@ class Resources(Section):
     cpus_per_slot: int = Field(default=1, ge=1, description="number of CPUs of each slot", examples=[1])
     mesh: dict[str, Annotated[int, Field(ge=1)]] | None = Field(
         default=None,
-        description="sizes of the dimensions of context.device_mesh by name, see docs/large-models.md; without dp or "
+        description="sizes of the dimensions of context.device_mesh by name, as in the page on meshes; without dp or "
         "dp_shard, slots_per_trial divided by their product is dp_shard",
         examples=[{"tp": 2}],
     )

@@ -239,7 +239,9 @@ class ExperimentConfig(Section):
         Annotated[int, Field(ge=1)] | None,
         BeforeValidator(_records, json_schema_input_type=Annotated[int, Field(ge=0)]),
     ] = Field(
-        default=None, description="number of records in an epoch, for training data without a length", examples=[50000]
+        default=None,
+        description="number of records in an epoch; needed for lengths in epochs if the training data has no length",
+        examples=[50000],
     )
     perform_initial_validation: bool = Field(
         default=False, description="validate before the first batch, for a trial that is a class", examples=[True]

@@ -242,7 +242,8 @@ class _Concurrent(Searcher):
         default=16,
         ge=0,
         le=MAX_TRIALS,
-        description="maximum number of trials that run at a time, 0 for no limit but 10,000",
+        description="maximum number of trials that run at a time; 0: 10,000 for random and grid, else divisor ** "
+        "(num_rungs - 1)",
         examples=[16],
     )
 

@@ -220,7 +220,7 @@ else:  # a field named "for" can't be written in a class
                 Field(
                     default="top 4",
                     validate_default=True,
-                    description="which trials are trained again",
+                    description="which trials are trained again: top and a number from 1 to 1000",
                     examples=["top 4"],
                 ),
             )

@@ -200,6 +200,7 @@ def test_a_condition_on_no_field_is_an_error_that_lists_the_fields(digits: Path,
     assert "the fields are best, last, trial," in agent.error("get_results", experiment="1", search="foo > 3")
     assert "can't read 'lr<<0.1'" in agent.error("get_results", experiment="1", search="lr<<0.1")
     assert agent("get_results", experiment="1", search="state = errored")["sorted_by"] == "trial"
+    assert agent("get_results", experiment="1", search="state=completed lr<0.1")["sorted_by"] == "rank"
 
 
 def test_two_trials_are_compared(digits: Path, agent: Agent) -> None:

@@ -406,7 +406,7 @@ MISTAKES = {
         options="token",
     ),
     "an experiment's process outlives its server": Mistake(
-        processes, "_receive", "os.kill(os.getpid(), signal.SIGKILL)", "return", 15, options="token"
+        processes, "_receive", "os.kill(os.getpid(), signal.SIGKILL)", "return", 204, options="token"
     ),
     "a damaged checkpoint comes back": Mistake(
         Retention, "_add_listed", "each.checkpoint not in self._damaged and ", "", None
