@@ -8,8 +8,9 @@ import { clean, clock, count, plural } from "./values.js";
 
 const FEW = 12;
 
-export const useFailures = (name, about, when = true) =>
-  useData(when && about.failures ? `${experiment(name)}/failures` : null, { every: about.state === "RUNNING" ? 4000 * about.pace : 0, keep: true });
+// They are read again when there are more.
+export const useFailures = (name, about) =>
+  useData(about.failures ? `${experiment(name)}/failures` : null, { keep: true, on: about.failures });
 
 // The line of the user's code, which leads to it.
 export const Place = ({ name, group }) => group.file && html`<a href=${address(name, null, "code", { file: group.file, line: group.line })}>${clean(group.file)}:${group.line}</a>${group.function && ` in ${clean(group.function)}`}`;
