@@ -83,7 +83,7 @@ class LocalTools(Tools):
         bisection.join(min(max(seconds, 0), LONGEST_WAIT_S))
         if bisection.is_alive():
             return answer({"ended": False}, "log", bisection.lines, last=True, more="the last ones are shown")
-        del self._bisections[key]  # asked again, it runs again
+        self._bisections.pop(key, None)  # asked again, it runs again; another call may have removed it
         if bisection.error is not None:
             raise bisection.error
         return answer(

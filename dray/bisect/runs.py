@@ -70,7 +70,7 @@ class Found:
 
     @property
     def suspects(self) -> list[Commit]:
-        """Of a regression, the first commit of the bad version, and all of the failing ones before it."""
+        """The first commit of a regression's bad version, and all failing ones before it; [] without a regression."""
         match self.verdict:
             case Regression(good=good, bad=bad):
                 failing = [each for place in range(good + 1, bad) for each in self.versions[place]]

@@ -31,13 +31,14 @@ from dray.cli import (
 from dray.cli.errors import handle_errors, run
 from dray.private import withhold_writing
 
+PURPOSE = "Train PyTorch models and search their hyperparameters on Ray."
 FIRST_DAY = """\
 dray demo                            run an example search
 dray experiment create asha.yaml .   run a search
 dray experiment list                 list experiments and their progress
 dray experiment describe latest      show the best trials, and failures
 dray checkpoint export latest        export the best model's weights"""
-EXAMPLES = f"""Train PyTorch models and search their hyperparameters on Ray.
+EXAMPLES = f"""{PURPOSE}
 
 \b
 {FIRST_DAY}
@@ -100,9 +101,7 @@ def _options(
 ) -> None:
     logging.basicConfig(level=logging.WARNING, format=dray.LOG_FORMAT)
     if context.invoked_subcommand is None:
-        typer.echo(
-            f"Train PyTorch models and search their hyperparameters on Ray.\n\n{FIRST_DAY}\n\nAll commands: dray --help"
-        )
+        typer.echo(f"{PURPOSE}\n\n{FIRST_DAY}\n\nAll commands: dray --help")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

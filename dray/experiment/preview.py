@@ -316,7 +316,7 @@ def _explained(auto: Auto, config: ExperimentConfig, seen: Preview) -> list[str]
     unit, lines = config.searcher.unit, list[str]()
     if rungs := ", ".join(f"{rung:,}" for rung in auto.rungs[:-1]):
         more = "" if auto.pareto else ", and more from a length that predicts the next one poorly"
-        shown = _SINGULAR[unit] if rungs == "1" and unit in _SINGULAR else unit
+        shown = _SINGULAR.get(unit, unit) if rungs == "1" else unit
         line = f"each trial pauses after {rungs} {shown}; the best {1 / auto.divisor:.0%} so far continue{more}"
         trials = [rung.trials for rung in seen.brackets[0].rungs]
         if seen.likely is not None and (paused := sum(trials[:-1])):
