@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,6 +82,9 @@ def serve(
     there = Server.find()
     if there is not None and there.is_here:
         raise BadUse(f"a server is up already, at {there.url}; see: dray serve --status")
+    cluster = address or os.environ.get("RAY_ADDRESS") or "local"
+    starting = "starting Ray on this machine" if cluster == "local" else f"connecting to the Ray cluster at {cluster}"
+    typer.echo(f"{starting} ...")  # before the imports, which take a second
     from dray.serve.server import serve as run
 
     run(host=host, port=port, address=address, idle_s=idle_s, say=typer.echo, notify=notify, root=root)

@@ -148,7 +148,7 @@ COMMANDS: dict[str, str] = {
     "trial download": "dray checkpoint download",
     "checkpoint describe": "dray checkpoint list",
     "preview-search": "dray preview",
-    "tensorboard": "dray ui",
+    "tensorboard": "dray ui EXPERIMENT",
     "agent list": "dray cluster status",
     "slot list": "dray cluster status",
     "deploy": "dray cluster validate, and ray up",

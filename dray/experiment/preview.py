@@ -324,7 +324,8 @@ def _explained(auto: Auto, config: ExperimentConfig, seen: Preview) -> list[str]
         lines.append(line)
     drawn = "random or from the prior" if getattr(config.searcher, "prior", None) else "random"
     lines.append(
-        f"hyperparameters are {drawn} until there are 12 results; then a model of all results proposes most of them"
+        f"hyperparameters are {drawn} until there are 12 results, one for each rung that a trial reaches; then a model "
+        "of all results proposes most of them"
     )
     return lines
 

@@ -243,7 +243,7 @@ def test_no_hint_ends_more_than_was_typed(typed: str, dray: Dray) -> None:
     [
         (["experiment", "lits"], "id you mean"),
         (["e", "cancel", "7"], "no such command; instead of det experiment cancel, use dray experiment stop"),
-        (["tensorboard", "start", "7"], "no such command; instead of det tensorboard, use dray ui"),
+        (["tensorboard", "start", "7"], "no such command; instead of det tensorboard, use dray ui EXPERIMENT"),
         (["experiment", "label", "7"], "no such command 'label'; see dray experiment --help"),
         (["experiment", "describe"], "EXPERIMENT"),
         (

@@ -257,6 +257,18 @@ def test_a_server_for_other_machines_needs_a_token(results: Path, dray: Dray) ->
     assert list(results.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [("", "starting Ray on this machine"), ("head:6379", "connecting to the Ray cluster at head:6379")],
+)
+def test_a_server_says_what_it_waits_for_before_it_is_up(
+    results: Path, dray: Dray, monkeypatch: pytest.MonkeyPatch, address: str, says: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr("dray.serve.server.serve", lambda *, say, **given: say("up"))
+    assert dray("serve").out == f"{says} ...\nup\n"
+
+
 def test_a_second_server_does_not_start(digits: Served, dray: Dray) -> None:
     assert f"a server is up already, at {digits.url}" in dray("serve").is_one_line()
 
