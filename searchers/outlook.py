@@ -40,7 +40,7 @@ class Part(TypedDict, total=False):
 
 class Outlook(TypedDict):
     results: int  # the number of results that the model knows; with few there is no model, and the others are empty
-    best: list[Prediction]
+    best: list[Prediction]  # empty, as the next, if the space's constraint allows none of the points that were drawn
     uncertain: list[Prediction]  # those that may be better than all others, the least certain first
     hparams: dict[str, list[Part]]
 
@@ -54,6 +54,9 @@ def outlook(space: Space, search: Earlier) -> Outlook:
     at_random = cube.random(rng, _NUM_RANDOM)
     near = cube.near(rng, np.resize(model.best, (_NUM_NEAR, cube.width)), _NEAR)
     points = [point for point in map(cube.point, np.vstack([at_random, near])) if space.allows(point)]
+    parts = _parts(cube, at_random, model.predictions(at_random, at_random)[0])
+    if not points:  # the constraint allows hardly anything
+        return {"results": count, "best": [], "uncertain": [], "hparams": parts}
     rows = np.reshape([cube.row(point) for point in points], (len(points), cube.width))
     means, deviations = model.predictions(rows, at_random)
     # Without the uncertainty that all points share, which is that of the last rung's level.
@@ -74,7 +77,7 @@ def outlook(space: Space, search: Earlier) -> Outlook:
         "results": count,
         "best": shown(np.argsort(means, kind="stable")),
         "uncertain": shown(may_be_best[np.argsort(-deviations[may_be_best], kind="stable")]),
-        "hparams": _parts(cube, at_random, model.predictions(at_random, at_random)[0]),
+        "hparams": parts,
     }
 
 
