@@ -163,7 +163,8 @@ def _command(path: str, command: Any) -> str:
             name = ", ".join(reversed(given.opts)) + value
             default = given.default if not given.is_flag and not callable(given.default) else None
         text = one_line(given.help or "").replace("|", "\\|")
-        rows.append(f"| `{name.replace('|', ' or ')}` | {text}{f' Default: `{default}`.' if default else ''} |")
+        name = " or ".join(name.rsplit("|", 1)).replace("|", ", ")
+        rows.append(f"| `{name}` | {text}{f' Default: `{default}`.' if default else ''} |")
     lines = [f"## {path}\n", *(one_line(each) + "\n" for each in paragraphs if not each.startswith("\b"))]
     if rows:
         lines += ["| argument or option | meaning |", "|---|---|", *rows, ""]
