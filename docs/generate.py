@@ -27,6 +27,50 @@ DETERMINED_PAGE = Path(__file__).parent / "determined-reference.md"
 #: The fields of Determined's experiment file, by its JSON schemas.
 DETERMINED_FIELDS = Path(__file__).parents[1] / "tests" / "config" / "determined_fields.txt"
 
+#: Pages about fields of the config, by path: the text of a link, and its target.
+GUIDES = {
+    "entrypoint": ("own loops", "core-api.md"),
+    "searcher": ("searches", "search.md"),
+    "searcher.name": ("methods", "search.md#methods"),
+    "searcher.metrics": ("several objectives", "objectives.md"),
+    "searcher.source_checkpoint_uuid": ("starting from a checkpoint", "search.md#starting-from-a-checkpoint"),
+    "searcher.max_time": ("lengths and rungs", "search.md#lengths-and-rungs"),
+    "searcher.points": ("hyperparameters", "search.md#hyperparameters"),
+    "searcher.like": ("learning from experiments", "priors.md#learning-from-earlier-experiments"),
+    "searcher.prior": ("priors", "priors.md"),
+    "searcher.sampler": ("samplers", "search.md#samplers"),
+    "searcher.options": ("your own method", "own-method.md"),
+    "searcher.population": ("population-based training", "population-based-training.md"),
+    "searcher.variant": ("stop or pause", "search.md#stop-or-pause"),
+    "searcher.max_concurrent_trials": ("concurrent trials", "search.md#concurrent-trials"),
+    "searcher.skip_uninformative_rungs": ("uninformative rungs", "how-it-works.md#uninformative-rungs"),
+    "budget": ("budgets", "budgets.md"),
+    "prices": ("prices", "budgets.md#prices"),
+    "until": ("targets", "budgets.md"),
+    "repeat": ("repeats", "repeats.md"),
+    "resources": ("slots", "clusters.md#slots"),
+    "resources.slots_per_trial": ("sharing a GPU", "clusters.md#several-trials-on-one-gpu"),
+    "resources.slots_per_trial.min": ("elastic trials", "stopping.md#elastic-trials"),
+    "resources.priority": ("shares", "serve.md#shares"),
+    "resources.slot_type": ("types of GPUs", "clusters.md#types-of-gpus"),
+    "resources.mesh": ("meshes", "sharded-training.md#other-dimensions-of-the-mesh"),
+    "resources.reuse_workers": ("processes that trials share", "worker-processes.md"),
+    "optimizations.aggregation_frequency": ("batch sizes", "batch-size.md"),
+    "isolation": ("sandboxes", "sandbox.md"),
+    "records_per_epoch": ("streams", "streaming.md"),
+    "checkpoint_policy": ("when checkpoints are written", "checkpoints.md#when-they-are-written"),
+    "checkpoint_format": ("sharded models", "sharded-training.md#sharded-models"),
+    "checkpoint_storage": ("checkpoints", "checkpoints.md"),
+    "max_restarts": ("restarts", "faults.md#restarts"),
+    "profiling": ("a profile", "looking.md#a-profile"),
+    "stop_on_nan": ("NaN", "faults.md#losses-that-are-nan"),
+    "hang_timeout_s": ("hangs", "hangs.md"),
+    "collective_timeout_s": ("collectives", "hangs.md#slots-that-wait-for-one-another"),
+    "loggers": ("trackers", "tracking.md"),
+    "notify": ("alerts", "alerts.md"),
+    "reproducibility.deterministic": ("bit-identical runs", "exact-resumption.md#bit-identical-runs"),
+}
+
 CONFIG_INTRODUCTION = """\
 # The experiment file
 
@@ -119,7 +163,8 @@ def _command(path: str, command: Any) -> str:
             name = ", ".join(reversed(given.opts)) + value
             default = given.default if not given.is_flag and not callable(given.default) else None
         text = one_line(given.help or "").replace("|", "\\|")
-        rows.append(f"| `{name.replace('|', ' or ')}` | {text}{f' Default: `{default}`.' if default else ''} |")
+        name = " or ".join(name.rsplit("|", 1)).replace("|", ", ")
+        rows.append(f"| `{name}` | {text}{f' Default: `{default}`.' if default else ''} |")
     lines = [f"## {path}\n", *(one_line(each) + "\n" for each in paragraphs if not each.startswith("\b"))]
     if rows:
         lines += ["| argument or option | meaning |", "|---|---|", *rows, ""]
@@ -164,7 +209,10 @@ def _table(place: str, schema: dict[str, Any], anchors: dict[str, str]) -> list[
             is_required = field.is_required()
         default = "required" if is_required else _value_of(form.get("default"))
         example = _value_of(next(iter(field.examples or ()), None))
-        row = [f"`{name}`", str(field.description), _form(form, anchors), default, example]
+        meaning = str(field.description)
+        if guide := GUIDES.get(base.path(name)):
+            meaning += " ([{}]({}))".format(*guide)
+        row = [f"`{name}`", meaning, _form(form, anchors), default, example]
         if kinds is not None:
             named = [f"`{kind}`" if kind == CLASS else kind for kind in forms]
             row.append("all" if len(forms) == len(definitions) else ", ".join(named))

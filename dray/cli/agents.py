@@ -41,9 +41,9 @@ def mcp(
         ),
     ] = None,
 ) -> None:
-    """Give agents tools for the experiments of a running dray serve, by the Model Context Protocol.
+    """Give agents tools for the experiments of a running dray serve, by the Model Context Protocol (MCP).
 
-    Agents start it themselves: their configuration has the command dray with the argument mcp.
+    Agents start it themselves. Configure the command dray with the argument mcp.
 
     \b
     dray mcp

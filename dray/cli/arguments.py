@@ -48,7 +48,7 @@ SideArg: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="EXPERIMENT[/TRIAL]",
-        help="Experiment, or one of its trials: its number, or 'best'.",
+        help="Experiment, or one of its trials: a number, or 'best'.",
         autocompletion=_experiments,
     ),
 ]
@@ -86,7 +86,7 @@ Batches: TypeAlias = Annotated[
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
 JsonLine: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print one line of JSON: what is created; anything else goes to standard error.")
+    bool, typer.Option("--json", help="Print what is created as one line of JSON, and anything else on standard error.")
 ]
 
 
@@ -99,14 +99,16 @@ Traceback: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--traceback",
-        help=f"Show errors with all frames, those of libraries included, as with {TRACEBACK}=1.",
+        help=f"Show errors with all frames, including those of libraries, as with {TRACEBACK}=1.",
         callback=_show_tracebacks,
     ),
 ]
 Follow: TypeAlias = Annotated[
     bool, typer.Option("--follow", "-f", help="Keep printing new lines until the experiment or trial ends.")
 ]
-TailArg: TypeAlias = Annotated[int | None, typer.Option("--tail", "-n", help="Print only the last N lines.", min=0)]
+TailArg: TypeAlias = Annotated[
+    int | None, typer.Option("--tail", "-n", metavar="N", help="Print only the last N lines.", min=0)
+]
 Config: TypeAlias = Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment config file (YAML).")]
 Changes: TypeAlias = Annotated[
     list[str] | None,

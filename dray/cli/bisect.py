@@ -30,7 +30,7 @@ def bisect(
         Path | None,
         typer.Option(
             metavar="CONFIG",
-            help="Experiment config file; each commit is run with its own. By default, the only one in this directory.",
+            help="Experiment config file, of which each commit runs its own version. By default, the only one here.",
         ),
     ] = None,
     model_dir: Annotated[
@@ -45,14 +45,17 @@ def bisect(
     ] = 1.0,
     larger_is_better: Annotated[
         bool,
-        typer.Option("--larger-is-better", help="The default only if CONFIG says so, and its search compares METRIC."),
+        typer.Option(
+            "--larger-is-better",
+            help="Larger values of METRIC are better. Not needed if it is the metric of CONFIG, and CONFIG says so.",
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Find the commit of a git repository after which a metric is worse, with a short run of some commits.
+    """Find the git commit that made a metric worse, with short runs of some commits.
 
-    Commits that change only comments, docstrings, formatting or documents are not run. Runs use the server that is up,
-    else one for their duration.
+    Commits that change only comments, docstrings, formatting or documents are not run. Runs use the server that is up.
+    If there is none, one is started for their duration.
 
     \b
     dray bisect v1.0 HEAD -- validation_loss

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from dray.records.trial_record import TrialRecord
 
 FormatOption: TypeAlias = Annotated[
-    Literal["state-dict", "safetensors"], typer.Option("--format", help="Format of the weights.")
+    Literal["state-dict", "safetensors"],
+    typer.Option("--format", metavar="state-dict|safetensors", help="Format of the weights."),
 ]
 
 app = typer.Typer(help="List, verify, download and export checkpoints.", no_args_is_help=True)
@@ -37,8 +38,9 @@ app = typer.Typer(help="List, verify, download and export checkpoints.", no_args
 
 @app.command(name="list")
 def list_(experiment: ExperimentArg, trial: TrialOrAllArg = None, json: Json = False) -> None:
-    """List the checkpoints of an experiment, without verifying them (see dray checkpoint verify). If the best one can't
-    be used, standard error says so.
+    """List the checkpoints of an experiment, without verifying them (see dray checkpoint verify).
+
+    If the best one can't be used, standard error says why.
 
     \b
     dray checkpoint list latest best
@@ -152,7 +154,7 @@ def export(
 
     model.pt is the model's state_dict: model.load_state_dict(torch.load("model.pt", weights_only=True)). hparams.json
     holds the hyperparameters that the model was created with. The shards of a sharded model become one file. This
-    needs no GPU, and memory only for the largest tensor.
+    needs no GPU, and only enough memory for the largest tensor.
 
     \b
     dray checkpoint export latest -o model

@@ -38,7 +38,7 @@ def diff(
 ) -> None:
     """Show how two experiments or trials differ: config, code, hyperparameters, versions, data and metrics.
 
-    A and B are each an EXPERIMENT, or one of its trials as EXPERIMENT/TRIAL. The best trial stands for an experiment.
+    Each side is a trial, as EXPERIMENT/TRIAL, or an EXPERIMENT, which stands for its best trial.
 
     \b
     dray diff 11 12

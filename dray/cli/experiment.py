@@ -57,7 +57,7 @@ def create(
         Path | None,
         typer.Option(
             "--path",
-            help="Directory for the experiment; if there is one already, here or in its object store, continue it.",
+            help="Directory for the experiment. If it has one already, here or in its object store, continue that one.",
         ),
     ] = None,
     storage_path: Annotated[
@@ -130,7 +130,7 @@ def fork(
     no_server: NoServer = False,
     json: JsonLine = False,
 ) -> None:
-    """Run the code of an experiment again, with some fields of its config changed, as a new experiment.
+    """Create an experiment with the code of another one and with some fields of its config changed.
 
     If a server is up, submit it to the server and follow it there.
 
@@ -166,7 +166,7 @@ def list_(
     ] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option(help="List only those in this state: RUNNING, COMPLETED, ...; can be repeated."),
+        typer.Option(help="List only those in this state, one of those above; can be repeated."),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="List only the newest N.", metavar="N", min=1)] = None,
     json: Json = False,
@@ -175,8 +175,8 @@ def list_(
 
     RUNNING: a driver runs it. STOPPED: no driver runs it; it can be resumed. COMPLETED: it has ended. PARTLY_FAILED: it
     has ended, and some of its trials failed. ERROR: it has ended without a completed trial. UNKNOWN: its end is not
-    recorded, as in a local run that was killed. With a server there are also QUEUED, STOPPING and
-    PAUSED, and a column of the slots in use.
+    recorded, as in a local run that was killed. DAMAGED: its files can't be read. A server adds QUEUED, PREEMPTED,
+    RESTARTING, STOPPING and PAUSED, and a column of the slots in use.
 
     \b
     dray experiment list
@@ -251,7 +251,9 @@ def stop(experiment: ExperimentArg) -> None:
 
 @app.command()
 def pause(experiment: ExperimentArg) -> None:
-    """Pause an experiment, on a server also one that is queued. Its running trials save a checkpoint first.
+    """Pause an experiment that runs or is queued on a server. Its running trials save a checkpoint first.
+
+    Without a server, this is the same as stop.
 
     \b
     dray experiment pause latest
@@ -285,7 +287,7 @@ def wait(experiment: ExperimentArg) -> None:
 
 @app.command()
 def activate(experiment: ExperimentArg) -> None:
-    """Run an experiment again, as resume; on the server, do not follow it.
+    """Run an experiment again, as resume does, but do not follow it on a server.
 
     \b
     dray experiment activate latest
@@ -295,7 +297,7 @@ def activate(experiment: ExperimentArg) -> None:
 
 @app.command()
 def resume(experiment: ExperimentArg, detach: Detach = False) -> None:
-    """Resume an experiment after it was stopped or its driver died; on the server if it was submitted to one.
+    """Resume an experiment that was stopped or whose driver died, on the server if it was submitted to one.
 
     \b
     dray experiment resume latest

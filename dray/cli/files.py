@@ -45,12 +45,14 @@ def preview(
     seconds_per_epoch: Annotated[
         float | None, typer.Option(help="Mean time of an epoch, to estimate hours and slot-hours.")
     ] = None,
-    seconds_per_batch: Annotated[float | None, typer.Option(help="The same, for lengths in batches.")] = None,
+    seconds_per_batch: Annotated[
+        float | None, typer.Option(help="Mean time of a batch, for lengths in batches.")
+    ] = None,
     seconds_per_trial: Annotated[
-        float | None, typer.Option(help="The same for a trial of full length, in any unit.")
+        float | None, typer.Option(help="Mean time of a trial of full length, in any unit.")
     ] = None,
     like: Annotated[
-        str | None, typer.Option(metavar="EXPERIMENT", help="An experiment whose measured times are taken instead.")
+        str | None, typer.Option(metavar="EXPERIMENT", help="Take the times measured in this experiment instead.")
     ] = None,
     price: Annotated[
         float | None,
@@ -108,10 +110,10 @@ def migrate(
     model_dir: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory written for Determined.")],
     json: Json = False,
 ) -> None:
-    """Report necessary changes in a model directory written for Determined. Exit code 1 if there are any.
+    """Report what must be changed in a model directory written for Determined. Exit code 1 if there is anything.
 
     Reads Python files and experiment configs, without importing or running them. Each line says change (not supported,
-    with the replacement) or ignored (has no effect here).
+    with what to use instead) or ignored (no effect here).
 
     \b
     dray migrate .

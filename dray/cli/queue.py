@@ -31,7 +31,7 @@ def priority(
 @sets.command()
 def weight(
     experiment: ExperimentArg,
-    value: Annotated[float, typer.Argument(metavar="WEIGHT", help="More than 0; by default, 1.")],
+    value: Annotated[float, typer.Argument(metavar="WEIGHT", help="A number above 0; by default, 1.")],
 ) -> None:
     """Set an experiment's weight: its share of the slots relative to experiments of the same priority.
 

@@ -17,7 +17,6 @@ from dray.text import counted, fields_of
 app = typer.Typer(invoke_without_command=True)
 tokens = typer.Typer(help="Tokens for other users and programs, with limits.", no_args_is_help=True)
 app.add_typer(tokens, name="token")
-SCOPES = "read: see everything; submit: also submit experiments, and change its own; operate: change all"
 
 
 @app.callback()
@@ -37,13 +36,17 @@ def serve(
     idle_s: Annotated[float, typer.Option(help="End worker groups after this many idle seconds.", min=0)] = 600.0,
     settings: Annotated[
         Path | None,
-        typer.Option("--settings", metavar="FILE", help="YAML with a section notify: who is told what, see docs."),
+        typer.Option(
+            "--settings",
+            metavar="FILE",
+            help="YAML file with a section notify, for alerts about all experiments and idle slots.",
+        ),
     ] = None,
     root_path: Annotated[
         str,
         typer.Option(
-            help="Path below which a reverse proxy serves it, such as /lab/dray; or the whole address there, whose "
-            "host is then a name of this server, too.",
+            help="Path below which a reverse proxy serves it, such as /lab/dray, or the whole URL there, to accept "
+            "requests for its host name, too.",
             show_default=False,
         ),
     ] = "",
@@ -93,19 +96,34 @@ def serve(
 @tokens.command()
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A new name, which its experiments show.")],
-    scope: Annotated[str, typer.Option(help=f"What it may do: {SCOPES}.")] = "submit",
-    slots: Annotated[int | None, typer.Option(help="Most slots of all its experiments at a time.")] = None,
-    slot_hours: Annotated[float | None, typer.Option(help="Slot-hours that its experiments may spend, ever.")] = None,
-    usd: Annotated[float | None, typer.Option(help="US dollars that they may spend, ever; needs --price.")] = None,
-    price: Annotated[
-        list[str] | None, typer.Option(metavar="TYPE=USD", help="Price of a slot-hour, such as A100=2.9; repeatable.")
+    scope: Annotated[
+        str,
+        typer.Option(
+            metavar="read|submit|operate",
+            help="read: see everything; submit: also submit experiments, and change its own; operate: change all.",
+        ),
+    ] = "submit",
+    slots: Annotated[
+        int | None, typer.Option(help="Maximum number of slots that its experiments use together.")
     ] = None,
-    experiments: Annotated[int | None, typer.Option(help="Most experiments queued or running at a time.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Smallest priority number that they may have.")] = None,
-    sandbox: Annotated[bool, typer.Option("--sandbox", help="Their trials run in sandboxes (isolation).")] = False,
+    slot_hours: Annotated[float | None, typer.Option(help="Slot-hours that its experiments may spend, ever.")] = None,
+    usd: Annotated[
+        float | None, typer.Option(help="US dollars that its experiments may spend, ever; needs --price.")
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TYPE=USD", help="Price of a slot-hour, such as A100=2.9; can be repeated."),
+    ] = None,
+    experiments: Annotated[
+        int | None, typer.Option(help="Maximum number of its experiments that are queued or running.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="Smallest priority number of its experiments.")] = None,
+    sandbox: Annotated[
+        bool, typer.Option("--sandbox", help="Run the trials of its experiments in sandboxes (isolation).")
+    ] = False,
     json: JsonLine = False,
 ) -> None:
-    """Create a token and print it, once: the server keeps only its hash. A running server accepts it at once.
+    """Create a token and print it. It is shown only once. A running server accepts it at once.
 
     \b
     dray serve token create agent --slots 4 --slot-hours 10 --experiments 20 --priority 50
@@ -158,7 +176,7 @@ def list_(json: Json = False) -> None:
 
 @tokens.command()
 def revoke(name: Annotated[str, typer.Argument(metavar="NAME", help="A token's name.")]) -> None:
-    """Refuse a token from now on. Its experiments go on: stop them if they should not.
+    """Refuse a token from now on. Its experiments continue until you stop them.
 
     \b
     dray serve token revoke agent

@@ -53,11 +53,15 @@ def list_(
     experiment: ExperimentArg,
     best: Annotated[
         bool,
-        typer.Option("--best", help="List the best first, failed trials last, and only those that have validated."),
+        typer.Option("--best", help="List only trials that have validated, the best first and failed ones last."),
     ] = False,
     state: Annotated[
         str | None,
-        typer.Option(help="List only trials in this state: RUNNING, COMPLETED, ERRORED, ...", show_default=False),
+        typer.Option(
+            help="List only trials in this state: PENDING, RUNNING, PAUSED, COMPLETED, PRUNED, CANCELED, ERRORED, "
+            "INVALID_HP or OUT_OF_MEMORY.",
+            show_default=False,
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -245,7 +249,9 @@ def metrics(
     kind: Annotated[
         str | None,
         typer.Option(
-            help="Print only training or validation metrics, or figures of the machine (system).", show_default=False
+            metavar="training|validation|system",
+            help="Print only training or validation metrics, or figures of the machine (system).",
+            show_default=False,
         ),
     ] = None,
     name: Annotated[
@@ -331,7 +337,11 @@ def fork(
     trial: TrialOrBestArg,
     given: Given = None,
     at: Annotated[
-        str, typer.Option(help="Checkpoint to begin from: best, latest, or the number of batches it was saved after.")
+        str,
+        typer.Option(
+            metavar="best|latest|BATCHES",
+            help="Checkpoint to begin from: the best, the latest, or the one after this many batches.",
+        ),
     ] = "best",
     json: JsonLine = False,
 ) -> None:
@@ -368,8 +378,8 @@ def add(
 ) -> None:
     """Add a trial with the hyperparameters that are set, or with other code.
 
-    The others are drawn at random from the search space; with other code, by the search's sampler. The trial does not
-    count for max_trials.
+    The other hyperparameters are drawn at random from the search space, or by the search's sampler if the trial has
+    other code. The trial does not count for max_trials.
 
     \b
     dray trial add latest --set lr=0.005 --set hidden=64

@@ -12,6 +12,7 @@ CONTAINER = "trials run in Ray workers, without a container; "
 _HOROVOD = "an option of Horovod; gradients are averaged by PyTorch's DistributedDataParallel"
 _BATCH_SYSTEM = "start Ray on nodes that the batch system allocates, as clusters/slurm.sh does"
 _WEB_UI = "for Determined's web UI; experiments are in checkpoint_storage, by their names"
+_ONE_CLUSTER = "experiments use all of the cluster that dray is started on; resources.slot_type restricts them"
 _SERVICES = "Pachyderm is not supported; for a webhook there is notify"
 
 #: Ignored fields, with what to use instead. A field stands for everything below it.
@@ -34,7 +35,7 @@ IGNORED_FIELDS: dict[str, str] = {
     "integration": _SERVICES,
     "integrations": _SERVICES,
     "internal": "internal data of old versions of Determined",
-    "log_policies.exclude_node": "Ray places workers; remove a bad node from the cluster: dray cluster check finds it",
+    "log_policies.exclude_node": "remove a bad node from the cluster; dray cluster check finds it",
     "log_policies.send_webhook": "use notify",
     "log_policies.signal": "for Determined's web UI",
     "optimizations.auto_tune_tensor_fusion": _HOROVOD,
@@ -46,14 +47,14 @@ IGNORED_FIELDS: dict[str, str] = {
     "preemption_timeout": "Ray sets the deadline of a node that is preempted",
     "profiling.sync_timings": "the profiler has the GPU's own times",
     "project": _WEB_UI,
-    "resources.agent_label": "Ray places workers wherever there are free slots of the kind that resources.slot names",
+    "resources.agent_label": "workers run wherever there are free slots; resources.slot_type restricts them",
     "resources.devices": CONTAINER + "code sees all devices of its node, but only its own GPUs",
     "resources.native_parallel": "PyTorch's DistributedDataParallel is used to train on several slots",
-    "resources.resource_manager": "there is one cluster, the one that dray is started on",
-    "resources.resource_pool": "there is one cluster, the one that dray is started on",
+    "resources.resource_manager": _ONE_CLUSTER,
+    "resources.resource_pool": _ONE_CLUSTER,
     "resources.shm_size": CONTAINER + "all shared memory of the node can be used",
     "resources.slots": "for commands and notebooks; slots_per_trial is the number of slots of a trial",
-    "retention_policy": "logs are kept until the experiment's directory is deleted",
+    "retention_policy": "logs are kept as long as the experiment",
     "searcher.unit": "a custom method uses the unit of max_length",
     "security": "not used by Determined, either",
     "slurm": _BATCH_SYSTEM,
@@ -72,7 +73,7 @@ _DEFAULTS: dict[str, object] = {
 }
 
 _STEPS = "Determined removed steps; "
-_MAX_LENGTH = "write max_length: {batches: ...}; a step is of batches_per_step batches, 100 by default"
+_MAX_LENGTH = "write max_length: {batches: ...}; a step has batches_per_step batches, by default 100"
 _HDFS = "Determined removed HDFS; mount it and write type: directory, or use s3, gcs or azure"
 _SYNC = "belongs to search methods that Determined removed; use max_trials of adaptive_asha or asha"
 _PBT = "Determined's pbt had other fields; write "

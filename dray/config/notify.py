@@ -55,7 +55,7 @@ class Notify(Section):
     no_gain: int | None = Field(
         default=None,
         ge=1,
-        description="notify when so many trials in a row have ended without a better metric",
+        description="notify when this many trials in a row have ended without a better metric",
         examples=[20],
     )
     budget: float = Field(

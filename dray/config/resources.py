@@ -39,12 +39,12 @@ def _usable(name: object) -> object:
 
 
 class SlotRange(Section):
-    """All available slots within bounds; only if one trial runs at a time."""
+    """All free slots within bounds, for experiments that run one trial at a time."""
 
     place: ClassVar[str] = "resources.slots_per_trial"
 
     min: int = Field(
-        ge=1, le=defaults.MAX_SLOTS, description="minimum number of workers; a trial waits for them", examples=[1]
+        ge=1, le=defaults.MAX_SLOTS, description="minimum number of workers, for which a trial waits", examples=[1]
     )
     max: int = Field(ge=1, le=defaults.MAX_SLOTS, description="maximum number of workers", examples=[4])
 
@@ -90,21 +90,21 @@ class Resources(Section):
 
     slots_per_trial: SlotsPerTrial = Field(
         default=1,
-        description="number of workers that train one trial; {min: 1, max: 4}: as many as the cluster has room for, if "
-        "one trial runs at a time; 0.25: four trials share a slot",
+        description="number of workers that train one trial. {min: 1, max: 4}: as many as the cluster has room for, if "
+        "one trial runs at a time. 0.25: four trials share a slot",
         examples=[1],
     )
     max_slots: int | None = Field(
         default=None,
         ge=1,
-        description="maximum number of slots that all trials use together; by default, all slots of the cluster",
+        description="maximum number of slots that all trials use together. By default, all slots of the cluster",
         examples=[8],
     )
     priority: int = Field(
         default=defaults.PRIORITY,
         ge=1,
         le=99,
-        description="for experiments that share a server (dray serve): smaller numbers go first, and take the slots of "
+        description="for experiments that share a server (dray serve). Smaller numbers go first, and take the slots of "
         "others at once",
         examples=[10],
     )
@@ -113,31 +113,32 @@ class Resources(Section):
         gt=0,
         le=1_000_000,
         allow_inf_nan=False,
-        description="for experiments that share a server: the share of slots relative to others of the same priority",
+        description="for experiments that share a server: their share of slots, relative to others of the same "
+        "priority",
         examples=[2.0],
     )
     slot: Literal["gpu", "cpu"] | None = Field(
         default=None,
-        description="what a slot is; by default gpu if the cluster has GPUs; trials on cpu slots see no GPUs",
+        description="what a slot is. By default, gpu if the cluster has GPUs. Trials on cpu slots see no GPUs",
         examples=["gpu"],
     )
     slot_type: list[Annotated[GpuType, BeforeValidator(_usable)]] | None = Field(
         default=None,
         min_length=1,
-        description="GPU types that trials may run on, by Ray's names, in order of preference; all slots of a trial "
-        "have the same type; by default, any type",
+        description="GPU types that trials may run on, by Ray's names, in order of preference. All slots of a trial "
+        "have the same type. By default, any type",
         examples=[["A100", "L4"]],
     )
     cpus_per_slot: int = Field(default=1, ge=1, description="number of CPUs of each slot", examples=[1])
     mesh: dict[str, Annotated[int, Field(ge=1)]] | None = Field(
         default=None,
-        description="sizes of the dimensions of context.device_mesh by name, as in the page on meshes; without dp or "
-        "dp_shard, slots_per_trial divided by their product is dp_shard",
+        description="sizes of the dimensions of context.device_mesh, by name. Without dp and dp_shard, dp_shard is "
+        "slots_per_trial divided by their product",
         examples=[{"tp": 2}],
     )
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(
         default="PACK",
-        description="where a trial's workers run: PACK: on few nodes if possible; STRICT_PACK: on one node; SPREAD: on "
+        description="where a trial's workers run. PACK: on few nodes if possible; STRICT_PACK: on one node; SPREAD: on "
         "many nodes if possible; STRICT_SPREAD: each on its own node",
         examples=["STRICT_PACK"],
     )

@@ -60,15 +60,15 @@ def _absolute(path: str) -> str:
 
 
 class Isolation(Section):
-    """What keeps a trial's code away from the rest of its machine. ``isolation: sandbox`` is short for ``{name:
+    """Isolation of a trial's code from the rest of its machine. ``isolation: sandbox`` is short for ``{name:
     sandbox}``."""
 
     place: ClassVar[str] = "isolation"
 
     name: Literal["none", "sandbox"] = Field(
         default="none",
-        description="sandbox: each trial runs in a process of its own, without network, that sees only its code, its "
-        "directory and the installed programs and libraries, and can write only to its directory; needs bubblewrap",
+        description="sandbox: each trial runs in its own process, without network access. It sees only its code, its "
+        "directory, and the installed programs and libraries, and can write only to its directory. Needs bubblewrap",
         examples=["sandbox"],
     )
     read: list[Annotated[str, AfterValidator(_absolute)]] = Field(
@@ -169,7 +169,8 @@ class ExperimentConfig(Section):
     labels: Labels = Field(default_factory=list, description="labels, for people", examples=[["digits", "sweep"]])
     data: Free = Field(
         default_factory=dict,
-        description="any data for the trial's code; values below secrets are never stored or shown",
+        description="any data for the trial's code. Values below data.secrets are never stored with the config or "
+        "shown",
         examples=[{"path": "/data"}],
         repr=False,
     )
@@ -191,24 +192,25 @@ class ExperimentConfig(Section):
         BeforeValidator(price_list, json_schema_input_type=dict[str, float] | str),
     ] = Field(
         default=None,
-        description="US dollars per hour of a slot, by its type as Ray names it, with -spot for spot nodes; CPU for "
-        "slots without a GPU; or the path of a YAML file with these",
+        description="US dollars per slot-hour, by GPU type as Ray names it, with -spot for spot nodes, and CPU for "
+        "slots without a GPU. Or the path of a YAML file with these prices",
         examples=[{"A100": 2.9, "A100-spot": 1.1}],
     )
     until: Annotated[dict[str, float], Field(min_length=1)] | None = Field(
         default=None,
-        description="values of metrics that the searcher compares; the experiment ends when a trial reaches all",
+        description="targets for the searcher's metrics. The experiment ends when a validation of a trial reaches all "
+        "of them",
         examples=[{"validation_loss": 0.05}],
     )
     patience: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="end the experiment when this many trials in a row have completed or were stopped without a better "
-        "best value of the searcher's metric",
+        description="end the experiment when this many trials in a row have completed or were stopped without "
+        "improving the best value of the searcher's metric",
         examples=[50],
     )
     repeat: Repeat | None = Field(
         default=None,
-        description="train the best trials again with other seeds, before one of them is called the best",
+        description="train the best trials again with other seeds before choosing the best one",
         examples=[{"seeds": 3, "for": "top 4"}],
     )
     resources: Resources = Field(
@@ -226,13 +228,13 @@ class ExperimentConfig(Section):
     )
     isolation: IsolationField = Field(
         default_factory=Isolation,
-        description="what keeps a trial's code away from the rest of its machine",
+        description="isolation of a trial's code from the rest of its machine",
         examples=["sandbox"],
     )
     scheduling_unit: int = Field(
         default=100,
         ge=1,
-        description="number of batches between reports of training metrics, for a trial that is a class",
+        description="number of batches between reports of training metrics, for a trial class",
         examples=[100],
     )
     records_per_epoch: Annotated[
@@ -240,25 +242,28 @@ class ExperimentConfig(Section):
         BeforeValidator(_records, json_schema_input_type=Annotated[int, Field(ge=0)]),
     ] = Field(
         default=None,
-        description="number of records in an epoch; needed for lengths in epochs if the training data has no length",
+        description="number of records in an epoch, if the training data loader has no length",
         examples=[50000],
     )
     perform_initial_validation: bool = Field(
-        default=False, description="validate before the first batch, for a trial that is a class", examples=[True]
+        default=False, description="validate before the first batch, for a trial class", examples=[True]
     )
     min_validation_period: Period = Field(
         default=None, description="validate at least this often", examples=[{"epochs": 1}]
     )
     min_checkpoint_period: Period = Field(
-        default=None, description="save at least this often", examples=[{"epochs": 1}]
+        default=None, description="save a checkpoint at least this often", examples=[{"epochs": 1}]
     )
     checkpoint_policy: Literal["best", "all", "none"] = Field(
-        default="best", description="the validations after which a checkpoint is saved", examples=["best"]
+        default="best",
+        description="when a validation is followed by a checkpoint. best: if it is the experiment's best so far; all: "
+        "always; none: never",
+        examples=["best"],
     )
     checkpoint_format: Literal["sharded", "full"] = Field(
         default="sharded",
-        description="for models that are sharded over the slots: each slot saves its part (sharded), or the model is "
-        "gathered into state-dict.pth (full)",
+        description="for models that are sharded over slots. sharded: each slot saves its shards; full: the model is "
+        "gathered into state-dict.pth",
         examples=["full"],
     )
     checkpoint_storage: Storage = Field(
@@ -274,7 +279,7 @@ class ExperimentConfig(Section):
     )
     stop_on_nan: bool = Field(
         default=False,
-        description="stop a trial at the first report with a loss that is NaN or infinite; otherwise only ASHA stops "
+        description="stop a trial when it first reports a loss that is NaN or infinite. Otherwise, only ASHA stops "
         "it, at its next rung, where NaN ranks last",
         examples=[True],
     )
@@ -285,25 +290,25 @@ class ExperimentConfig(Section):
     )
     hang_timeout_s: Seconds = Field(
         default=7200,
-        description="seconds without progress after which a trial is ended and restarted; 0: never",
+        description="restart a trial after this many seconds without progress. 0: never",
         examples=[600],
     )
     collective_timeout_s: Annotated[float, Field(ge=1, le=1_000_000_000), AfterValidator(int_if_whole)] = Field(
         default=600,
-        description="seconds that the slots of a trial may wait for one another in a collective, such as the exchange "
-        "of gradients, before the trial is ended and restarted",
+        description="restart a trial after its slots have waited for one another for this many seconds in a "
+        "collective, such as the exchange of gradients",
         examples=[1800],
     )
     loggers: Annotated[Loggers, BeforeValidator(named_loggers, json_schema_input_type=LoggersForm)] = Field(
-        default_factory=Loggers, description="experiment trackers to log to as well", examples=[["mlflow", "wandb"]]
+        default_factory=Loggers, description="experiment trackers to log to", examples=[["mlflow", "wandb"]]
     )
     notify: Notify = Field(
         default_factory=Notify,
-        description="alerts: who is told when it ends, fails, gains nothing or has nearly spent its budget",
+        description="alerts when the experiment ends, fails, no longer improves, or has nearly spent its budget",
         examples=[{"command": 'notify-send "$DRAY_NOTIFY_TEXT"'}],
     )
     reproducibility: Reproducibility = Field(
-        default_factory=Reproducibility, description="the seed", examples=[{"experiment_seed": 7}]
+        default_factory=Reproducibility, description="the seed, and determinism", examples=[{"experiment_seed": 7}]
     )
 
     _space: Space = PrivateAttr()

@@ -48,7 +48,7 @@ class MetricChoice(Section):
 
     name: str = Field(min_length=1, description="a validation metric", examples=["validation_loss"])
     smaller_is_better: bool | None = Field(
-        default=None, description="minimize the metric (the default), else maximize it", examples=[True]
+        default=None, description="true (the default): minimize the metric; false: maximize it", examples=[True]
     )
     at_most: float | None = Field(default=None, description="the greatest value allowed: a constraint", examples=[8000])
     at_least: float | None = Field(default=None, description="the least value allowed: a constraint", examples=[0.5])
@@ -93,8 +93,8 @@ class SamplerChoice(Section):
     name: str = Field(
         default="random",
         min_length=1,
-        description="random, multi_fidelity, tpe, gp, nsga2, cmaes, another Optuna sampler, or module:Class; with pbt "
-        "random, pb2 or module:Class",
+        description="random, multi_fidelity, tpe, gp, nsga2, cmaes, another Optuna sampler, or module:Class. With pbt: "
+        "random, pb2, or module:Class",
         examples=["tpe"],
     )
     options: dict[str, Any] = Field(
@@ -121,7 +121,7 @@ class Searcher(Section):
     metric: str | None = Field(
         default=None,
         min_length=1,
-        description="the validation metric that the search optimizes; either this or metrics is required",
+        description="the validation metric to optimize. Either this or metrics is required",
         examples=["validation_loss"],
     )
     metrics: Metrics | None = Field(
@@ -129,7 +129,9 @@ class Searcher(Section):
         description="several metrics to optimize, and constraints, instead of metric and smaller_is_better",
         examples=[[{"name": "validation_loss"}, {"name": "latency_ms"}, {"name": "memory_mb", "at_most": 8000}]],
     )
-    smaller_is_better: bool = Field(default=True, description="minimize the metric, else maximize it", examples=[True])
+    smaller_is_better: bool = Field(
+        default=True, description="true: minimize the metric; false: maximize it", examples=[True]
+    )
     max_length: MaxLength | None = Field(
         default=None, description="maximum length of a trial", examples=[{"epochs": 16}]
     )
@@ -138,13 +140,13 @@ class Searcher(Section):
     ] = Field(
         default=None,
         min_length=1,
-        description="a trial's directory; every trial starts from its latest checkpoint",
+        description="the directory of a trial. Every new trial starts from its latest checkpoint",
         examples=["/mnt/results/digits/trial_7"],
     )
     source_checkpoint_uuid: Annotated[str | None, BeforeValidator(as_text)] = Field(
         default=None,
         min_length=1,
-        description="a checkpoint of dray or Determined that every trial starts from: its directory, or its UUID in "
+        description="a checkpoint of dray or Determined from which every trial starts: its directory, or its UUID in "
         "checkpoint_storage",
         examples=["/mnt/results/digits/trial_7/checkpoint_352"],
     )
@@ -242,8 +244,8 @@ class _Concurrent(Searcher):
         default=16,
         ge=0,
         le=MAX_TRIALS,
-        description="maximum number of trials that run at a time; 0: 10,000 for random and grid, else divisor ** "
-        "(num_rungs - 1)",
+        description="maximum number of trials that run at a time. 0: 10,000 for random and grid, and divisor ** "
+        "(num_rungs - 1) for the others",
         examples=[16],
     )
 
@@ -254,7 +256,8 @@ class PointedSearcher(Searcher):
     points: Points = Field(default_factory=list, description=_POINTS, examples=[[{"lr": 0.01}]])
     like: Annotated[list[str], BeforeValidator(_as_names, json_schema_input_type=_Names)] = Field(
         default_factory=list,
-        description="earlier experiments to learn first points from: numbers, names, patterns such as digits-*, paths",
+        description="earlier experiments from which to learn the first points: numbers, names, patterns such as "
+        "digits-*, or paths",
         examples=[["12", "digits-*"]],
     )
 
@@ -272,12 +275,13 @@ class _Budgeted(_Concurrent):
 
     max_trials: MaxTrials | None = Field(
         default=None,
-        description="number of trials; may be omitted if budget, until or patience ends the search",
+        description="number of trials. May be omitted if budget, until or patience ends the search",
         examples=[64],
     )
     prior: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
-        description="beliefs about the best values of hyperparameters, by dotted name, for multi_fidelity",
+        description="where you expect the best values of hyperparameters, by dotted name. Used by auto and the sampler "
+        "multi_fidelity",
         examples=[{"lr": {"around": 0.001, "within": 3}}],
     )
 
@@ -297,8 +301,8 @@ class _Halving(_Budgeted, SamplingSearcher, _Timed):
     )
     variant: Variant = Field(
         default="stopping",
-        description="the fate of a trial that does not continue at a rung: stopping ends it, promotion pauses it and "
-        "may promote it later",
+        description="what happens to a trial that does not continue at a rung. stopping: it ends; promotion: it "
+        "pauses, and may continue later",
         examples=["promotion"],
     )
     skip_uninformative_rungs: bool = Field(
@@ -341,14 +345,18 @@ class ASHASearcher(_Halving):
     """Asynchronous successive halving."""
 
     name: Literal["asha", "async_halving"] = _NAME
-    num_rungs: RungCount = Field(description="number of rungs, the lengths that trials are compared at", examples=[3])
+    num_rungs: RungCount = Field(description="number of rungs: lengths at which trials are compared", examples=[3])
 
 
 class AdaptiveASHASearcher(_Halving):
     """Asynchronous successive halving in several brackets."""
 
     name: Literal["adaptive_asha"] = _NAME
-    mode: Mode = Field(default="standard", description="determines the number of brackets", examples=["standard"])
+    mode: Mode = Field(
+        default="standard",
+        description="number of brackets. aggressive: one; conservative: the most",
+        examples=["standard"],
+    )
     max_rungs: RungCount = Field(default=5, description="maximum number of rungs of a bracket", examples=[5])
     bracket_rungs: list[RungCount] = Field(
         default_factory=list,
@@ -359,7 +367,7 @@ class AdaptiveASHASearcher(_Halving):
 
 
 class AutoSearcher(_Budgeted, PointedSearcher):
-    """The recommended search: asynchronous successive halving that needs no settings, with a model."""
+    """The recommended search: asynchronous successive halving with fixed settings, and a model of the results."""
 
     name: Literal["auto"] = _NAME
 
@@ -370,27 +378,29 @@ class PBTSearcher(SamplingSearcher):
     name: Literal["pbt"] = _NAME
     population: PopulationSize = Field(description="number of trials that train side by side", examples=[8])
     interval: MaxLength = Field(
-        description="length between two comparisons of a trial, in the unit of max_length", examples=[{"epochs": 1}]
+        description="length of training between two comparisons, in the unit of max_length", examples=[{"epochs": 1}]
     )
     quantile: float = Field(
         default=0.25,
         gt=0,
         le=0.5,
-        description="share of the population that is replaced at a comparison, and that others continue from",
+        description="share of the population that is replaced at each comparison. Its replacements continue from the "
+        "same share of best trials",
         examples=[0.25],
     )
     resample_probability: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="with sampler random: probability (0.25) with which a new trial draws a hyperparameter anew, "
-        "instead of changing it",
+        description="with sampler random: the probability that a new trial draws a hyperparameter anew instead of "
+        "changing it. By default, 0.25",
         examples=[0.25],
     )
     factors: list[Annotated[float, Field(gt=0)]] | None = Field(
         default=None,
         min_length=1,
-        description="with sampler random: a number is changed by one of these factors ([0.8, 1.2]), drawn at random",
+        description="with sampler random: a number is multiplied by one of these factors, drawn at random. By default, "
+        "[0.8, 1.2]",
         examples=[[0.8, 1.2]],
     )
 

@@ -22,7 +22,7 @@ _MAX_REPEATED = 1000
 
 class Optimizations(Section):
     """Gradient aggregation and exchange, and precision. ``aggregation_frequency`` and ``mixed_precision`` are for trial
-    classes; a program sets the first in ``pytorch.init()`` and the second with ``context.experimental.use_amp()``.
+    classes. A program sets the first in ``pytorch.init()`` and the second with ``context.experimental.use_amp()``.
     """
 
     place: ClassVar[str] = "optimizations"
@@ -38,7 +38,7 @@ class Optimizations(Section):
     )
     mixed_precision: Literal["O0", "O1", "O2", "float16", "bfloat16"] = Field(
         default="O0",
-        description="bfloat16 or float16 (O1, O2): mixed precision, as with use_amp(); O0: full precision",
+        description="O0: full precision; bfloat16, float16: mixed precision, as with use_amp(); O1 and O2 mean float16",
         examples=["bfloat16"],
     )
 
@@ -58,12 +58,12 @@ class Profiling(Section):
         default=FIRST_TRACED, ge=0, description="the first traced batch, counted from 0", examples=[20]
     )
     end_after_batch: int | None = Field(
-        default=None, ge=0, description="the last traced batch; by default, ten are traced", examples=[24]
+        default=None, ge=0, description="the last traced batch. By default, ten are traced", examples=[24]
     )
 
 
 class Reproducibility(Section):
-    """The seed, and determinism; experiments with equal configs and equal seeds run equal searches."""
+    """The seed, and determinism. Experiments with equal configs and equal seeds run equal searches."""
 
     place: ClassVar[str] = "reproducibility"
 
@@ -76,8 +76,8 @@ class Reproducibility(Section):
     )
     deterministic: bool = Field(
         default=False,
-        description="use only torch's deterministic algorithms, so that equal trials on equal GPUs are bit-identical; "
-        "they are slower, and an operation without one is an error",
+        description="use only torch's deterministic algorithms, so that equal trials on equal GPUs are bit-identical. "
+        "They are slower, and an operation without one is an error",
         examples=[True],
     )
 
@@ -132,8 +132,9 @@ class Environment(Section):
         BeforeValidator(_variables, json_schema_input_type=_Written | dict[str, str | float | _Written | None]),
     ] = Field(
         default_factory=dict,
-        description="variables to set before any code of the trial is imported: a list of NAME=VALUE (a NAME alone is "
-        "unset), or a mapping; or one of these for each of cpu, cuda, rocm. Values are never stored or shown",
+        description="variables to set before any code of the trial is imported: a list of NAME=VALUE (NAME alone "
+        "unsets it) or a mapping, or one of these for each of cpu, cuda and rocm. Values are never stored with the "
+        "config or shown",
         examples=[["OMP_NUM_THREADS=4"]],
         repr=False,
     )
@@ -161,13 +162,13 @@ class Budget(Section):
 
     time: Annotated[str, BeforeValidator(checked_duration)] | None = Field(
         default=None,
-        description="time for which a driver runs the experiment; on a server, only time with slots counts",
+        description="running time of the experiment. On a server, only time with slots counts",
         examples=["2h"],
     )
     slot_hours: float | None = Field(
         default=None,
         gt=0,
-        description="slots times hours, from the start of their processes to their end",
+        description="slots times hours, from the start of the worker processes to their end",
         examples=[40],
     )
     usd: float | None = Field(default=None, gt=0, description="cost of the slot-hours by prices", examples=[200])
@@ -192,7 +193,7 @@ class _Repeat(Section):
     place: ClassVar[str] = "repeat"
 
     seeds: int = Field(
-        default=3, ge=1, le=1000, description="how often each of them is trained again, to max_length", examples=[3]
+        default=3, ge=1, le=1000, description="how often each of them is trained again, up to max_length", examples=[3]
     )
 
     @property
@@ -273,7 +274,7 @@ class WandB(Section):
 
 
 class Loggers(Section):
-    """Experiment trackers to log to as well. A list works too: ``[mlflow, wandb]``."""
+    """Experiment trackers to log to. A list works too: ``[mlflow, wandb]``."""
 
     place: ClassVar[str] = "loggers"
 

@@ -47,7 +47,7 @@ Secret: TypeAlias = Annotated[
 ]
 
 _TYPE = Field(description="the kind of storage")
-_STORAGE_PATH = "the directory; for shared_fs a directory below host_path; for uri the URI"
+_STORAGE_PATH = "the directory; for shared_fs, a directory below host_path; for uri, the URI"
 
 
 class CheckpointStorage(Section):

@@ -75,6 +75,8 @@ def test_page_of_the_commands_is_up_to_date(generate: ModuleType) -> None:
 def test_page_of_the_config_is_up_to_date_and_has_every_field(generate: ModuleType) -> None:
     page = generate.config_page()
     assert (DOCS / "config.md").read_text() == page, "run: python docs/generate.py"
+    fields = {section.path(name) for section in SECTIONS.values() for name in section.model_fields}
+    assert [path for path in generate.GUIDES if path not in fields] == []
     for place, section in SECTIONS.items():
         _, _, rest = page.partition(f"## `{place}`" if place else "## The experiment")
         table = rest.partition("\n## ")[0]
