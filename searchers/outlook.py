@@ -40,13 +40,14 @@ class Part(TypedDict, total=False):
 
 class Outlook(TypedDict):
     results: int  # the number of results that the model knows; with few there is no model, and the others are empty
-    best: list[Prediction]  # empty, as the next, if the space's constraint allows none of the points that were drawn
+    best: list[Prediction]
     uncertain: list[Prediction]  # those that may be better than all others, the least certain first
     hparams: dict[str, list[Part]]
 
 
 def outlook(space: Space, search: Earlier) -> Outlook:
-    """Predict points of a space from what a search of it found."""
+    """Predict points of a space from what a search of it found; only ranges if the space's constraint allows no point
+    that is drawn."""
     count, cube = num_results(search), UnitCube(space)
     if count < LEAST or not cube.width:
         return {"results": count, "best": [], "uncertain": [], "hparams": {}}
@@ -55,7 +56,7 @@ def outlook(space: Space, search: Earlier) -> Outlook:
     near = cube.near(rng, np.resize(model.best, (_NUM_NEAR, cube.width)), _NEAR)
     points = [point for point in map(cube.point, np.vstack([at_random, near])) if space.allows(point)]
     parts = _parts(cube, at_random, model.predictions(at_random, at_random)[0])
-    if not points:  # the constraint allows hardly anything
+    if not points:
         return {"results": count, "best": [], "uncertain": [], "hparams": parts}
     rows = np.reshape([cube.row(point) for point in points], (len(points), cube.width))
     means, deviations = model.predictions(rows, at_random)
