@@ -20,6 +20,12 @@ DOCS = ROOT / "docs"
 PAGES = {path.name: path.read_text() for path in [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
+JSON: dict[str, set[str]] = {
+    section.partition("\n")[0]: set(re.findall(r"`(\w+)`", section))
+    for section in re.split(r"^## ", PAGES["json.md"], flags=re.MULTILINE)[1:]
+}
+"""The names in the section of each command in docs/json.md."""
+
 _BLOCK = re.compile(r"^(?:<!-- parsed only: (.+?) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

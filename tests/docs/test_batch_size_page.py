@@ -14,8 +14,8 @@ import pytest
 from dray.experiment import probe
 from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
-from tests.docs.pages import ROOT, blocks
-from tests.docs.test_cli_page import ROWS, fields
+from tests.docs.pages import JSON, ROOT, blocks
+from tests.docs.test_cli_page import fields
 from tests.model_code import imports_undone
 
 
@@ -57,4 +57,4 @@ def test_the_largest_batch_needs_the_most_aggregation_in_the_config(dray: Callab
 
 
 def test_fields_of_json_are_on_the_page(dray: Callable[..., Said]) -> None:  # noqa: F811
-    assert fields(dray("probe", "asha.yaml", "--json").value) == set(re.findall(r"`(\w+)`", ROWS["probe"]))
+    assert fields(dray("probe", "asha.yaml", "--json").value) == JSON["probe"]

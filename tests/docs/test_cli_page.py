@@ -17,12 +17,11 @@ from dray.cli import app
 from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
 from tests.cli.test_commands import HAS, READING
-from tests.docs.pages import PAGES, blocks
+from tests.docs.pages import JSON, PAGES, blocks
 
 Dray = Callable[..., Said]
 
 USERS = ("hparams", "best_hparams", "drawn", "config", "states", "metrics")
-ROWS = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", PAGES["json.md"], flags=re.MULTILINE))
 COMMANDS = re.split(r"^## dray ", PAGES["commands.md"], flags=re.MULTILINE)[1:]
 
 
@@ -50,19 +49,17 @@ def fields(value: Any) -> set[str]:
 @pytest.mark.parametrize("command", [name for name in READING if name not in ("experiment logs", "report")])
 def test_every_field_of_json_is_on_the_page(command: str, home: Path, dray: Dray) -> None:  # noqa: F811
     found = fields(dray(*command.split(), "digits", *READING[command][0], "--json").value)
-    row = ROWS[command]
-    if command.endswith("describe"):
-        row += ROWS[command.replace("describe", "list")]
+    named = JSON[command] | JSON[command.replace("describe", "list")]
     if command != "trial logs":
         assert found
-    assert found <= set(re.findall(r"`(\w+)`", row)), command
+    assert found <= named, command
 
 
 @pytest.mark.usefixtures("few_simulations")
 def test_fields_of_a_preview_are_on_the_page(home: Path, dray: Dray) -> None:  # noqa: F811
     config = Path(__file__).parents[2] / "examples" / "digits" / "asha.yaml"
     found = fields(dray("preview", config, "--json").value) | fields(dray("cluster", "status", "--json").value)
-    assert found <= set(re.findall(r"`(\w+)`", ROWS["preview"] + ROWS["cluster status"]))
+    assert found <= JSON["preview"] | JSON["cluster status"]
 
 
 def test_code_loads_exported_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
