@@ -46,7 +46,8 @@ class Outlook(TypedDict):
 
 
 def outlook(space: Space, search: Earlier) -> Outlook:
-    """Predict points of a space from what a search of it found."""
+    """Predict points of a space from what a search of it found; only ranges if the space's constraint allows no point
+    that is drawn."""
     count, cube = num_results(search), UnitCube(space)
     if count < LEAST or not cube.width:
         return {"results": count, "best": [], "uncertain": [], "hparams": {}}
@@ -54,6 +55,9 @@ def outlook(space: Space, search: Earlier) -> Outlook:
     at_random = cube.random(rng, _NUM_RANDOM)
     near = cube.near(rng, np.resize(model.best, (_NUM_NEAR, cube.width)), _NEAR)
     points = [point for point in map(cube.point, np.vstack([at_random, near])) if space.allows(point)]
+    parts = _parts(cube, at_random, model.predictions(at_random, at_random)[0])
+    if not points:
+        return {"results": count, "best": [], "uncertain": [], "hparams": parts}
     rows = np.reshape([cube.row(point) for point in points], (len(points), cube.width))
     means, deviations = model.predictions(rows, at_random)
     # Without the uncertainty that all points share, which is that of the last rung's level.
@@ -74,7 +78,7 @@ def outlook(space: Space, search: Earlier) -> Outlook:
         "results": count,
         "best": shown(np.argsort(means, kind="stable")),
         "uncertain": shown(may_be_best[np.argsort(-deviations[may_be_best], kind="stable")]),
-        "hparams": _parts(cube, at_random, model.predictions(at_random, at_random)[0]),
+        "hparams": parts,
     }
 
 

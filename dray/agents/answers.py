@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MOST_BYTES = 8000
@@ -49,6 +49,7 @@ def answer(
     last: bool = False,
     more: str = "",
     most_bytes: int = MOST_BYTES,
+    shown: Callable[[Any], Any] = lambda row: row,
 ) -> str:
     """JSON of at most `most_bytes`: all `fields`, and under `name` as many of the `rows` as fit.
 
@@ -58,6 +59,7 @@ def answer(
     Args:
         last: keep the last rows instead of the first.
         more: how to get the other rows.
+        shown: makes a row as it is shown; only called for rows that are, and for one that no longer fits.
     """
     head = _fitting(_clean(fields), most_bytes // 2 if rows else most_bytes)
     if not name:
@@ -65,7 +67,7 @@ def answer(
     room = most_bytes - len(_json(head).encode()) - _NOTE_BYTES
     kept: list[Any] = []
     for row in reversed(rows) if last else rows:
-        fitted = _fitting(_clean(row), most_bytes // 4)
+        fitted = _fitting(_clean(shown(row)), most_bytes // 4)
         room -= len(_json(fitted).encode()) + 1
         if room < 0:
             break

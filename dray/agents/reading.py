@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -113,6 +114,7 @@ class Reading:
                 **brief(seen),
                 "now": seen.get("standing", {}).get("sentence"),
                 **fields,
+                "rungs": seen.get("standing", {}).get("rungs", []),
                 "trials_by_state": {
                     "INTERRUPTED" if each == "RUNNING" and seen["state"] not in ACTIVE else each: count
                     for each, count in seen.get("states", {}).items()
@@ -233,18 +235,21 @@ class Reading:
         found = server.read(name, "trials", sort="trial", descending=1, offset=offset, limit=HISTORY_TRIALS)
         failed = server.read(name, "failures")["groups"]
         why = {trial: each["error"] for each in failed for trial, _ in each["trials"]}
-        patches = {
-            code: _changed_lines(server.read(name, f"variants/{quote(code, safe='')}")["diff"])
-            for code in {each["code"] for each in found["trials"]} - {None}
-        }
-        rows = []
-        for each in found["trials"]:
-            row = {"patch": patches.get(each["code"]), "why": why.get(each["trial"])}
-            rows.append(trial_row(each, seen.get("varying", ())) | {key: text for key, text in row.items() if text})
+
+        @cache
+        def patch(code: str) -> str:
+            return _changed_lines(server.read(name, f"variants/{quote(code, safe='')}")["diff"])
+
+        def shown(each: Mapping[str, Any]) -> dict[str, Any]:
+            row = {"patch": each["code"] and patch(each["code"]), "why": why.get(each["trial"])}
+            return trial_row(each, seen.get("varying", ())) | {key: text for key, text in row.items() if text}
+
         fields = {key: seen.get(key) for key in ("name", "state", "metric", "smaller_is_better", "best_trial")}
         counts = {"trials": found["of"], "offset": offset}
         more = f"for earlier ones: offset={offset} plus the number shown"
-        return answer({**fields, **counts}, "history", rows, more=more, most_bytes=HISTORY_BYTES)
+        return answer(
+            {**fields, **counts}, "history", found["trials"], more=more, most_bytes=HISTORY_BYTES, shown=shown
+        )
 
     def compare_trials(self, experiment: str | int, a: int, b: int, other: str | int = "") -> str:
         """Whether one trial is better than another: the difference of the search's metric, with its 95% interval.
@@ -382,17 +387,24 @@ class Reading:
 
     # ------------------------------------------------------------------------------------------------------ space
     def get_space(self, experiment: str | int) -> str:
-        """The search space: each hyperparameter with its range, and how the searcher works.
+        """The search space: each hyperparameter with its range, and how the searcher works, with its rungs.
 
         Args:
             experiment: its number, name or a unique part of the name, or "latest".
         """
         server, name = self._named(experiment)
-        config = yaml.safe_load(server.read(name, "config")["config"])
+        found = server.read(name, "config")
+        config = yaml.safe_load(found["config"])
         searcher = {key: value for key, value in config["searcher"].items() if value not in (None, [], {})}
         budget = {key: value for key, value in (config.get("budget") or {}).items() if value is not None}
         return answer(
-            {"name": name, "hyperparameters": config["hyperparameters"], "searcher": searcher, "budget": budget}
+            {
+                "name": name,
+                "hyperparameters": config["hyperparameters"],
+                "searcher": searcher,
+                "budget": budget,
+                "in_short": [f"{what}: {value}" for what, value in found["facts"]],
+            }
         )
 
     def get_beliefs(self, experiment: str | int) -> str:

@@ -14,6 +14,8 @@ from typing import Any
 
 from dray.agents.answers import answer
 from dray.agents.reading import Reading
+from dray.config.load import parse_config, warnings_of
+from dray.config.yaml_file import read_mapping, with_changes
 from dray.errors import ConfigError, Invalid
 from dray.serve.client import Server
 from dray.serve.control import Submitted
@@ -46,8 +48,11 @@ class Tools(Reading):
             except ConfigError as error:
                 faults = [(field, what.replace(f"{given}/", "")) for field, what in error.faults]
                 raise ConfigError(faults, "the config" if "\n" in config else config) from None
+            content = with_changes(read_mapping(file), texts)
+            warnings = [f"the config {each}" for each in warnings_of(content, parse_config(content))]
         fields = {"experiment": server.read(sent.name)["number"], "name": sent.name, "state": sent.state}
-        return answer({**fields, "next": "wait, then get_results"})
+        told = {"warnings": warnings} if warnings else {}
+        return answer({**fields, **told, "next": "wait, then get_results"})
 
     @abstractmethod
     def _sent(self, server: Server, config: Path, changes: Sequence[str], code: Path) -> Submitted:

@@ -77,13 +77,19 @@ def load_config(
     parsed = parse_config(content)
     if parsed.config is None:
         raise ConfigError(parsed.faults, origin)
+    for warning in warnings_of(content, parsed):
+        log.warning("%s %s", origin, warning)
+    return parsed.config
+
+
+def warnings_of(content: Mapping[Any, Any], parsed: Parsed) -> Iterator[str]:
+    """What `load_config` warns of in a config: a line about it, and one for each field."""
     if parsed.ignored:
         lines = (f"\n  {field}: {why}" for field, why in sorted(parsed.ignored.items()))
-        log.warning("%s has fields of Determined that are ignored here:%s", origin, "".join(lines))
-    if found := [*doubts(parsed.config), *direction_doubts(content.get("searcher"))]:
+        yield f"has fields of Determined that are ignored here:{''.join(lines)}"
+    if parsed.config and (found := [*doubts(parsed.config), *direction_doubts(content.get("searcher"))]):
         lines = (f"\n  {field}: {what}" for field, what in found)
-        log.warning("%s may not mean what you want:%s", origin, "".join(lines))
-    return parsed.config
+        yield f"may not mean what you want:{''.join(lines)}"
 
 
 def stored_config(path: Path) -> ExperimentConfig:

@@ -244,8 +244,8 @@ class _Concurrent(Searcher):
         default=16,
         ge=0,
         le=MAX_TRIALS,
-        description="maximum number of trials that run at a time. 0: 10,000 for random and grid, and divisor ** "
-        "(num_rungs - 1) for the others",
+        description="maximum number of trials that run at a time. 0: 10,000 for random and grid, and divisor to "
+        "the power of num_rungs - 1 for the others",
         examples=[16],
     )
 

@@ -65,6 +65,7 @@ def test_the_skill_and_the_page_name_the_tools_that_there_are() -> None:
         assert needs <= named <= NAMES, page
     assert len(PAGES["agents.md"].encode()) <= MOST_BYTES
     assert PAGES["agents.md"].startswith("---\nname: dray\ndescription: ")
+    assert "](" not in PAGES["agents.md"]  # as a file elsewhere, it can only name pages
 
 
 def test_the_command_prints_the_skill(dray: Callable[..., Said]) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,8 @@ def test_experiments_are_listed_and_described(digits: Path, agent: Agent, up: Se
         seen = agent("describe", experiment=name)
         assert {key: seen[key] for key in one} == one
     assert sum(seen["trials_by_state"].values()) == TRIALS
+    assert [each["length"] for each in seen["rungs"]] == [1, 4, 16]
+    assert seen["rungs"][0]["reached"] == TRIALS
     assert set(seen["varying"]) == {"lr", "hidden", "optimizer"}
     best = agent("get_results", experiment="1", top=1)["results"][0]
     assert (best["trial"], best["best_metric"]) == (one["best_trial"], one["best_metric"])
@@ -78,6 +81,15 @@ def test_a_directory_or_files_are_submitted(up: Served, agent: Agent, model: Pat
     assert [each["name"] for each in (of_directory, of_files)] == ["digits-1", "digits-2"]
     assert "batches: 9" in (up.results / "digits-1" / "experiment.yaml").read_text()
     assert (up.results / "digits-2" / "code" / "parts" / "layer.py").read_text() == "WIDTH = 8\n"
+
+
+def test_warnings_about_a_submission_are_in_its_answer(up: Served, agent: Agent) -> None:
+    files = {"model_def.py": "class DigitsTrial(PyTorchTrial): ...\n"}
+    assert "warnings" not in agent("submit", config=CONFIG, files=files)
+    given = agent("submit", config=CONFIG, files=files, changes={"debug": True, "searcher.metric": "accuracy"})
+    ignored, doubt = given["warnings"]
+    assert ignored.startswith("the config has fields of Determined that are ignored here:\n  debug: ")
+    assert doubt.startswith("the config may not mean what you want:\n  searcher.")
 
 
 def test_a_wrong_submission_is_one_error(up: Served, agent: Agent) -> None:
@@ -196,6 +208,31 @@ def test_results_come_in_the_order_of_the_search(digits: Path, agent: Agent, up:
     assert ([row["trial"] for row in few["results"]], few["found"]) == (sgd[:2], len(sgd))
 
 
+def test_a_history_reads_only_the_patches_that_it_shows(
+    digits: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [json.loads(line) for line in (digits / "journal.jsonl").read_text().splitlines()]
+    for action in (action for record in records for action in record.get("actions", ())):
+        if action["action"] == "create":
+            action["code"] = f"{action['trial']:012x}"
+            (digits / "variants" / action["code"]).mkdir(parents=True)
+            diff = f"--- a/model_def.py\n+++ b/model_def.py\n@@ -1 +1 @@\n+{action['trial']} {'.' * 500}\n"
+            (digits / "variants" / action["code"] / "change.diff").write_text(diff)
+    (digits / "journal.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    asked, read = list[str](), Server.read
+
+    def counted(server: Server, name: str, what: str = "", **query: str | int) -> Any:
+        asked.append(what)
+        return read(server, name, what, **query)
+
+    monkeypatch.setattr(Server, "read", counted)
+    rows = agent("get_history", experiment=1)["history"]
+    assert [each["trial"] for each in rows] == list(range(TRIALS))[: -len(rows) - 1 : -1]
+    assert all(each["patch"].startswith(f"model_def.py\n+{each['trial']} ") for each in rows)
+    assert 2 < len(rows) < TRIALS / 2
+    assert sum("variants" in what for what in asked) == len(rows) + 1  # the last one did not fit
+
+
 def test_a_condition_on_no_field_is_an_error_that_lists_the_fields(digits: Path, agent: Agent) -> None:
     assert "the fields are best, last, trial," in agent.error("get_results", experiment="1", search="foo > 3")
     assert "can't read 'lr<<0.1'" in agent.error("get_results", experiment="1", search="lr<<0.1")
@@ -278,6 +315,7 @@ def test_the_space_and_what_was_tried_near_a_point(digits: Path, agent: Agent, u
     space = agent("get_space", experiment="1")
     assert space["hyperparameters"]["optimizer"]["vals"] == ["adam", "sgd"]
     assert space["searcher"]["name"] == "asha"
+    assert "length of a trial: 16 epochs; compared at 1, 4" in space["in_short"]
     rows = up.api("GET", "/experiments/digits-1/trials?limit=50").json["trials"]
     one = next(row for row in rows if row["trial"] == 5)
     point = {key: one["hparams"][key] for key in ("lr", "hidden", "optimizer")}

@@ -76,7 +76,7 @@ def test_site(site: Path) -> None:
         for each in page.fetched:
             assert (site / urlsplit(each).path.lstrip("/")).is_file(), (name, each)
         # Markdown that was not understood remains in the text.
-        left = re.findall(r"^[ \t]*(?:[-*] |\|.*\||#+ ).*$|```|\*\*", page.text, flags=re.MULTILINE)
+        left = re.findall(r"^[ \t]*(?:[-*] |\|.*\||#+ |!!! ).*$|```|\*\*", page.text, flags=re.MULTILINE)
         assert left == [], name
 
 

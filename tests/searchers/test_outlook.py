@@ -37,6 +37,13 @@ def test_points_where_nothing_was_tried_are_uncertain() -> None:
     assert all(each["expected"] - 2 * each["deviation"] < 0 for each in found["uncertain"])
 
 
+def test_a_constraint_that_allows_no_point_leaves_the_ranges() -> None:
+    whole = earlier(near(-2))
+    found = outlook(replace(parse_space(SPACE), constraint=lambda point: False), whole)
+    assert (found["best"], found["uncertain"], found["results"]) == ([], [], 3 * 48)
+    assert found["hparams"] == outlook(parse_space(SPACE), whole)["hparams"]
+
+
 def test_few_results_are_no_model() -> None:
     found = outlook(parse_space(SPACE), earlier(near(-2), trials=2))
     assert found == {"results": 6, "best": [], "uncertain": [], "hparams": {}}
