@@ -104,7 +104,7 @@ class Search:
         new_sampler: Makes a sampler for the trials of each code other than the experiment's (`Requested.code`), because
             results of one code say nothing certain about another. `RandomSampler(space, seed)` by default.
         objectives: The objectives and constraints of a search with several metrics; `smaller_is_better` is then the
-            direction of the first objective. The method must rank by objectives (`ASHA(pareto=True)`) or compare nothing.
+            direction of the first one. The method must rank by objectives (`ASHA(pareto=True)`) or compare nothing.
 
     >>> from searchers import Exited, RandomSearch, parse_space
     >>> space = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}})
