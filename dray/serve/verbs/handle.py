@@ -61,8 +61,8 @@ class Handle(ABC):
 
     @abstractmethod
     def extend(self, **extension: Any) -> str:
-        """Run the experiment again with new values of ``max_trials``, ``max_length``, ``budget``, ``until``, ``patience``
-        or ``prices``, as for `dray.Experiment.resume`. Returns its state."""
+        """Run the experiment again with new values of ``max_trials``, ``max_length``, ``budget``, ``until``,
+        ``patience`` or ``prices``, as for `dray.Experiment.resume`. Returns its state."""
 
     @abstractmethod
     def fork(self, changes: Mapping[str, Any] | str) -> Handle:
