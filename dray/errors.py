@@ -74,7 +74,7 @@ class Invalid(ValueError):
 
 
 class ExperimentError(RuntimeError):
-    """A search began and failed; the message is for the user, without a traceback."""
+    """A search failed after it had begun. The message is for the user, without a traceback."""
 
 
 class AlreadyEnded(ExperimentError):

@@ -1,4 +1,4 @@
-"""The recommended search method: promotion ASHA that needs no settings.
+"""The recommended search method: promotion ASHA with fixed settings.
 
 It compares trials at up to five lengths of at least one unit. Uninformative rungs are skipped (see `searchers.rung`),
 so that a short first rung does little harm.

@@ -25,7 +25,7 @@ class Method(Protocol):
     * `Reported.value` arrives normalised: smaller is better, and non-finite values are +inf.
 
     A method may also have `requested(request: Requested) -> list[Action]`, which creates the trial that a person
-    requests, with its source and hyperparameters, beyond the budget, and also after `Done`; the progress may then
+    requests, with its source and hyperparameters, beyond the budget, and even after `Done`; the progress may then
     decrease. Without it, requests of new trials are rejected.
 
     If a method has `limit_points(points: int) -> None`, this is called before `start` if the space has only so many

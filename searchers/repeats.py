@@ -31,8 +31,9 @@ class Repeats:
     """A search method, followed by repeats of its best trials.
 
     Finalists are the trials that trained to the end, then those that came closest to it, by rungs; among equals, those
-    with the lowest value. A trial that began from a checkpoint is never one, because its training can't be repeated
-    from the beginning. Repeats that exist are not run again after an extension, unless it increases the length.
+    with the lowest value. A trial that began from a checkpoint is never a finalist, because its training can't be
+    repeated from the beginning. Repeats that exist are not run again after an extension, unless it increases the
+    length.
 
     Args:
         method: A new method, which must be able to create requested trials.

@@ -87,7 +87,7 @@ def draw(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
 
 
 class RandomSampler:
-    """Independent draws from the space: that for trial 7 depends only on the seed and on 7."""
+    """Independent draws from the space: the draw for trial 7 depends only on the seed and on 7."""
 
     def __init__(self, space: Space, seed: int) -> None:
         self.space, self.seed = space, seed

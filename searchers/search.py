@@ -101,10 +101,10 @@ class Search:
         log: Called with one record per event, before the event's actions are returned. It should return only once the
             record is safe. If it raises, the search is ahead of its log: drop it, and `replay` the log in a new one.
         sampler: A new sampler, owned by the search. `RandomSampler(space, seed)` by default.
-        new_sampler: Makes a sampler for the trials of each other code (`Requested.code`): results of one code say
-            nothing certain about another. `RandomSampler(space, seed)` by default.
-        objectives: The objectives and constraints of a search with several metrics; `smaller_is_better` is then that of
-            the first objective. The method must rank by objectives (`ASHA(pareto=True)`) or compare nothing.
+        new_sampler: Makes a sampler for the trials of each code other than the experiment's (`Requested.code`), because
+            results of one code say nothing certain about another. `RandomSampler(space, seed)` by default.
+        objectives: The objectives and constraints of a search with several metrics; `smaller_is_better` is then the
+            direction of the first one. The method must rank by objectives (`ASHA(pareto=True)`) or compare nothing.
 
     >>> from searchers import Exited, RandomSearch, parse_space
     >>> space = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}})
@@ -192,7 +192,7 @@ class Search:
         return actions
 
     def request(self, request: Requested) -> list[Action]:
-        """Return the actions that carry out a request, also if the search is done; `Done` then comes again.
+        """Return the actions that carry out a request, even if the search is done; `Done` then comes again.
 
         A trial that is to end gets a `Stop`; like any stopped trial it has ended only after its `Exited`.
 
@@ -216,8 +216,8 @@ class Search:
         return None if given is None else given.repeat
 
     def code_of(self, trial: int) -> str | None:
-        """Return the code that a trial runs, see `Requested.code`; that of its source, or of the trial that it repeats,
-        if it has one."""
+        """Return the code that a trial runs: its own (see `Requested.code`), its source's, or that of the trial that it
+        repeats. None: the experiment's."""
         given = self._given.get(self._origin(trial))
         if given is None or given.repeat is None:
             return None if given is None else given.code

@@ -177,8 +177,8 @@ class Space:
         return Points.of([point for point in points if self.allows(point)])
 
     def every_point(self) -> Points | None:
-        """Return all points; None if there are infinitely many or more than `MAX_TRIED`, or nothing is searched, or if
-        the constraint allows none, which `sample` then says.
+        """Return all points. None if there are infinitely many or more than `MAX_TRIED`, if nothing is searched, or if
+        the constraint allows none (`sample` then raises).
 
         >>> space = parse({"x": {"type": "int", "minval": 1, "maxval": 3, "count": 2}, "batch": 64})
         >>> list(space.every_point())
@@ -241,7 +241,7 @@ class Space:
 
 
 def parse(hyperparameters: Mapping[str, object], *, constraint: Constraint | None = None) -> Space:
-    """Parse a configuration's `hyperparameters`, as in the example at the top of this file.
+    """Parse hyperparameters in the form of an experiment file.
 
     Raises:
         SpaceError: The space is invalid. `faults` lists every fault with its path, e.g. "hyperparameters.lr.minval".

@@ -176,7 +176,7 @@ class Context:
         description: str | None = None,
         level: Literal["warn", "info", "debug", "error"] | None = "info",
     ) -> None:
-        """Log a message at the given level; dray has no webhooks."""
+        """Log a message at the given level. It is sent to nobody, unlike the alerts of `notify` in the config."""
         log.log(_LEVELS[level or "info"], "%s", ": ".join(text for text in (title, description) if text))
 
 
@@ -189,7 +189,7 @@ def init(
 ) -> Context:
     """Set up the core API for a program with its own training loop: `with core.init() as core_context`.
 
-    In an experiment the program is the entrypoint, such as `entrypoint: python3 train.py`. Run by itself it is a local
+    In an experiment the program is the entrypoint, such as `entrypoint: python3 train.py`. Run by itself, it is a local
     run: metrics and checkpoints go to a directory in `~/dray_results/local`, and SIGTERM requests a stop.
 
     Args:

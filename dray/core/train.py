@@ -92,8 +92,8 @@ class TrainContext:
 
         Args:
             steps_completed: total steps trained, an int >= 0; in batches if the config measures length in batches.
-            metrics: numbers, tensors or arrays with one element, or other JSON-serialisable values, which are not
-                plotted; by name. A metric named `epochs` is the number of epochs trained.
+            metrics: by name, numbers, tensors or arrays with one element, or other JSON-serialisable values, which are
+                not plotted. A metric named `epochs` is the number of epochs trained.
             batch_metrics: the metrics of each batch since the last report, for TensorBoard. Default: one point with
                 `metrics`.
 

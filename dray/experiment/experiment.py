@@ -253,8 +253,8 @@ class Experiment:
     ) -> Experiment:
         """An experiment that was stopped or has finished, ready to continue exactly where its journal ends.
 
-        A finished experiment has nothing left to do, unless it is extended: by more trials, or to a greater length, to
-        which the best paused or completed trials continue from their checkpoints.
+        A finished experiment has nothing left to do, unless it is extended by more trials or to a greater length. The
+        best paused or completed trials then continue from their checkpoints to that length.
 
         Args:
             path: as for the command: its number, a unique part of its name, ``"latest"``, its directory, or its URI,
@@ -313,8 +313,8 @@ class Experiment:
 
         Raises:
             ConfigError: a fault of the config that only a trial or the cluster could reveal, or an invalid extension.
-            ExperimentError: the search failed: every trial did, or it could not continue. Or it was resumed, and its
-                budget is spent. Or it has completed, but could not be copied to its object store; then its ``Result``
+            ExperimentError: every trial failed, or the search could not continue. Or it was resumed, and its budget is
+                spent. Or it has completed, but could not be copied to its object store; then its ``Result``
                 is in its local directory.
             ConnectionError: no Ray cluster answers at the address.
             KeyboardInterrupt: it was stopped; the argument is the name of the signal, such as "SIGTERM". On a server it

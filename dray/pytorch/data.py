@@ -95,11 +95,11 @@ class DataLoader:
     In worker processes, Python's, NumPy's and torch's RNGs are seeded for each batch with its number, so a resumed
     trial repeats the same augmentation with any number of workers. A generator that the dataset owns is not seeded.
 
-    A dataset with a method `set_epoch(epoch)`, also one wrapped in another (`Subset`, `ConcatDataset`), is given each
-    epoch's number in training, before the first record of that epoch is loaded: in every process, worker processes
-    included, and in a resumed run before its first record. The epoch is the `epoch_idx` of `train_batch`. Use it for
-    curricula and for augmentation that changes; other changes to the dataset after training has started do not reach
-    worker processes. What `set_epoch` draws from the global RNGs is the same in all processes.
+    A dataset with a method `set_epoch(epoch)`, even one that is wrapped in another (`Subset`, `ConcatDataset`), is
+    given each epoch's number in training, before the first record of that epoch is loaded. This happens in every
+    process, including worker processes, and in a resumed run before its first record. The epoch is the `epoch_idx` of
+    `train_batch`. Use it for curricula and for augmentation that changes. Other changes to the dataset after training
+    has started do not reach worker processes. What `set_epoch` draws from the global RNGs is the same in all processes.
 
     If the number of processes changes (`resources.slots_per_trial: {min, max}`, or a checkpoint resumed on more or
     fewer slots), each step still trains on the same records: every record once per epoch, in the same global batches.

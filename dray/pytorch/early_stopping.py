@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 class EarlyStopping(PyTorchCallback):
     """Ends the trial after `patience` validations in a row without an improvement, with a checkpoint.
 
-    NaN is no improvement. A resumed trial continues to count where it was; one that had run out of patience does not
-    train on. A fork with changed hyperparameters, or a trial that begins from another one's weights, counts afresh.
+    NaN is no improvement. A resumed trial continues to count where it was. A trial that had run out of patience does
+    not train on. A fork with changed hyperparameters, or a trial that begins from another one's weights, counts afresh.
 
     Args:
         metric: the name of a validation metric.
         patience: the number of validations, at least 1.
         min_delta: an improvement is a change by more than this.
-        smaller_is_better: whether the metric is a loss, or one such as accuracy, of which larger values are better.
+        smaller_is_better: whether smaller values of the metric are better, as for a loss.
 
     Raises:
         ValueError: patience is below 1, or min_delta is negative; in training: there is no such metric, or it is not a

@@ -146,13 +146,13 @@ class Result:
         """The experiment's current state, name and progress, as ``dray experiment list`` shows them.
 
         Raises:
-            DamagedFile: one of its files can't be read; so do the other attributes.
+            DamagedFile: one of its files can't be read. The other attributes raise this, too.
         """
         return self._found.overview()
 
     @property
     def standing(self) -> Standing:
-        """How the experiment stands now; its ``sentence`` is the one that ``dray experiment describe`` prints."""
+        """The current state of the search. ``dray experiment describe`` prints its ``sentence``."""
         return standing(self.overview, self.reader)
 
     @cached_property
@@ -276,7 +276,7 @@ class Result:
         raise TypeError(f"compare() takes two trials' numbers, or another Result; got {a!r:.60} and {b!r:.60}")
 
     def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None, *, at: str | int = "best") -> Any:
-        """Your own trial with the weights of ``best_trial.checkpoint``, in eval mode, on this machine's first device.
+        """The trial with the weights of ``best_trial.checkpoint``, in eval mode, on this machine's first device.
 
         Args:
             trial_kwargs: further arguments of its constructor besides ``context``.

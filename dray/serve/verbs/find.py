@@ -21,8 +21,8 @@ def handle(experiment: Name, *, here: bool = False, answered: Callable[[Any], No
 
     Args:
         experiment: its number, a unique part of its name, ``"latest"``, its directory, or its URI.
-        here: in its directory even if a server is up.
-        answered: called with the answer to each request for a trial, also if the experiment then fails in this process.
+        here: use its directory even if a server is up.
+        answered: called with the answer to each request for a trial, even if the experiment then fails in this process.
 
     Raises:
         NoExperiment: there is none, or several match.
