@@ -1,5 +1,6 @@
 """Hooks of MkDocs: an anchor for each field of the config, links to files of the repository, CONTRIBUTING.md and
-CHANGELOG.md as pages, descriptions; and for programs each page as Markdown, and a list of them, llms.txt."""
+CHANGELOG.md as pages, descriptions, the weight of pages in a search; and for programs each page as Markdown, and a
+list of them, llms.txt."""
 
 from __future__ import annotations
 
@@ -40,6 +41,9 @@ def as_page(text: str) -> str:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     page.meta.setdefault("description", description(markdown))
+    if page.file.src_uri in ("pytorch-api.md", "searchers-api.md"):
+        # Each class is a heading there, which would come before the field of the config that has its name.
+        page.meta["search"] = {"boost": 0.5}
     if page.file.src_uri == "config.md":
         markdown = with_anchors(markdown)
     return with_links(markdown, config.repo_url)

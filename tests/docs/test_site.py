@@ -85,7 +85,13 @@ def test_site(site: Path) -> None:
 @pytest.mark.skipif(shutil.which("chromedriver") is None, reason="needs chromium and chromedriver")
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("query", "page"), [("early stopping", "early-stopping"), ("W&B", "tracking"), ("get_hparam", "pytorch-api")]
+    ("query", "page"),
+    [
+        ("early stopping", "early-stopping"),
+        ("W&B", "tracking"),
+        ("get_hparam", "pytorch-api"),
+        ("searcher.max_trials", "config"),
+    ],
 )
 def test_search_finds_a_page_from_disk(site: Path, browser: Any, query: str, page: str) -> None:  # noqa: F811
     from selenium.webdriver.support.wait import WebDriverWait
@@ -95,4 +101,4 @@ def test_search_finds_a_page_from_disk(site: Path, browser: Any, query: str, pag
     browser.find_element("css selector", "[data-md-component=search-query]").send_keys(query)
     found = WebDriverWait(browser, 60).until(lambda _: browser.find_elements("css selector", ".md-search-result__link"))
     pages = [each.get_attribute("href").partition("?")[0].partition("#")[0] for each in found]
-    assert (site / f"{page}.html").as_uri() in pages
+    assert (site / f"{page}.html").as_uri() in list(dict.fromkeys(pages))[:2]
