@@ -92,14 +92,14 @@ def test_hugging_face_trainer_learns_standalone(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------- streaming.md
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "entrypoint", [pytest.param("hugging_face:DigitsTrial", marks=pytest.mark.long), "records:DigitsTrial"]
+    "entrypoint", [pytest.param("hugging_face:StreamTrial", marks=pytest.mark.long), "records:RecordsTrial"]
 )
 def test_streamed_digits_are_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entrypoint: str) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.chdir(tmp_path)
     found = validations("streaming.md", tmp_path, entrypoint=entrypoint)
     assert [each["batches"] for each in found] == [23, 46, 69, 92]
-    assert found[-1]["accuracy"] > 0.8
+    assert found[-1]["validation_loss"] < 1.0  # at chance it is 2.3
 
 
 @pytest.mark.slow
