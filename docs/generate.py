@@ -82,11 +82,11 @@ where results go, and [slots](clusters.md#slots). Errors are reported before any
 anchors and merges (`<<`) work. Limits: 100,000 values (a repeated anchor counts each time), 100 levels, 100,000,000
 trials, and 64-bit integers.
 
-A null field has its default. A field without a default may be omitted unless it is required; `max_length` is required
+A null field has its default. A field without a default may be omitted unless it is required. `max_length` is required
 unless something else says how long a trial trains. Without a `name`, an experiment is named after its file. Without
 an `experiment_seed`, one is drawn and stored in the experiment's copy of the config.
 
-A **length** is `{batches: 100}`, `{epochs: 16}` or `{records: 64000}`; for `max_length`, a plain number means
+A **length** is `{batches: 100}`, `{epochs: 16}` or `{records: 64000}`. For `max_length`, a plain number means
 batches.
 
 ## Hyperparameters

@@ -12,7 +12,7 @@ from dray.cli.arguments import ExperimentArg
 from dray.cli.errors import BadUse
 from dray.text import counted
 
-sets = typer.Typer(help="Change an experiment's share of the slots, its tags or its notes.", no_args_is_help=True)
+sets = typer.Typer(help="Change the share, the tags or the notes of an experiment on a server.", no_args_is_help=True)
 
 
 @sets.command()
@@ -20,7 +20,7 @@ def priority(
     experiment: ExperimentArg,
     value: Annotated[int, typer.Argument(metavar="PRIORITY", help="1 to 99; smaller numbers go first.", min=1, max=99)],
 ) -> None:
-    """Set an experiment's priority: smaller numbers go first, and take the slots of others at once.
+    """Set the priority of an experiment on a server: smaller numbers go first, and take the slots of others at once.
 
     \b
     dray experiment set priority latest 10
@@ -33,7 +33,7 @@ def weight(
     experiment: ExperimentArg,
     value: Annotated[float, typer.Argument(metavar="WEIGHT", help="A number above 0; by default, 1.")],
 ) -> None:
-    """Set an experiment's weight: its share of the slots relative to experiments of the same priority.
+    """Set the weight of an experiment on a server: its share of slots, relative to others of the same priority.
 
     \b
     dray experiment set weight latest 2
@@ -48,7 +48,7 @@ def max_slots(
     experiment: ExperimentArg,
     value: Annotated[str, typer.Argument(metavar="SLOTS", help="Maximum number of slots, or 'none'.")],
 ) -> None:
-    """Limit the number of slots that an experiment's trials use together.
+    """Limit the number of slots that the trials of an experiment on a server use together.
 
     \b
     dray experiment set max-slots latest 4
@@ -65,7 +65,7 @@ def tags(
         list[str] | None, typer.Argument(metavar="[TAG]...", help="New tags; without any, all tags are removed.")
     ] = None,
 ) -> None:
-    """Set an experiment's tags, which the page shows and searches.
+    """Set the tags of an experiment on a server, which the page shows and searches.
 
     \b
     dray experiment set tags latest baseline paper
@@ -79,7 +79,7 @@ def notes(
     experiment: ExperimentArg,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="New notes; '' removes them.")],
 ) -> None:
-    """Set an experiment's notes, which the page shows.
+    """Set the notes of an experiment on a server, which the page shows.
 
     \b
     dray experiment set notes latest "the baseline of the paper"
