@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import logging
@@ -108,15 +109,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     withhold_writing()
     if isinstance(sys.stdout, io.TextIOWrapper):  # texts of others may have letters that the terminal can't write
         sys.stdout.reconfigure(errors="backslashreplace")
-    run(_command(), arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    run(_command(words[0] if words else ""), arguments, lambda: _command(""))
 
 
 @functools.cache
-def _command() -> Any:
-    """The click command. Cached, because it takes longer to make than most commands, and tests run hundreds."""
-    command = typer.main.get_command(app)
+def _command(first: str) -> Any:
+    """The click command of a command line that begins with the word `first`.
+
+    Of all commands if `first` names none, as for help and completion. Otherwise of those alone: making the others takes
+    longer than most commands. Cached for tests, which run hundreds.
+    """
+    part = copy.copy(app)
+    part.registered_groups = [group for group in app.registered_groups if group.name == first]
+    part.registered_commands = [each for each in app.registered_commands if _name(each) == first]
+    is_named = part.registered_groups or part.registered_commands or first == "--version"
+    command = typer.main.get_command(part if is_named else app)
     _tidy(command)
     return command
+
+
+def _name(command: Any) -> str:
+    return command.name or typer.main.get_command_name(command.callback.__name__)
 
 
 def _tidy(command: Any) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from bdb import BdbQuit
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
@@ -68,7 +68,8 @@ class BadUse(ValueError):
     """Invalid usage of a command; the message is one line."""
 
 
-def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
+def run(command: Any, arguments: Sequence[str] | None, everything: Callable[[], Any]) -> NoReturn:
+    """Run a click command, and end the process. `everything`: returns the command with all groups, for suggestions."""
     sys.excepthook = show_uncaught  # rather than a handler, so that a debugger stops where the error was raised
     try:
         code = command(args=arguments, prog_name="dray", standalone_mode=False)
@@ -78,7 +79,7 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
             known = ""
             if _UNKNOWN in message:
                 words = sys.argv[1:] if arguments is None else arguments
-                known = _of_determined(words) or _elsewhere(error)
+                known = _of_determined(words) or _elsewhere(error, everything())
             see = f"; see {error.ctx.command_path} --help" if error.ctx else ""
             code = _print_error(f"{_UNKNOWN}; {known}" if known else message + see, BAD_INPUT)
     except _ClickException as error:
@@ -214,11 +215,11 @@ def _signal_name(number: signal.Signals) -> str:
     return "Ctrl-C" if number == signal.SIGINT else number.name
 
 
-def _elsewhere(error: Any) -> str:
+def _elsewhere(error: Any, everything: Any) -> str:
     """A suggestion of a command with this meaning in the same group or, unless it ends something, in other groups; ""
     if there is none."""
     word = error.message.split("'")[1] if "'" in error.message else ""
-    groups = {name: group for name, group in error.ctx.find_root().command.commands.items() if not group.hidden}
+    groups = {name: group for name, group in everything.commands.items() if not group.hidden}
     here = error.ctx.command.name if error.ctx.parent is not None else ""
     here = next((name for name in groups if here and name[0] == here), here)  # e, t, c
     group = _GROUPS.get(single := word.removesuffix("s"), single)

@@ -101,7 +101,7 @@ def follow_log(server: Server, name: str, tail: int | None) -> None:
 def follow(it: Handle) -> None:
     """Print an experiment's log until it is no longer active, and then its result."""
     is_here = not isinstance(it, OnServer) or it.server.is_here
-    if is_here:  # for the summary, while the experiment starts: pandas takes half a second to import
+    if is_here:  # for the summary, while the experiment starts: pyarrow takes a while to import
         threading.Thread(target=importlib.import_module, args=("dray.display.best_trials",)).start()
     _print_log(it, it.lines(tell))
     seen = it.read()

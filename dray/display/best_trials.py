@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from dray.records.metrics import read_trials
+from dray.records.metrics import validated_at
 from dray.records.reader import ExperimentReader
 from dray.records.repeats import table
 from dray.text import counted, shown
@@ -40,12 +40,10 @@ def best_trials(reader: ExperimentReader, *, width: int, also: Collection[int] =
     if any(each.nan_since is not None for each in top):
         columns["NaN since"] = [each.nan_since for each in top]
     more: dict[str, list[object]] = {name: [each.hparams.get(name) for each in top] for name in reader.varying}
-    rows = read_trials(reader.directory.metrics, [each.id for each in top])
-    best = {each.id: each.best_batches for each in top}
-    others = rows[(rows["kind"] == "validation") & (rows["batches"] == rows["trial_id"].map(best))]
-    for name, of_name in others[~others["name"].isin(compared)].groupby("name", sort=True):
-        values = dict(zip(of_name["trial_id"], of_name["value"], strict=True))
-        more.setdefault(str(name), [values.get(each.id) for each in top])
+    best = {each.id: each.best_batches for each in top if each.best_batches is not None}
+    for name, values in validated_at(reader.directory.metrics, best).items():
+        if name not in compared:
+            more.setdefault(name, [values.get(each.id) for each in top])
     cells = {name: list(map(shown, column)) for name, column in columns.items()}
     left_out = []
     for name, column in more.items():

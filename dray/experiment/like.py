@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
@@ -26,8 +26,10 @@ from dray.records.overview import Heading, compared_by
 from dray.text import counted, some
 from searchers.errors import DamagedFile
 from searchers.events import Exited, Reported
-from searchers.like import LEAST, MOST_POINTS, Earlier, first_points, num_results
 from searchers.objectives import normalised
+
+if TYPE_CHECKING:
+    from searchers.like import Earlier
 from searchers.records import event_from_json, hparams_from_json, repeats_in
 
 _MOST_NAMED = 5
@@ -59,6 +61,9 @@ def learn(config: ExperimentConfig, custom: Custom) -> Learned:
         return Learned(config)
     if not searcher.like:
         return Learned(config, _offer(config))
+    # It imports scipy, which takes a while.
+    from searchers.like import LEAST, MOST_POINTS, Earlier, first_points, num_results
+
     found, lines = dict[str, tuple[str, Earlier]](), list[str]()  # by path: one may have several names
     for place, name in enumerate(searcher.like):
         matches, faults = list[tuple[str, str]](), list[tuple[str, Exception]]()
@@ -149,4 +154,6 @@ def read_earlier(name: str) -> Earlier:
             hparams.setdefault(record["trial"], cast("dict[str, object]", hparams_from_json(record["hparams"])))
     known = [record["rungs"] for record in records if record.get("rungs")]  # those of the last extension
     rungs = tuple(map(float, known[-1])) if known else rungs_of(config)
+    from searchers.like import Earlier
+
     return Earlier(rungs=rungs, hparams=hparams, events=events)

@@ -194,6 +194,25 @@ def read_trials(directory: Path, trials: Collection[int]) -> pd.DataFrame:
     return _read(directory, system=False, trials=list(trials))
 
 
+def validated_at(directory: Path, batches: Mapping[int, int]) -> dict[str, dict[int, float]]:
+    """The validation metrics of trials, each after its own number of batches: the values by name, then by trial.
+
+    Args:
+        batches: by trial.
+    """
+    tail = _tail_rows(directory)  # first, as in `_read`
+    parts = read_parts(directory)
+    trials, at = numpy_of(parts["trial_id"]), numpy_of(parts["batches"])
+    wanted = np.logical_or.reduce([(trials == trial) & (at == batch) for trial, batch in batches.items()])
+    values: dict[str, dict[int, float]] = {}
+    rows = [parts.slice(place, 1).to_pylist()[0] for place in np.flatnonzero(wanted)]  # `filter` imports pandas
+    for row in [*rows, *tail]:
+        if row["kind"] == "validation" and batches.get(row["trial_id"]) == row["batches"]:
+            value = row["value"]
+            values.setdefault(row["name"], {})[row["trial_id"]] = math.nan if value is None else value
+    return dict(sorted(values.items()))
+
+
 def read_series(directory: Path, kind: str, name: str, trials: Collection[int] | None = None) -> pd.DataFrame:
     """The rows of one metric, as from `read_metrics`; of these trials, or of all."""
     return _read(directory, system=kind == SYSTEM, trials=None if trials is None else list(trials), series=(kind, name))

@@ -132,7 +132,7 @@ class ExperimentProcess:
         raised: Callable[[Path, Mapping[str, Any]], None],
     ) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([drive.__module__])
+        context.set_forkserver_preload(["__main__", drive.__module__, "dray.serve.requests", "dray.serve.draft"])
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
             target=drive, args=(theirs, server, home, alerts), name="dray-experiment", daemon=True

@@ -93,7 +93,7 @@ def count_flops(function: Callable[..., Any]) -> tuple[Any, int]:
 
     # Without this, torch would never compile code that first runs in this mode. Unless dynamo is imported, nothing is
     # compiled anyway.
-    has_compiler = "torch._dynamo" in sys.modules
+    has_compiler = "torch._dynamo.eval_frame" in sys.modules
     eager = torch.compiler.set_stance("force_eager") if has_compiler else contextlib.nullcontext()
     with eager, warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
         warnings.filterwarnings("ignore", ".*when there are global hooks on modules")  # the counter's own

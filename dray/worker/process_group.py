@@ -18,6 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from dray.training.parallel import ddp
 from dray.training.parallel.device import CPU, GpuConflict, backend_for, check_gpus, gpu_of
 from dray.training.parallel.transport import StoreTransport, serve_store, use_interface_of
+from dray.worker.dynamo import defer_import_of_compiler
 from dray.worker.ranks import Place, Ranks
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def joined(ranks: Ranks, place: Place, meet: Callable[[tuple[str, int] | None], 
         timeout=timedelta(seconds=TIMEOUT_S),
         device_id=device if gpu and size > 1 and binds_device() else None,
     )
+    defer_import_of_compiler()
     if gpu:
         ddp.connect(dist.group.WORLD)
     try:

@@ -15,7 +15,7 @@ def command(**_):
     sys.stdout.write("half a line, which stays in the buffer")
     raise KeyboardInterrupt("SIGHUP")
 
-errors.run(command, [])
+errors.run(command, [], lambda: command)
 """
 
 
