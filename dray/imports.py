@@ -82,6 +82,11 @@ def use_model_dir(path: str | os.PathLike[str]) -> None:
     _current = directory
 
 
+def has_model_dir() -> bool:
+    """Whether this process may have imported users' code."""
+    return _current is not None
+
+
 def forget_model_dir() -> None:
     """Remove the modules imported from the directory of ``use_model_dir`` since that call from ``sys.modules``."""
     if _current is not None:

@@ -6,6 +6,7 @@ import copy
 import functools
 import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -107,6 +108,9 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     withhold_writing()
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # the caller has closed it
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # texts of others may have letters that the terminal can't write
         sys.stdout.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if arguments is None else arguments

@@ -22,6 +22,7 @@ from dray.code.startup_hook import HOOK, StartupHookFailed
 from dray.environment import TRACEBACK
 from dray.errors import RAY, ConfigError, ExperimentError, FoundInTraining, Invalid, NoExperiment
 from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
+from dray.imports import has_model_dir
 from dray.leases.failure import has_users_frames, is_drays_file, is_users_file, users_line, users_traceback
 from dray.script import ScriptFailed
 from dray.serve.refusals import Refused, WrongState
@@ -90,8 +91,10 @@ def run(command: Any, arguments: Sequence[str] | None, everything: Callable[[], 
         code = _report_signal(stopped)
     _flush()
     code = code if isinstance(code, int) else 0
-    if arguments is None and "dray.cluster.connection" in sys.modules:  # not for a local run, in which users have files
-        _exit_with_ray(code)
+    # Not if users' code, which may have open files, was imported: a local run, or a search method.
+    if arguments is None and "dray.cluster.connection" in sys.modules and not has_model_dir():
+        with exit_on_signals():
+            _exit_with_ray(code)
     sys.exit(code)
 
 

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import socket
-import sys
 import threading
 import time
 import warnings
@@ -91,10 +90,7 @@ def count_flops(function: Callable[..., Any]) -> tuple[Any, int]:
     backward. Compiled code runs without its compiler meanwhile."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    # Without this, torch would never compile code that first runs in this mode. Unless dynamo is imported, nothing is
-    # compiled anyway.
-    has_compiler = "torch._dynamo.eval_frame" in sys.modules
-    eager = torch.compiler.set_stance("force_eager") if has_compiler else contextlib.nullcontext()
+    eager = torch.compiler.set_stance("force_eager")  # otherwise torch never compiles code that first runs in this mode
     with eager, warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
         warnings.filterwarnings("ignore", ".*when there are global hooks on modules")  # the counter's own
         result = function()

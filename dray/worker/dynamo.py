@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -23,9 +23,9 @@ def defer_import_of_compiler() -> None:
     The import takes as long as torch's own, a second. Call this after `init_process_group`, which clears the compiler's
     caches if it is imported.
     """
-    if _NAME not in sys.modules:
-        deferred = _Deferred(_NAME)
-        sys.meta_path.insert(0, deferred.submodules)
+    if _NAME not in sys.modules and (spec := importlib.util.find_spec(_NAME)) is not None:
+        deferred = _Deferred(spec)
+        sys.meta_path.insert(0, _Submodules(deferred, spec))
         sys.modules[_NAME] = deferred
 
 
@@ -33,48 +33,58 @@ class _Deferred(ModuleType):
     """Has the two functions that torch's optimizers call, which do nothing in code that is not compiled. Any other
     attribute is the real module's, which takes this one's place."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__path__: list[str] = []  # makes it a package, whose submodules are imported through `_Submodules`
-        self.submodules = _Submodules(self)
-        self._functions: list[Callable[..., Any]] = []
+    def __init__(self, spec: ModuleSpec) -> None:
+        super().__init__(_NAME)
+        vars(self).update(__spec__=spec, __file__=spec.origin)
+        vars(self).update(__path__=[])  # makes it a package, whose submodules are imported through `_Submodules`
+        vars(self).update(_functions=[], _lock=threading.Lock())
 
     def graph_break(self, *_: object, **__: object) -> None:
         pass
 
-    def disable(self, function: Callable[..., Any], *_: object, **__: object) -> Callable[..., Any]:
-        self._functions.append(function)
-        return function
+    def disable(self, *given: Any, **named: Any) -> Any:
+        if not named.get("wrapping", True):  # torch's own call; what a user disables may be compiled later
+            with self._lock:
+                if sys.modules.get(_NAME) is self:
+                    self._functions.append(given[0])
+                    return given[0]
+        return self.replace().disable(*given, **named)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # whoever looks through all modules asks for these
+        if name.startswith("__") and name != "__all__":  # whoever looks through all modules asks for these
             raise AttributeError(name)
         return getattr(self.replace(), name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.replace(), name, value)
+
     def replace(self) -> ModuleType:
         """Import the real module in place of this one."""
-        with contextlib.suppress(ValueError):  # another thread was first
-            sys.meta_path.remove(self.submodules)
-            del sys.modules[_NAME]
-            for function in self._functions:
-                vars(function).pop(_DISABLED, None)  # then torch asks the real module
+        with self._lock:  # released before the import, which waits for other threads' imports
+            if sys.modules.get(_NAME) is self:
+                del sys.modules[_NAME]
+                for function in self._functions:
+                    vars(function).pop(_DISABLED, None)  # then torch asks the real module
         return importlib.import_module(_NAME)
 
 
 class _Submodules(MetaPathFinder, Loader):
-    """Finds the submodules of a deferred module by importing the real one, which itself imports most of them."""
+    """Finds the submodules of a deferred module. Loading one imports the real module, which itself imports most."""
 
-    def __init__(self, parent: _Deferred) -> None:
-        self._parent = parent
+    def __init__(self, parent: _Deferred, spec: ModuleSpec) -> None:
+        self._parent, self._directories = parent, spec.submodule_search_locations
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if path is not self._parent.__path__:
             return None
-        self._parent.replace()
-        return ModuleSpec(name, self) if name in sys.modules else importlib.util.find_spec(name)
+        # Not imported here: Python holds a lock meanwhile, for which all imports of other threads wait.
+        if (found := PathFinder.find_spec(name, self._directories)) is not None:
+            found.loader = self
+        return found
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return sys.modules[spec.name]
+        self._parent.replace()
+        return importlib.import_module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         pass

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 COMMAND = """
 import sys
 from dray.cli import errors
@@ -60,7 +62,7 @@ def test_a_requirement_that_is_not_installed_is_one_line_with_its_extra() -> Non
 
 WITH_RAY = """
 import atexit, sys, threading, time
-import dray.cluster.connection
+import dray.cluster.connection, dray.imports
 from dray.cli import main
 
 class Module:
@@ -70,13 +72,24 @@ class Module:
 module = Module()
 atexit.register(print, "exit handler")
 threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+for directory in sys.argv[1:]:
+    dray.imports.use_model_dir(directory)
 sys.argv = ["dray", "experiment", "describe", "none"]
 main()
 """
 
 
-def test_after_ray_the_process_ends_without_freeing_its_modules() -> None:
-    ran = subprocess.run([sys.executable, "-c", WITH_RAY], capture_output=True, text=True)
-    assert ran.stdout.splitlines() == ["thread", "exit handler"]
+@pytest.mark.parametrize(("model_dir", "freed"), [([], []), (["."], ["freed"])])
+def test_after_ray_the_process_ends_without_freeing_its_modules_unless_users_may_have_files(
+    model_dir: list[str], freed: list[str]
+) -> None:
+    ran = subprocess.run([sys.executable, "-c", WITH_RAY, *model_dir], capture_output=True, text=True)
+    assert ran.stdout.splitlines() == ["thread", "exit handler", *freed]
     assert ran.stderr.startswith("dray: ")
     assert ran.returncode == 2
+
+
+def test_a_command_whose_output_is_closed_does_its_work() -> None:
+    main = "from dray.cli import main; main(['--version'])"
+    command = 'exec "$0" -c "$1" >&- 2>&-'
+    assert subprocess.run(["sh", "-c", command, sys.executable, main]).returncode == 0

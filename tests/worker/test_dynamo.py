@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import os, sys
+import importlib.util, os, sys
 import torch
 from dray import pytorch
 from dray.worker.process_group import joined
@@ -48,6 +48,20 @@ def compile():
 def import_submodule():
     import torch._dynamo.config as config
     assert config is torch._dynamo.config and torch._dynamo is sys.modules["torch._dynamo"]
+    assert config is torch._dynamo.eval_frame.config is sys.modules["torch._dynamo.config"]
+
+def set_attribute():
+    torch._dynamo.reset = print
+    assert sys.modules["torch._dynamo"].reset is print and torch._dynamo.eval_frame
+
+def disable():
+    @torch.compiler.disable()
+    def untraced(values):
+        assert not torch.compiler.is_compiling()
+        return values
+    disabled = torch._dynamo.disable(untraced)
+    for function in (untraced, disabled):
+        assert torch.compile(lambda values: function(values) + 1, backend="eager")(torch.zeros(1)) == 1
 
 ranks = Ranks(world_rank=0, local_rank=0, node_rank=0, world_size=1, local_world_size=1, num_nodes=1, gpus=())
 with joined(ranks, Place(node="", ip="127.0.0.1"), lambda mine: mine):
@@ -55,9 +69,12 @@ with joined(ranks, Place(node="", ip="127.0.0.1"), lambda mine: mine):
         trainer = pytorch.Trainer(DigitsTrial(context), context)
         trainer.fit(max_length=pytorch.Batch(3), validation_period=pytorch.Batch(2))
     weights = {kind: train(kind) for kind in (torch.optim.SGD, torch.optim.Adam)}
+    for module in ("torch._dynamo", "torch._dynamo.config"):
+        assert importlib.util.find_spec(module).origin.endswith(".py")  # Python holds a lock during this
+    assert importlib.util.find_spec("torch._dynamo.none") is None
     assert "torch._dynamo.eval_frame" not in sys.modules
-    in_a_fork(compile)
-    in_a_fork(import_submodule)
+    for check in (compile, import_submodule, set_attribute, disable):
+        in_a_fork(check)
 """
 
 
