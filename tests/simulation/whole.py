@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -219,7 +220,7 @@ class World(Trials):
         self._runs: dict[str, dict[str, str]] = {}
         self._leases: dict[int, tuple[Experiment, RayHost]] = {}  # by worker process
         self._trials_of: Counter[int] = Counter()  # by worker process
-        self._late_requests = drawn.late_requests
+        self._late_requests, self._numbers = drawn.late_requests, itertools.count()
         self._unsent: dict[tuple[str, int], list[OSError]] = defaultdict(_faults)
         """For each alert, what goes wrong before the webhook takes it."""
 
@@ -513,7 +514,7 @@ class World(Trials):
         checkpoints = [(trial, batches) for trial, each in facts.committed.items() for batches in sorted(each)]
         hparams = {"lr": 10 ** random.uniform(-4, -1)} if random.random() < 0.7 else None
         kind = random.choice(("stop", "fork", "fork", "add"))
-        number = f"request-{len(facts.requests):02d}"
+        number = f"request-{next(self._numbers):02d}"
         if kind == "stop":
             live = facts.live
             request = Requested(id=number, trial=random.choice(live) if live and random.random() < 0.9 else 0)
