@@ -92,10 +92,11 @@ test: check
 SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
 # Few shares, as each collects its tests for seconds: those that share a Ray; those of ranks, docs and examples without Ray, whose
-# processes fork, which no thread of the others' libraries would survive; the page's; the rest; and the simulation.
+# processes fork, which no thread of the others' libraries would survive, and last those that share their server of forks; the page's;
+# the rest; and the simulation.
 RAYS := tests/cli tests/migration tests/ray
 
-RANKS := tests/api tests/docs tests/examples tests/pytorch tests/training
+RANKS := tests/api tests/docs tests/examples tests/pytorch tests/training tests/code tests/core tests/serve
 
 test-slow-ray: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(RAYS)

@@ -18,7 +18,8 @@ from dray.environment import versions
 from dray.storage import Location
 from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
-from tests.docs.test_cli_page import ROWS, fields
+from tests.docs.pages import JSON
+from tests.docs.test_cli_page import fields
 
 Dray = Callable[..., Said]
 GIB = 1 << 30
@@ -176,7 +177,7 @@ def test_without_a_cluster_this_machine_is_looked_at(home: Path, dray: Dray) -> 
     [node] = found["nodes"]
     assert {name: node[name] for name in versions()} == versions()
     assert sorted(path.name for path in home.iterdir()) == ["digits-1"], "and nothing is left there"
-    assert fields(found) <= set(re.findall(r"`(\w+)`", ROWS["cluster check"]))
+    assert fields(found) <= JSON["cluster check"]
 
 
 def only_notes(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -99,14 +100,17 @@ def test_a_cluster_that_does_not_answer_is_an_error(home: Path, dray: Dray) -> N
 
 
 @pytest.mark.ray
-def test_an_experiment_whose_model_no_worker_can_import_leaves_nothing(home: Path, tmp_path: Path) -> None:
+def test_an_experiment_whose_model_no_worker_can_import_leaves_nothing(
+    home: Path, tmp_path: Path, shared_cluster: str
+) -> None:
     (tmp_path / "bad_def.py").write_text("raise KeyError('end')\nclass Trial(Base): pass\n")
     config = yaml.safe_load((DIGITS / "asha.yaml").read_text())
     (tmp_path / "asha.yaml").write_text(yaml.safe_dump({**config, "entrypoint": "bad_def:Trial"}))
     before = set(home.iterdir())
-    # In a process of its own: it starts a Ray, which leaves its settings to the process.
+    # In a process of its own: it connects to Ray, which leaves its settings to the process.
     command = [sys.executable, "-m", "dray.cli", "experiment", "create", "asha.yaml", "."]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "RAY_ADDRESS": shared_cluster}
+    said = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert said.returncode == 2
     assert said.stderr.splitlines()[0] == "digits-asha: importing bad_def:Trial ..."
     assert f"importing bad_def from {tmp_path} raised KeyError" in said.stderr

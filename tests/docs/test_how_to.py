@@ -108,7 +108,8 @@ def test_tokens_are_learnt_from_a_loader_of_ones_own(tmp_path: Path, monkeypatch
     searcher = {"name": "single", "metric": "validation_loss", "max_length": {"epochs": 8}}
     found = validations("streaming.md", tmp_path, entrypoint="tokens:TokensTrial", searcher=searcher)
     assert found[-1]["batches"] == 8 * 31
-    assert found[-1]["validation_loss"] < found[0]["validation_loss"] / 2
+    # Either of two tokens follows each: ln 2 = 0.69 at best.
+    assert found[-1]["validation_loss"] < 0.8 < found[0]["validation_loss"]
 
 
 # ---------------------------------------------------------------------------------------- images.md
