@@ -435,7 +435,7 @@ class Experiment:
             if opened.search.done is not None:
                 display.ended()
             elif limits.reason:
-                if not limits.is_recorded and opened.new_limits is None:
+                if not limits.is_recorded:
                     journal.append({"event": "ended", "reason": limits.reason, "time": time.time()})
                 if self._must_go_on:
                     extend = f"dray experiment extend {typed(directory.path)} {limits.remedy}"

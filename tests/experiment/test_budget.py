@@ -18,12 +18,13 @@ from dray.config.load import load_config
 from dray.config.notify import Notify, Watched
 from dray.config.search import build_search
 from dray.errors import AlreadyEnded, ConfigError
+from dray.experiment import requests
 from dray.experiment.alerts import Alerts
 from dray.experiment.limits import Limits
 from dray.records.directory import ExperimentDirectory
 from dray.records.reader import ExperimentReader
 from dray.records.spending import FILE, Usage
-from searchers import Exited, Journal, Reported, Started
+from searchers import Exited, Journal, Reported, Requested, Started
 from tests.ray.harness import run_here
 
 CONFIG: dict[str, Any] = {
@@ -95,6 +96,16 @@ def test_a_resumed_experiment_whose_budget_is_spent_names_the_command_that_exten
         assert events(path).count("ended") == 1
     with pytest.raises(AlreadyEnded, match=r"2 of 1.5 h"):
         resume(path, budget={"time": "90m"})
+
+
+def test_a_requested_trial_and_too_small_an_extension_do_not_make_an_ended_experiment_a_stopped_one(path: Path) -> None:
+    requests.place(path, Requested(id="request", hparams={"lr": 0.05}))
+    with pytest.raises(AlreadyEnded, match=r"2 of 1.5 h"):
+        resume(path, budget={"time": "90m"})
+    assert [each for each in events(path) if each in ("requested", "ended", "limits")][-2:] == ["requested", "ended"]
+    with closing(ExperimentReader(ExperimentDirectory(path))) as reader:
+        reader.refresh()
+        assert (reader.overview().state, reader.overview().reason) == ("COMPLETED", "budget.time is spent")
 
 
 def test_an_experiment_that_has_ended_before_the_last_of_its_budget_is_not_resumed_for_the_rest(

@@ -134,7 +134,7 @@ class Facts:
         if event == "alert":
             self._raised(record)
         elif event == "ended":
-            self.spent()
+            self.spent(record["reason"])
         elif event == "gave_up":
             self._lines_failed.add(record["where"] or record["error"])
         if event in ("requested", "rejected"):
@@ -382,8 +382,8 @@ class Facts:
 
     _extensions: tuple[Mapping[str, Any], ...] = ()
 
-    def spent(self) -> None:
-        """Called when the experiment ends because its budget is spent."""
+    def spent(self, reason: str) -> None:
+        """Called when the experiment ends because its budget is spent, or takes no trial to its next rung."""
 
     def extended(self, extension: Mapping[str, Any]) -> None:
         """The user has extended the experiment."""

@@ -265,7 +265,7 @@ class Served(World):
                 if self.random.random() < 0.7:
                     self._submit(experiment)
             elif state in ("pause", "stop", "ERROR"):
-                if state == "ERROR" and facts.done in ("errored", "invalid_hp", "out_of_memory"):
+                if state == "ERROR" and facts.done not in ("", "completed"):
                     done += 1
                 else:
                     self._want(name, "run", lambda server, name=name: server.act(name, "activate"))  # type: ignore[misc]

@@ -29,6 +29,7 @@ from dray.config.custom import Custom
 from dray.errors import ConfigError, ExperimentError
 from dray.experiment import experiment as experiments
 from dray.experiment import prometheus, requests, run
+from dray.experiment.limits import NEARLY_SPENT
 from dray.experiment.request_files import DIRECTORY as REQUESTS
 from dray.groups import lender_shell, on_ray
 from dray.leases import messages
@@ -115,7 +116,7 @@ class Experiment:
             return self.world.nodes.slot_s(self.name) / 3600
         return self._ran_s + (self.world.kernel.now - self._began if self.is_running else 0.0)
 
-    def _check_spent(self) -> None:
+    def _check_spent(self, reason: str) -> None:
         """Check that its budget is spent: by this account, except for the last seconds of killed drivers, and groups
         that a driver can't reach."""
         kernel, slots, is_spent = self.world.kernel, sum(self.world.nodes.slots), False
@@ -126,7 +127,8 @@ class Experiment:
             is_late = kernel.now > self._began + SLOW_S
             if is_late and spent > 1.01 * total + late_s * per_s:
                 kernel.fail(f"{spent:.4f} {unit} are spent, of {total:.4f}")
-            is_spent = is_spent or spent > 0.99 * total - SLOW_S / 2 * per_s
+            least = NEARLY_SPENT if reason.startswith("the rest of") else 1.0
+            is_spent = is_spent or spent > 0.99 * least * total - SLOW_S / 2 * per_s
         if not is_spent:
             kernel.fail(f"the budget {self.budget} is not spent: {[self.spent(unit) for unit in self.budget]}")
 
