@@ -66,7 +66,11 @@ def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, 
     from dray.display.text import searched_line
     from dray.serve.submission import submit_file
 
-    sent, checked = submit_file(server, config, changes, code)
+    try:
+        sent, checked = submit_file(server, config, changes, code)
+    except KeyboardInterrupt:
+        tell("dray: the server may have the experiment already; see: dray experiment list")
+        raise
     submitted(OnServer(server, sent.name, sent=sent), searched=searched_line(checked.space), detach=detach, json=json)
 
 

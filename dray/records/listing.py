@@ -128,7 +128,7 @@ def _kept_overview(of: StoredExperiment) -> Overview:
         files = [__version__, *([path.name, (at := path.stat()).st_size, at.st_mtime_ns] for path in read)]
     except FileNotFoundError:  # it has not begun, or it runs
         return of.overview()
-    with suppress(OSError, ValueError, LookupError, TypeError):
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         found = json.loads(kept.read_bytes())
         if found["files"] == files:
             overview = Overview.from_json(found["overview"])

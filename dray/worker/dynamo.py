@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -25,7 +25,7 @@ def defer_import_of_compiler() -> None:
     """
     if _NAME not in sys.modules and (spec := importlib.util.find_spec(_NAME)) is not None:
         deferred = _Deferred(spec)
-        sys.meta_path.insert(0, _Submodules(deferred, spec))
+        sys.meta_path.insert(0, _Submodules(deferred))
         sys.modules[_NAME] = deferred
 
 
@@ -35,8 +35,8 @@ class _Deferred(ModuleType):
 
     def __init__(self, spec: ModuleSpec) -> None:
         super().__init__(_NAME)
-        vars(self).update(__spec__=spec, __file__=spec.origin)
-        vars(self).update(__path__=[])  # makes it a package, whose submodules are imported through `_Submodules`
+        path = list(spec.submodule_search_locations or ())  # a list of its own, by which `_Submodules` knows it
+        vars(self).update(__spec__=spec, __file__=spec.origin, __path__=path)
         vars(self).update(_functions=[], _lock=threading.Lock())
 
     def graph_break(self, *_: object, **__: object) -> None:
@@ -58,6 +58,9 @@ class _Deferred(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.replace(), name, value)
 
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        return importlib.import_module, (_NAME,)  # as cloudpickle does with modules
+
     def replace(self) -> ModuleType:
         """Import the real module in place of this one."""
         with self._lock:  # released before the import, which waits for other threads' imports
@@ -71,14 +74,14 @@ class _Deferred(ModuleType):
 class _Submodules(MetaPathFinder, Loader):
     """Finds the submodules of a deferred module. Loading one imports the real module, which itself imports most."""
 
-    def __init__(self, parent: _Deferred, spec: ModuleSpec) -> None:
-        self._parent, self._directories = parent, spec.submodule_search_locations
+    def __init__(self, parent: _Deferred) -> None:
+        self._parent = parent
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if path is not self._parent.__path__:
             return None
         # Not imported here: Python holds a lock meanwhile, for which all imports of other threads wait.
-        if (found := PathFinder.find_spec(name, self._directories)) is not None:
+        if (found := PathFinder.find_spec(name, path)) is not None:
             found.loader = self
         return found
 

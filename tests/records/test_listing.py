@@ -196,6 +196,6 @@ def test_a_kept_overview_that_is_damaged_is_read_anew(tmp_path: Path) -> None:
     directory = simulated(tmp_path / "one", 4)
     before = list_experiments(str(tmp_path))
     kept = directory.path / KEPT
-    for text in ("", "[]", json.dumps({**json.loads(kept.read_text()), "overview": {"trials": 3}})):
+    for text in ("", "[]", "[" * 100_000, json.dumps({**json.loads(kept.read_text()), "overview": {"trials": 3}})):
         kept.write_text(text)
         assert list_experiments(str(tmp_path)) == before

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ import pytest
 
 from dray.records.numbering import take_number
 from dray.serve import address
+from dray.serve.client import Server
 from dray.serve.control import Share
 from tests.cli.conftest import dray
 from tests.cli.said import Said
@@ -35,14 +36,6 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (address.URL, address.TOKEN, "DRAY_STORAGE", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "100")
-
-
-@pytest.fixture
-def up(served: Served) -> Iterator[Served]:
-    """A server that commands find."""
-    address.write(served.results, served.url, TOKEN)
-    yield served
-    address.remove(served.results)
 
 
 @pytest.fixture
@@ -173,6 +166,20 @@ def test_what_was_not_submitted_to_the_server_can_not_be_detached(up: Served, re
         assert said == f"dray: mine was not submitted to the server at {up.url}, so it runs here: leave out --detach\n"
     said = dray("e", "fork", "mine", "--no-server", "--detach").is_one_line()
     assert said.startswith("dray: --detach submits to a server, but --no-server runs the experiment in this process")
+
+
+def test_ctrl_c_during_a_submission_says_that_the_server_may_have_it(
+    up: Served, config: Path, dray: Dray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "submit", interrupted)
+    ended = dray("e", "create", config)
+    assert (ended.code, ended.err.splitlines()) == (
+        130,
+        ["dray: the server may have the experiment already; see: dray experiment list", "dray: stopped by Ctrl-C"],
+    )
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import importlib.util, os, sys
+import importlib.util, os, pickle, sys
+from ray import cloudpickle
 import torch
 from dray import pytorch
 from dray.worker.process_group import joined
@@ -72,6 +73,7 @@ with joined(ranks, Place(node="", ip="127.0.0.1"), lambda mine: mine):
     for module in ("torch._dynamo", "torch._dynamo.config"):
         assert importlib.util.find_spec(module).origin.endswith(".py")  # Python holds a lock during this
     assert importlib.util.find_spec("torch._dynamo.none") is None
+    assert pickle.loads(cloudpickle.dumps(torch._dynamo)) is torch._dynamo
     assert "torch._dynamo.eval_frame" not in sys.modules
     for check in (compile, import_submodule, set_attribute, disable):
         in_a_fork(check)
