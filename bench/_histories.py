@@ -60,7 +60,6 @@ def _one(message: str, name: str, old: str, new: str) -> Change:
 
 MODEL, NET, DATA, YAML = "model_def.py", "gpt.py", "data.py", "gpt.yaml"
 LOSS = "return F.cross_entropy(scores.flatten(0, 1), following.flatten())"
-ADAMW = 'torch.optim.AdamW(groups, lr=hparam("lr"), betas=(0.9, 0.95))'
 ATTENTION = "F.scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=dropout)"
 STEP = "        self.context.backward(loss)\n"
 

@@ -68,6 +68,7 @@ GUIDES = {
     "collective_timeout_s": ("collectives", "hangs.md#slots-that-wait-for-one-another"),
     "loggers": ("trackers", "tracking.md"),
     "notify": ("alerts", "alerts.md"),
+    "reproducibility.experiment_seed": ("two runs", "exact-resumption.md#two-runs-of-the-same-search"),
     "reproducibility.deterministic": ("bit-identical runs", "exact-resumption.md#bit-identical-runs"),
 }
 
@@ -82,7 +83,7 @@ where results go, and [slots](clusters.md#slots). Errors are reported before any
 anchors and merges (`<<`) work. Limits: 100,000 values (a repeated anchor counts each time), 100 levels, 100,000,000
 trials, and 64-bit integers.
 
-A null field has its default. A field without a default may be omitted unless it is required. `max_length` is required
+`null` means the default. A field without a default may be omitted unless it is required. `max_length` is required
 unless something else says how long a trial trains. Without a `name`, an experiment is named after its file. Without
 an `experiment_seed`, one is drawn and stored in the experiment's copy of the config.
 

@@ -96,7 +96,7 @@ class Search:
     Args:
         method: A new method, owned by the search.
         space: The space of the hyperparameters.
-        seed: Any integer. The same seed, method and space give the same trials.
+        seed: Any integer. The same seed, method, space and events give the same trials.
         smaller_is_better: Whether smaller values of the metric are better.
         log: Called with one record per event, before the event's actions are returned. It should return only once the
             record is safe. If it raises, the search is ahead of its log: drop it, and `replay` the log in a new one.

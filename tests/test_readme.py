@@ -14,10 +14,9 @@ import dray
 from dray.cli import app
 from dray.config.load import load_config
 from dray.errors import ConfigError
-from tests.docs.pages import PAGES, ROOT, blocks
+from tests.docs.pages import ROOT, blocks
 from tests.model_code import imports_undone
 
-README = PAGES["README.md"]
 TRIAL, DRIVER = (block.text for block in blocks("python", page="README.md"))
 [SEARCH] = (block.text for block in blocks("yaml", page="README.md"))
 [FAULTS] = (block.text for block in blocks("text", page="README.md"))

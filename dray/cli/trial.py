@@ -250,7 +250,7 @@ def metrics(
         str | None,
         typer.Option(
             metavar="training|validation|system",
-            help="Print only training or validation metrics, or figures of the machine (system).",
+            help="Print only training or validation metrics, or system metrics (system).",
             show_default=False,
         ),
     ] = None,

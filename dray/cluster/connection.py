@@ -107,8 +107,8 @@ def connect(address: str | None) -> Cluster:
             own=False, description=f"the Ray cluster at {ray.get_runtime_context().gcs_address} (already connected)"
         )
     if address and not is_local:
-        join(address)
-        return Cluster(own=False, description=f"the Ray cluster at {address}")
+        join(address)  # the address may be "auto"
+        return Cluster(own=False, description=f"the Ray cluster at {ray.get_runtime_context().gcs_address}")
     _check_working_directory()
     token.secure()
     directory = _ray_directory()

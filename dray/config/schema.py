@@ -148,7 +148,7 @@ Seconds: TypeAlias = Annotated[float, Field(ge=0, le=1_000_000_000), AfterValida
 
 
 class ExperimentConfig(Section):
-    """A checked experiment config, made by ``load_config``. Equal configs with equal seeds run equal searches."""
+    """A checked experiment config, made by ``load_config``."""
 
     entrypoint: Annotated[
         Entrypoint | None,
@@ -242,7 +242,7 @@ class ExperimentConfig(Section):
         BeforeValidator(_records, json_schema_input_type=Annotated[int, Field(ge=0)]),
     ] = Field(
         default=None,
-        description="number of records in an epoch, if the training data loader has no length",
+        description="number of records in an epoch; used only if the training data loader has no length",
         examples=[50000],
     )
     perform_initial_validation: bool = Field(
@@ -268,7 +268,7 @@ class ExperimentConfig(Section):
     )
     checkpoint_storage: Storage = Field(
         default_factory=CheckpointStorage,
-        description="where experiments and checkpoints are stored",
+        description="where experiments and checkpoints are stored; by default DRAY_STORAGE, or else ~/dray_results",
         examples=[{"type": "directory", "container_path": "/mnt/results"}],
     )
     max_restarts: int = Field(default=5, ge=0, description="maximum number of restarts of a trial", examples=[5])

@@ -442,7 +442,7 @@ _REMOVED = {
 }
 
 
-class AnySearcher(ASHASearcher, AdaptiveASHASearcher, PBTSearcher, ClassSearcher):
+class AnySearcher(GridSearcher, ASHASearcher, AdaptiveASHASearcher, PBTSearcher, ClassSearcher):
     """The fields of all search methods."""
 
     name: Annotated[str, unknown_kind(METHODS, _REMOVED)] = Field(  # type: ignore[assignment]

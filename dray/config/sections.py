@@ -63,7 +63,9 @@ class Profiling(Section):
 
 
 class Reproducibility(Section):
-    """The seed, and determinism. Experiments with equal configs and equal seeds run equal searches."""
+    """The seed, and determinism. With equal configs and equal seeds, ``single``, ``grid``, and ``random`` with its
+    default sampler run equal searches. Searches that decide on results also depend on the order in which these arrive.
+    """
 
     place: ClassVar[str] = "reproducibility"
 

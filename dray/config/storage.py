@@ -97,7 +97,11 @@ class DirectoryStorage(CheckpointStorage):
     """A directory that every node sees."""
 
     type: Literal["directory"] = _TYPE
-    container_path: Directory | None = Field(default=None, description="the directory", examples=["/mnt/results"])
+    container_path: Directory | None = Field(
+        default=None,
+        description="the directory, by its name in Determined; there is no container",
+        examples=["/mnt/results"],
+    )
     storage_path: Directory | None = Field(default=None, description=_STORAGE_PATH, examples=["/mnt/results"])
 
     @model_validator(mode="after")

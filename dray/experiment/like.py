@@ -118,7 +118,8 @@ def _offer(config: ExperimentConfig) -> list[str]:
                 found.append(typed(path))
     if not found:
         return []
-    return [f"same model and metric: {some(found, _MOST_NAMED)}; to learn from one: searcher.like={found[0]}"]
+    known = some(found, _MOST_NAMED)
+    return [f"same entrypoint and metric: {known}; to learn from one, add --config searcher.like={found[0]}"]
 
 
 def _matching(name: str) -> list[tuple[str, str]]:

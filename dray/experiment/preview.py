@@ -317,11 +317,11 @@ def _explained(auto: Auto, config: ExperimentConfig, seen: Preview) -> list[str]
     if rungs := ", ".join(f"{rung:,}" for rung in auto.rungs[:-1]):
         more = "" if auto.pareto else ", and more from a length that predicts the next one poorly"
         shown = _SINGULAR.get(unit, unit) if rungs == "1" else unit
-        line = f"each trial pauses after {rungs} {shown}; the best {1 / auto.divisor:.0%} so far continue{more}"
+        lines.append(f"each trial pauses after {rungs} {shown}; the best {1 / auto.divisor:.0%} so far continue{more}")
         trials = [rung.trials for rung in seen.brackets[0].rungs]
         if seen.likely is not None and (paused := sum(trials[:-1])):
-            line += f": in all about {sum(trials[1:]) / paused:.0%}, since later trials are better"
-        lines.append(line)
+            share = f"about {sum(trials[1:]) / paused:.0%} of the trials at a length continue in the end"
+            lines.append(f"{share}, since later trials tend to be better than earlier ones")
     drawn = "random or from the prior" if getattr(config.searcher, "prior", None) else "random"
     lines.append(
         f"hyperparameters are {drawn} until there are 12 results, one for each rung that a trial reaches; then a model "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +19,9 @@ from dray.agents.local import LocalTools
 from dray.records.numbering import take_number
 from dray.serve import address
 from tests.report.simulated import simulated
-from tests.serve.conftest import TOKEN, Served, results, served
+from tests.serve.conftest import Served, results, served, up
 
-__all__ = ["results", "served"]
+__all__ = ["results", "served", "up"]
 
 TRIALS = 24
 
@@ -74,14 +73,6 @@ def _no_server_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def agent() -> Agent:
     return Agent(LocalTools(agents.found))
-
-
-@pytest.fixture
-def up(served: Served) -> Iterator[Served]:
-    """A server that is found by the results directory."""
-    address.write(served.results, served.url, TOKEN)
-    yield served
-    address.remove(served.results)
 
 
 @pytest.fixture

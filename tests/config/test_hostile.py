@@ -19,8 +19,6 @@ from dray.errors import ConfigError
 from dray.records.directory import ExperimentDirectory, new_path
 
 BASE = "entrypoint: m:T\nsearcher: {name: single, metric: loss, max_length: {epochs: 1}}\n"
-RANDOM = BASE.replace("single", "random")
-GRID = BASE.replace("single", "grid") + "hyperparameters: {x: {type: int, minval: 0, maxval: 999999999999, %s}}\n"
 MEMORY = 500 * 2**20
 
 

@@ -46,6 +46,7 @@ def test_the_config_is_valid() -> None:
     assert set(config.hyperparameters) == set(HPARAMS)
 
 
+@pytest.mark.long  # tests/pytorch/test_pretrained.py has such checkpoints without a language model
 def test_it_learns_and_its_checkpoint_is_the_adapter(model_def: ModuleType, tmp_path: Path) -> None:
     trial, host = train(model_def, tmp_path / "first", batches=12)
     validation = host.reports[-1].validation

@@ -142,4 +142,6 @@ def test_without_like_nothing_changes_but_a_line_names_what_could_be_learned_fro
         created(tmp_path, [], results / name, max_trials=trials)
     experiment, points = created(tmp_path, [], results / "new-1")
     assert points == []
-    assert experiment.learned == ["same model and metric: other-2, other-1; to learn from one: searcher.like=other-2"]
+    assert experiment.learned == [
+        "same entrypoint and metric: other-2, other-1; to learn from one, add --config searcher.like=other-2"
+    ]

@@ -96,7 +96,7 @@ def test_auto_explains_what_it_does() -> None:
     assert rows[0][3] == "64"
     assert "64 trials, expected total" in below
     assert "pauses after 1, 3, 9 epochs; the best 33% so far continue" in below
-    assert re.search("in all about (5|6).%, since later trials are better", below)
+    assert re.search("about (5|6).% of the trials at a length continue in the end, since later trials", below)
     assert "random until there are 12 results, one for each rung that a trial reaches; then a model of all" in below
     prior = {"lr": {"around": 0.01, "within": 3}}
     fewer = config.searcher.model_copy(update={"prior": prior, "max_trials": 16})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from optuna.trial import FrozenTrial
 
-from searchers import Create, Event, Exited, Reported, Resume, Search, Space, parse_space
+from searchers import Create, Event, Exited, Reported, Resume, Search, Space, Started, parse_space
 from searchers.events import Action, Reason
 
 needs_constraints = pytest.mark.skipif(not hasattr(FrozenTrial, "constraints"), reason="needs Optuna 5")
@@ -31,6 +31,14 @@ def report(subject: Any, trial: int, step: float, value: float | None) -> list[A
 def leave(subject: Any, trial: int, reason: Reason = "completed") -> list[Action]:
     actions: list[Action] = subject.on(Exited(trial=trial, reason=reason))
     return actions
+
+
+def tell(sampler: Any, trial: int, x: float, *reports: tuple[float, float], reason: str | None = None) -> None:
+    sampler.tell(Started(trial=trial), {"x": x})
+    for step, value in reports:
+        sampler.tell(Reported(trial=trial, step=step, value=value), {"x": x})
+    if reason is not None:
+        sampler.tell(Exited(trial=trial, reason=reason), {"x": x})  # type: ignore[arg-type]
 
 
 def creates(*trials: int) -> list[Action]:

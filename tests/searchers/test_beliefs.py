@@ -12,6 +12,7 @@ from searchers import Exited, FieldError, RandomSampler, Reported, Started, pars
 from searchers.beliefs import Belief
 from searchers.multi_fidelity import MultiFidelitySampler
 from searchers.unit_cube import UnitCube
+from tests.searchers.helpers import LINE
 
 SPACE = parse_space(
     {
@@ -120,9 +121,6 @@ def test_faults_have_their_paths(name: str, belief: dict[str, object], fault: st
         Belief(SPACE, {**PRIOR, name: belief})
     assert len(caught.value.faults) == 1
     assert str(caught.value).startswith(fault)
-
-
-LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
 
 
 def after(trials: int, loss: Callable[[float], float], *, around: float) -> MultiFidelitySampler:

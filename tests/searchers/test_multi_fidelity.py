@@ -20,20 +20,9 @@ from searchers.multi_fidelity import MultiFidelitySampler
 from searchers.rung_results import normalised, normalised_together, relative, standardised
 from searchers.simulate import Curve, simulate
 from searchers.unit_cube import Array
-from tests.searchers.helpers import new_search
+from tests.searchers.helpers import LINE, new_search, tell
 
-LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
 RUNGS = (1, 4, 16)
-
-
-def tell(
-    sampler: MultiFidelitySampler, trial: int, x: float, *reports: tuple[float, float], reason: str | None = None
-) -> None:
-    sampler.tell(Started(trial=trial), {"x": x})
-    for step, value in reports:
-        sampler.tell(Reported(trial=trial, step=step, value=value), {"x": x})
-    if reason is not None:
-        sampler.tell(Exited(trial=trial, reason=reason), {"x": x})  # type: ignore[arg-type]
 
 
 def knowing(curve: Callable[[float, int], float], *, reach: Callable[[int], int], trials: int) -> MultiFidelitySampler:

@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial
 from searchers import Exited, FieldError, RandomSampler, Reported, Started, parse_space
 from searchers.optuna_sampler import OptunaSampler
 from searchers.optuna_space import to_optuna
+from tests.searchers.helpers import LINE, tell
 
 SPEC: dict[str, object] = {
     "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
@@ -31,7 +32,6 @@ CONDITIONAL: dict[str, object] = {
 }
 SPACE = parse_space(SPEC)
 RUNGS = (1, 4, 16)
-LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
 
 
 class Listening(BaseSampler):
@@ -61,16 +61,6 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> OptunaSampler:
     monkeypatch.setattr("searchers.optuna_sampler._WITHOUT_NOTES", {"Listening"})
     Listening.shown = []
     return OptunaSampler(LINE, seed=7, rungs=RUNGS, name="Listening")
-
-
-def tell(
-    sampler: OptunaSampler, trial: int, x: float, *reports: tuple[float, float], reason: str | None = None
-) -> None:
-    sampler.tell(Started(trial=trial), {"x": x})
-    for step, value in reports:
-        sampler.tell(Reported(trial=trial, step=step, value=value), {"x": x})
-    if reason is not None:
-        sampler.tell(Exited(trial=trial, reason=reason), {"x": x})  # type: ignore[arg-type]
 
 
 def seen(sampler: OptunaSampler) -> dict[int, tuple[str, float, float | None]]:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pytest
 from jsonschema import Draft202012Validator
 
-from dray.serve import long_polling
+from dray.serve import address, long_polling
 from dray.serve.app import listening
 from dray.serve.site import OPENAPI
 from dray.serve.tokens import Tokens
@@ -135,3 +135,11 @@ def served(results: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     control = FakeControl(results)
     with listening(control, results, "127.0.0.1", PORT, Tokens(results, TOKEN)) as url:
         yield Served(int(url.rpartition(":")[2]), control, results)
+
+
+@pytest.fixture
+def up(served: Served) -> Iterator[Served]:
+    """A server that is found by the results directory."""
+    address.write(served.results, served.url, TOKEN)
+    yield served
+    address.remove(served.results)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,14 +36,6 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (address.URL, address.TOKEN, "DRAY_STORAGE", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "100")
-
-
-@pytest.fixture
-def up(served: Served) -> Iterator[Served]:
-    """A server that commands find."""
-    address.write(served.results, served.url, TOKEN)
-    yield served
-    address.remove(served.results)
 
 
 @pytest.fixture

@@ -300,12 +300,6 @@ class Kernel:
         elif task.process.signals:
             self._handle_signals(task)
 
-    def yield_now(self) -> None:
-        """Let another thread run, perhaps."""
-        if (task := self.current) is not None:
-            self._ready.append(task)
-            self._leave(task)
-
     def _leave(self, task: Task) -> None:
         """Let another thread run until it is this one's turn."""
         loop = _get_loop()
