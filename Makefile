@@ -1,6 +1,6 @@
 # make demo    the ASHA search of examples/digits on Ray, on this machine
 # make check   ruff, mypy --strict, import-linter, the fast tests: under a minute
-# make test    check, then the slow tests and those on a real Ray; about a quarter of an hour
+# make test    check, the slow tests and those on a real Ray; some ten minutes
 # make test-all  the same, and the long ones: the deaths of nodes, machines that Ray launches, a store in S3; three quarters of an hour more
 # make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
 # make test-oldest  the fast tests and the demo with the lowest versions that pyproject.toml allows, in build/oldest; 7 GB
@@ -85,9 +85,11 @@ test-fast-rest: $(INSTALLED)
 test-fast-simulation: $(INSTALLED)
 	@$(BIN)/python -m pytest $(FAST) tests/simulation
 
-# Side by side, five on two cores: much of a test on a real Ray is waiting. A crash, also at the exit, shows where.
-test: check
-	@$(MAKE) --no-print-directory -j 5 test-slow-ray test-slow-ranks test-slow-rest test-slow-browser test-slow-simulation
+# Side by side, five on two cores: much of a test on a real Ray is waiting, so those begin first. A crash, also at the exit, shows
+# where.
+test: $(INSTALLED)
+	@$(MAKE) --no-print-directory -j 5 test-slow-ray test-slow-ranks test-fast-rest test-slow-browser test-fast-half test-slow-rest \
+		types test-slow-simulation test-fast-simulation floors lint
 
 SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 

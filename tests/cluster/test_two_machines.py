@@ -22,7 +22,9 @@ def test_a_search_and_a_trial_across_machines_by_rays_launcher(tmp_path: Path) -
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
     seen = json.loads((tmp_path / "seen.json").read_text())
     print(", ".join(f"{command} {seconds:.0f} s" for command, seconds in seen["took"].items()))
-    results = {path.name.rpartition("-")[0]: path for path in (tmp_path / "results").iterdir() if path.is_dir()}
+    results = {
+        re.sub(r"-\d{8}-\d{6}-\w+$", "", path.name): path for path in (tmp_path / "results").iterdir() if path.is_dir()
+    }
     # The example's search: its best trial is printed where the command was given, and all of it is in the results.
     result = dray.Result(results["digits-asha"])
     assert f"best trial: {result.best_trial.trial_id} " in seen["printed"]

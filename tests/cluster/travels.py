@@ -34,9 +34,13 @@ def uninstall(packages: Path) -> None:
     for name in ("dray", "searchers"):
         if (packages / name).is_dir():
             subprocess.run(["mount", "-t", "tmpfs", "none", packages / name], check=True)
-    command = [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('dray'), u.find_spec('searchers'))"]
+    # What is left of a folder with clusters' templates, which an editable installation makes, has no origin.
+    looks = (
+        "from importlib.util import find_spec; print([find_spec(name) and find_spec(name).origin for name in names])"
+    )
+    command = [sys.executable, "-c", f"names = 'dray', 'searchers'; {looks}"]
     found = subprocess.run(command, cwd="/", capture_output=True, text=True, check=True).stdout
-    assert found == "None None\n", found
+    assert found == "[None, None]\n", found
 
 
 def prepare(directory: Path, project: Path, library: Path) -> None:

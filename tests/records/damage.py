@@ -366,7 +366,7 @@ def _verdict(said: Said, whole: Said, file: Path, how: str) -> str:
     about = [line for line in new if file.name in line or _ABSENT.search(line)]
     if new and not about:
         return "?"
-    if len({re.sub(r"^dray: |^\S+ can't be read: ", "", line) for line in new}) > 1:
+    if len({re.sub(r"^dray: |^\S+ can't be read: |^WARNING: \[\d+\] [\w.]+: ", "", line) for line in new}) > 1:
         return "2"
     if new:
         return "1"
