@@ -19,7 +19,7 @@ from tests.ray.harness import ROOT, wait_for
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("ray_is_up")]
 
 SCRIPT = ROOT / "examples" / "tune_search" / "tune_search.py"
-TRIALS, EPOCHS = 7, 4
+TRIALS, EPOCHS = 16, 4
 
 
 def records(path: Path) -> list[dict[str, Any]]:
