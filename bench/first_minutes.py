@@ -23,7 +23,7 @@ from urllib.error import URLError
 from _measure import BENCH, DIGITS, STAMPS, Paper, arguments, machine, of_kind, perform, quantile, read_stamps, spread
 
 PORT = 8791
-PAUSE_S = 3.0  # a server prepares its next process, and Ray's processes end
+PAUSE_S = 4.0  # a server prepares its next process, Ray's processes end, and the disk gets what they wrote
 TARGETS = {
     "dray --version, CPU": 0.2,
     "dray experiment list, CPU": 0.35,
@@ -71,6 +71,7 @@ class Waits:
 
     def round(self) -> None:
         """Measure everything once."""
+        time.sleep(PAUSE_S)
         began, ended = self._run(*self._create)[:2]
         [journal] = self._home.glob("dray_results/*/journal.jsonl")
         events = [json.loads(line) for line in journal.read_text().splitlines()]
@@ -78,8 +79,9 @@ class Waits:
         self.seconds["experiment create: first batch"].append(self._first_batch() - began)
         self.seconds["last trial's end to the command's end"].append(ended - last)
         self.seconds["dray --version, CPU"].append(self._run("--version")[2])
+        self._run("experiment", "list")  # it stores what the next one reads
         self.seconds["dray experiment list, CPU"].append(self._run("experiment", "list")[2])
-        ours, torchs = (self._python_cpu(f"import {name}") for name in ("dray.pytorch", "torch"))
+        ours, torchs = map(self._import_cpu, ("dray.pytorch", "torch"))
         self.seconds["import dray.pytorch over import torch"].append(ours - torchs)
         shutil.rmtree(journal.parent)
         self._on_a_server()
@@ -108,15 +110,17 @@ class Waits:
 
     def _run(self, *words: str | Path) -> tuple[float, float, float]:
         """Run ``dray``. Returns when it began and ended, and its CPU time with that of its children."""
-        return self._timed(self._dray, *words)
-
-    def _python_cpu(self, code: str) -> float:
-        return self._timed(self._python, "-c", code)[2]
-
-    def _timed(self, *command: str | Path) -> tuple[float, float, float]:
         before, began = _children_cpu(), time.time()
-        subprocess.run(command, cwd=self._home, env=self._environment, check=True, capture_output=True)
+        self._output(self._dray, *words)
         return began, time.time(), _children_cpu() - before
+
+    def _import_cpu(self, name: str) -> float:
+        code = f"import time; began = time.process_time(); import {name}; print(time.process_time() - began)"
+        return float(self._output(self._python, "-c", code))
+
+    def _output(self, *command: str | Path) -> str:
+        ran = subprocess.run(command, cwd=self._home, env=self._environment, check=True, capture_output=True, text=True)
+        return ran.stdout
 
     def _first_batch(self) -> float:
         [first] = of_kind(read_stamps(self._stamps), "first batch")
