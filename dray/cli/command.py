@@ -119,10 +119,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @functools.cache
 def _command(first: str) -> Any:
-    """The click command of a command line that begins with the word `first`.
+    """The click command for a command line that begins with the word `first`.
 
-    Of all commands if `first` names none, as for help and completion. Otherwise of those alone: making the others takes
-    longer than most commands. Cached for tests, which run hundreds.
+    It has only the commands that `first` names, because making the others takes longer than most commands run. If
+    `first` names none, as for help and completion, it has all. Cached for tests, which run hundreds.
     """
     part = copy.copy(app)
     part.registered_groups = [group for group in app.registered_groups if group.name == first]
